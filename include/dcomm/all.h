@@ -1,0 +1,11 @@
+/* all.h - every part in order; tools/amalgamate.py turns this file into include/dcomm.h. */
+#include "base.h"
+#include "plan.h"
+#include "comm.h"
+#include "coll.h"
+#include "tune.h"
+
+#ifdef DCOMM_IMPLEMENTATION
+#include "impl/util.h"
+#include "impl/build.h"
+#endif

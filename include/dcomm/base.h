@@ -1,0 +1,126 @@
+/* base.h - version, configuration macros, status codes, dtypes and reduction operators. */
+#ifndef DCOMM_BASE_H
+#define DCOMM_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DCOMM_VERSION_MAJOR 0
+#define DCOMM_VERSION_MINOR 1
+#define DCOMM_VERSION_PATCH 0
+#define DCOMM_VERSION_STRING "0.1.0"
+
+/* Storage class of every public function. A shared library of your own may define it, before the
+ * include, as __attribute__((visibility("default"))). */
+#ifndef DCOMM_API
+#define DCOMM_API extern
+#endif
+
+/* Status of every call: 0 is good, positive is in progress, negative is an error.
+ * X(name, number, text) */
+#define DCOMM_STATUS_TABLE(X)                                                                      \
+    X(DCOMM_OK, 0, "success")                                                                      \
+    X(DCOMM_IN_PROGRESS, 1, "in progress")                                                         \
+    X(DCOMM_ERR_INVALID, -1, "invalid argument")                                                   \
+    X(DCOMM_ERR_NO_MEMORY, -2, "out of memory")                                                    \
+    X(DCOMM_ERR_UNSUPPORTED, -3, "not supported")                                                  \
+    X(DCOMM_ERR_MISMATCH, -4, "ranks disagree about a collective")                                 \
+    X(DCOMM_ERR_PEER, -5, "a peer failed or was lost")                                             \
+    X(DCOMM_ERR_TIMEOUT, -6, "timed out")                                                          \
+    X(DCOMM_ERR_ABORTED, -7, "the communicator was aborted")                                       \
+    X(DCOMM_ERR_TRANSPORT, -8, "transport failure")                                                \
+    X(DCOMM_ERR_RENDEZVOUS, -9, "ranks could not find each other")                                 \
+    X(DCOMM_ERR_AUTH, -10, "authentication failed")                                                \
+    X(DCOMM_ERR_CORRUPT, -11, "malformed data received")                                           \
+    X(DCOMM_ERR_FORKED, -12, "called in a forked child")                                           \
+    X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                                                \
+    X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")                                    \
+    X(DCOMM_ERR_INTERNAL, -15, "internal error")
+
+typedef enum dcomm_status {
+#define DCOMMI_STATUS_ENUM(name, number, text) name = number,
+    DCOMM_STATUS_TABLE(DCOMMI_STATUS_ENUM)
+#undef DCOMMI_STATUS_ENUM
+        DCOMM_STATUS_FORCE_INT = 0x7fffffff
+} dcomm_status;
+
+/* Element types. 16-bit floats accumulate in f32 and round to nearest even when stored. */
+typedef enum dcomm_dtype {
+    DCOMM_F64 = 0,
+    DCOMM_F32 = 1,
+    DCOMM_F16 = 2,
+    DCOMM_BF16 = 3,
+    DCOMM_I8 = 4,
+    DCOMM_U8 = 5,
+    DCOMM_I32 = 6,
+    DCOMM_U32 = 7,
+    DCOMM_I64 = 8,
+    DCOMM_U64 = 9,
+    DCOMM_DTYPE_COUNT = 10
+} dcomm_dtype;
+
+/* Reduction operators.
+ * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
+ * -0 < +0. avg is the sum divided by the number of ranks (integers: truncated towards zero).
+ * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul first.
+ * Values from DCOMM_OP_USER on are operators of the caller's own (dcomm_op_create). */
+typedef enum dcomm_op {
+    DCOMM_SUM = 0,
+    DCOMM_PROD = 1,
+    DCOMM_MIN = 2,
+    DCOMM_MAX = 3,
+    DCOMM_AVG = 4,
+    DCOMM_PREMUL_SUM = 5,
+    DCOMM_OP_COUNT = 6,
+    DCOMM_OP_USER = 64,
+    DCOMM_OP_USER_MAX = 127
+} dcomm_op;
+
+/* The constant text of a status ("a peer failed or was lost"). Never NULL. */
+DCOMM_API const char *dcomm_strerror(dcomm_status status);
+/* The name of a status ("DCOMM_ERR_PEER"). Never NULL. */
+DCOMM_API const char *dcomm_status_name(dcomm_status status);
+/* The sentence of the last error returned to this thread, naming the argument, the ranks and the
+ * values; "" when there was none. Valid until the thread's next failing dcomm call. */
+DCOMM_API const char *dcomm_last_error(void);
+/* Bytes of one element; 0 for an unknown dtype. */
+DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
+/* "f32", "bf16", ...; "?" for an unknown dtype. */
+DCOMM_API const char *dcomm_dtype_name(dcomm_dtype dtype);
+/* "sum", "min", ...; "user" for the caller's own; "?" for an unknown operator. */
+DCOMM_API const char *dcomm_op_name(dcomm_op op);
+/* "0.1.0" */
+DCOMM_API const char *dcomm_version(void);
+
+/* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements.
+ * It must be associative and commutative up to rounding, must not call dcomm, and must be
+ * registered in the same order on every rank. `in` and `inout` need not be aligned. */
+typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
+                            void *user);
+/* Register an operator for the whole process; *op_p is a value for dcomm_op arguments, the same
+ * on each rank that registers its operators in the same order. At most 64 can be alive.
+ * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
+DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
+/* Forget an operator. No collective that uses it may be outstanding. */
+DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op);
+
+/* Replace the allocator that dcomm uses for its own memory (not for UCX's or hwloc's). Call it
+ * before any other dcomm function, from one thread. NULLs restore aligned_alloc and free. */
+typedef void *(*dcomm_alloc_fn)(size_t alignment, size_t bytes, void *user);
+typedef void (*dcomm_free_fn)(void *p, void *user);
+DCOMM_API void dcomm_set_allocator(dcomm_alloc_fn alloc, dcomm_free_fn release, void *user);
+
+/* Where dcomm's warnings go; the default writes one line to stderr. level: 0 error, 1 warning,
+ * 2 information (DCOMM_LOG=error|warn|info chooses what is passed on; default warn). */
+typedef void (*dcomm_log_fn)(int level, const char *message, void *user);
+DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,90 @@
+/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
+ * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
+ * integers of the context's own. One thread at a time calls into a transport. */
+#ifndef DCOMMI_TRANSPORT_H
+#define DCOMMI_TRANSPORT_H
+
+#include "util.h"
+
+typedef struct dcommi_transport dcommi_transport;
+
+/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
+ * until done has been called, exactly once, from within progress or close. */
+typedef struct dcommi_op {
+    void (*done)(struct dcommi_op *op, dcomm_status status);
+    void *handle; /* the transport's own */
+} dcommi_op;
+
+/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
+ * on_message must return DCOMMI_KEEP and later either fetch or release it. */
+typedef struct dcommi_arrival {
+    int peer; /* who sent it, if the transport knows, else -1: the header tells */
+    const void *header;
+    size_t header_len;
+    const void *data;
+    size_t len;
+    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
+} dcommi_arrival;
+
+typedef enum dcommi_verdict {
+    DCOMMI_CONSUMED = 0, /* done with it */
+    DCOMMI_KEEP = 1      /* desc (and data, if not NULL) stay valid until fetch or release */
+} dcommi_verdict;
+
+typedef struct dcommi_transport_handlers {
+    void *user;
+    /* Called from within progress. */
+    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
+    /* A peer is lost; called once per peer from within progress. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+} dcommi_transport_handlers;
+
+/* Memory that peers on this host may map. */
+typedef struct dcommi_region {
+    void *base;
+    size_t len;
+    void *handle;
+    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
+    size_t key_len;
+} dcommi_region;
+
+#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
+
+struct dcommi_transport {
+    const char *name;          /* "local", "net" */
+    const struct dcommi_transport_vtable *call;
+    dcommi_transport_handlers handlers;
+    const void *address;       /* how peers reach us; owned by the transport */
+    size_t address_len;
+    size_t eager_max;          /* a payload up to this long is copied out before send returns */
+};
+
+typedef struct dcommi_transport_vtable {
+    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
+    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* Forget a peer: close its endpoint; force = do not flush. Its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer, bool force);
+    /* Send header and payload as one message. The header is copied; the payload must stay until
+     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
+     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
+     * order; longer ones may be overtaken. */
+    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                         const void *data, size_t len, dcommi_op *op);
+    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc. */
+    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
+    /* Drop a kept payload. */
+    void (*release)(dcommi_transport *t, void *desc);
+    /* Never blocks; returns how much happened. */
+    unsigned (*progress)(dcommi_transport *t);
+    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
+    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
+    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
+    /* Map a peer's region by its key; *map is for unmap. */
+    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
+                               void *remote_base, void **ptr, void **map);
+    void (*region_unmap)(dcommi_transport *t, void *map);
+    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
+    void (*close)(dcommi_transport *t, double timeout_s, bool force);
+} dcommi_transport_vtable;
+
+#endif

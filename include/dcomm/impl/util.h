@@ -1,0 +1,208 @@
+/* util.h - errors with a sentence, logging, memory, checked sizes, time. */
+#ifndef DCOMMI_UTIL_H
+#define DCOMMI_UTIL_H
+
+#ifdef __cplusplus
+#error "dcomm: the implementation is C; compile DCOMM_IMPLEMENTATION in one .c file (C++ projects: a two-line dcomm.c)"
+#endif
+#ifndef _GNU_SOURCE
+#error "dcomm: define _GNU_SOURCE before the first include of the file with DCOMM_IMPLEMENTATION"
+#endif
+#ifdef __FAST_MATH__
+#error "dcomm: do not compile DCOMM_IMPLEMENTATION with -ffast-math; results would depend on the compiler"
+#endif
+
+#include "../base.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DCOMMI_UNUSED __attribute__((unused))
+#define DCOMMI_PRINTF(a, b) __attribute__((format(printf, a, b)))
+#define DCOMMI_LIKELY(x) __builtin_expect(!!(x), 1)
+#define DCOMMI_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define DCOMMI_CACHE_LINE 64
+
+#define DCOMMI_TRY(expression)                                                                     \
+    do {                                                                                           \
+        dcomm_status dcommi_try_status = (expression);                                             \
+        if (DCOMMI_UNLIKELY(dcommi_try_status < 0)) {                                              \
+            return dcommi_try_status;                                                              \
+        }                                                                                          \
+    } while (0)
+
+/* ---- the last error's sentence, per thread ---- */
+
+#define DCOMMI_MESSAGE_MAX 512
+static _Thread_local char dcommi_message[DCOMMI_MESSAGE_MAX];
+
+/* Remember the sentence for dcomm_last_error and return the status. */
+static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const char *format, ...)
+{
+    char text[DCOMMI_MESSAGE_MAX]; /* the arguments may point into dcommi_message */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(dcommi_message, text, sizeof text);
+    return status;
+}
+
+/* ---- logging ---- */
+
+enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
+
+static dcomm_log_fn dcommi_log_fn;
+static void *dcommi_log_user;
+
+static int dcommi_log_level(void)
+{
+    static _Atomic int level = -1;
+    int known = atomic_load_explicit(&level, memory_order_relaxed);
+    if (known < 0) {
+        const char *wanted = getenv("DCOMM_LOG");
+        known = DCOMMI_LOG_WARN;
+        if (wanted != NULL && strcmp(wanted, "error") == 0) {
+            known = DCOMMI_LOG_ERROR;
+        } else if (wanted != NULL && strcmp(wanted, "info") == 0) {
+            known = DCOMMI_LOG_INFO;
+        }
+        atomic_store_explicit(&level, known, memory_order_relaxed);
+    }
+    return known;
+}
+
+static void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
+{
+    if (level > dcommi_log_level()) {
+        return;
+    }
+    char text[DCOMMI_MESSAGE_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (dcommi_log_fn != NULL) {
+        dcommi_log_fn(level, text, dcommi_log_user);
+    } else {
+        fprintf(stderr, "dcomm: %s\n", text);
+    }
+}
+
+/* ---- memory ---- */
+
+static dcomm_alloc_fn dcommi_alloc_fn;
+static dcomm_free_fn dcommi_free_fn;
+static void *dcommi_alloc_user;
+
+/* Zeroed, cache-line aligned; NULL (and a sentence) when there is none. Never of 0 bytes. */
+static void *dcommi_alloc(size_t bytes)
+{
+    size_t padded = 0;
+    void *p = NULL;
+    if (!__builtin_add_overflow(bytes, (size_t)(bytes == 0) + DCOMMI_CACHE_LINE - 1, &padded)) {
+        padded &= ~(size_t)(DCOMMI_CACHE_LINE - 1);
+        p = dcommi_alloc_fn != NULL ? dcommi_alloc_fn(DCOMMI_CACHE_LINE, padded, dcommi_alloc_user)
+                                    : aligned_alloc(DCOMMI_CACHE_LINE, padded);
+    }
+    if (p == NULL) {
+        dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+        return NULL;
+    }
+    memset(p, 0, padded);
+    return p;
+}
+
+static void dcommi_free(void *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    if (dcommi_free_fn != NULL) {
+        dcommi_free_fn(p, dcommi_alloc_user);
+    } else if (dcommi_alloc_fn == NULL) {
+        free(p);
+    }
+}
+
+/* Zeroed array; NULL on overflow or without memory. */
+static void *dcommi_calloc(size_t n, size_t size)
+{
+    size_t bytes = 0;
+    if (__builtin_mul_overflow(n, size, &bytes)) {
+        dcommi_fail(DCOMM_ERR_NO_MEMORY, "%zu elements of %zu bytes exceed the address space", n,
+                    size);
+        return NULL;
+    }
+    return dcommi_alloc(bytes);
+}
+
+/* Grow an array to hold at least `need` elements, doubling; contents kept, the rest zeroed. */
+static dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
+{
+    if (need <= *capacity) {
+        return DCOMM_OK;
+    }
+    size_t wanted = *capacity < 8 ? 8 : *capacity;
+    while (wanted < need) {
+        if (__builtin_mul_overflow(wanted, 2, &wanted)) {
+            return dcommi_fail(DCOMM_ERR_NO_MEMORY, "an array of %zu elements is too long", need);
+        }
+    }
+    void *bigger = dcommi_calloc(wanted, size);
+    if (bigger == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (*array != NULL) {
+        memcpy(bigger, *array, *capacity * size);
+        dcommi_free(*array);
+    }
+    *array = bigger;
+    *capacity = wanted;
+    return DCOMM_OK;
+}
+
+/* ---- numbers ---- */
+
+static inline int64_t dcommi_min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t dcommi_max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* 64-bit mix of two words (the finalizer of splitmix64 over their combination): identities and
+ * signatures that every rank derives alike. */
+static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + (b << 6) + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Monotonic seconds. */
+static inline double dcommi_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#endif

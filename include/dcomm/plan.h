@@ -1,0 +1,279 @@
+/* plan.h - what a collective is made of: immutable data that the engine runs, the checker proves,
+ * the model prices and the printer shows.
+ *
+ * A plan is one rank's part of one operation. It has a few lanes, each a run of steps. Lanes run
+ * concurrently; the steps of a lane run in order, each complete before the next begins, except
+ * that a step with DCOMM_STEP_ASYNC only starts and a later FENCE of the same lane waits for all
+ * that the lane has started.
+ *
+ * Everything here is plain data in memory that the plan's maker owns; the library only reads it. */
+#ifndef DCOMM_PLAN_H
+#define DCOMM_PLAN_H
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DCOMM_LOOP_DEPTH 3         /* loops may nest this deep within one lane */
+#define DCOMM_PLAN_MAX_LANES 64    /* lanes of one plan */
+#define DCOMM_PLAN_MAX_SLOTS 64    /* exposed regions of one run */
+#define DCOMM_PLAN_MAX_WORDS 65536 /* words of one run */
+#define DCOMM_ALL_PEERS (-1)       /* EXPOSE and SIGNAL: every other rank of the plan */
+
+/* Memory that an operand lies in. */
+typedef enum dcomm_space {
+    DCOMM_SPACE_NONE = 0,
+    DCOMM_SPACE_IN = 1,      /* the caller's input, read only */
+    DCOMM_SPACE_OUT = 2,     /* the caller's output */
+    DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes, undefined at the start of each run */
+    DCOMM_SPACE_STATE = 4,   /* state_bytes, kept from run to run by the caller (residuals) */
+    DCOMM_SPACE_WORDS = 5,   /* nwords 64-bit words, zero at the start of each run */
+    DCOMM_SPACE_PEER = 6,    /* what another rank has exposed in a slot */
+    DCOMM_SPACE_MSG = 7      /* RECV_REDUCE only: the message being received */
+} dcomm_space;
+
+/* How an expression gets its value. i[0..2] are the indices of the lane's open loops, outermost
+ * first, counted from 0; an index of a loop that is not open is 0.
+ *   CONST   value = add
+ *   AFFINE  value = scale * x        + sum(post[d] * i[d]) + add
+ *   TABLE   value = scale * table[x] + sum(post[d] * i[d]) + add
+ *   WORD    value = scale * words[x] + sum(post[d] * i[d]) + add
+ * where x = base + sum(coef[d] * i[d]), taken modulo `mod` into [0, mod) when mod is not 0.
+ * All zero is the constant 0. */
+typedef enum dcomm_expr_kind {
+    DCOMM_EXPR_CONST = 0,
+    DCOMM_EXPR_AFFINE = 1,
+    DCOMM_EXPR_TABLE = 2,
+    DCOMM_EXPR_WORD = 3
+} dcomm_expr_kind;
+
+typedef struct dcomm_expr {
+    uint8_t kind; /* dcomm_expr_kind */
+    int64_t add;
+    int64_t scale;
+    int64_t post[DCOMM_LOOP_DEPTH];
+    int64_t base;
+    int64_t coef[DCOMM_LOOP_DEPTH];
+    int64_t mod;
+} dcomm_expr;
+
+/* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
+ *   min(max(length, 0), max_length, clip > 0 ? max(clip - (offset + r*stride), 0) : infinity)
+ * bytes, so that a partition into equal blocks needs no special last block. In PEER space, piece r
+ * belongs to rank (peer + r) mod nranks and offsets count from the start of what it exposed.
+ * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
+ * step. */
+typedef struct dcomm_operand {
+    uint8_t space; /* dcomm_space */
+    uint16_t slot; /* PEER: which of that rank's exposed slots */
+    uint32_t repeat;
+    int64_t stride;   /* bytes from one piece to the next */
+    dcomm_expr peer;  /* PEER: rank in the plan */
+    dcomm_expr offset; /* bytes */
+    dcomm_expr length; /* bytes */
+    int64_t max_length; /* bytes */
+    int64_t clip;       /* bytes; 0: none */
+} dcomm_operand;
+
+/* X(kind, name). `src` are the step's source operands in order, with their repeats unfolded.
+ *
+ * Moves (may be ASYNC):
+ *   SEND         src[0] -> rank `peer`, matched by `tag`; done when src may be overwritten
+ *   RECV         dst <- rank `peer`; the length that arrived goes to words[word] if word >= 0;
+ *                without a word, a length other than dst's is an error
+ *   RECV_REDUCE  dst <- fold(src...), exactly one of which is in MSG space (the arriving message);
+ *                `stage` is scratch that the engine may receive into; dst may equal any src
+ *   COPY         dst <- src[0]; from PEER space it reads the other rank's memory
+ *   EXPOSE       offers src[0] to rank `peer` (or DCOMM_ALL_PEERS) as `slot` of this rank; memory
+ *                must stay until the readers have said, by SIGNAL, that they are done
+ * Transforms:
+ *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
+ *                `stage` unused: the engine brings its own blocks
+ *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word]
+ *   DECODE       dst <- codec.decode(src[0])
+ *   DECODE_REDUCE dst <- dst (+) codec.decode(src[0])
+ *   COMMIT       STATE operand dst <- src[0]
+ *   COMPUTE      plan.kernels[kernel](dst, src...)
+ * Order:
+ *   SIGNAL       adds `value` to counter `slot` of rank `peer` (DCOMM_ALL_PEERS: of every other;
+ *                its own rank: a counter between lanes)
+ *   WAIT         until this rank's counter `slot` >= `value`
+ *   FENCE        until all that this lane started with ASYNC is complete
+ * Shape:
+ *   LOOP         runs the steps up to the matching END `value` times (`body` steps in between)
+ *   END
+ *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
+ *                table[group + r]; its tags are shifted by `tag`, its counters by `slot`, its
+ *                exposed slots by `word` (0 if it has none)
+ *
+ * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
+ * says that it completes the reduction, which is where DCOMM_AVG divides. */
+#define DCOMM_STEP_TABLE(X)                                                                        \
+    X(SEND, "send")                                                                                \
+    X(RECV, "recv")                                                                                \
+    X(RECV_REDUCE, "recv_reduce")                                                                  \
+    X(COPY, "copy")                                                                                \
+    X(EXPOSE, "expose")                                                                            \
+    X(REDUCE, "reduce")                                                                            \
+    X(ENCODE, "encode")                                                                            \
+    X(DECODE, "decode")                                                                            \
+    X(DECODE_REDUCE, "decode_reduce")                                                              \
+    X(COMMIT, "commit")                                                                            \
+    X(COMPUTE, "compute")                                                                          \
+    X(SIGNAL, "signal")                                                                            \
+    X(WAIT, "wait")                                                                                \
+    X(FENCE, "fence")                                                                              \
+    X(LOOP, "loop")                                                                                \
+    X(END, "end")                                                                                  \
+    X(CALL, "call")
+
+typedef enum dcomm_step_kind {
+#define DCOMMI_STEP_ENUM(kind, name) DCOMM_STEP_##kind,
+    DCOMM_STEP_TABLE(DCOMMI_STEP_ENUM)
+#undef DCOMMI_STEP_ENUM
+        DCOMM_STEP_KIND_COUNT
+} dcomm_step_kind;
+
+#define DCOMM_STEP_ASYNC 1u /* start, and let the lane go on; see FENCE */
+#define DCOMM_STEP_FINAL 2u /* this fold completes the reduction */
+
+typedef struct dcomm_step {
+    uint8_t kind;  /* dcomm_step_kind */
+    uint8_t flags; /* DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL */
+    uint16_t slot; /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
+    uint16_t kernel; /* COMPUTE */
+    uint32_t src;    /* first source operand, an index into plan.operands */
+    uint32_t nsrc;   /* number of source operands, repeats not unfolded */
+    uint32_t body;   /* LOOP: steps between LOOP and END; END: the same number */
+    uint32_t sub;    /* CALL: index into plan.subs */
+    uint32_t group;  /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
+    int32_t word;    /* RECV, ENCODE: index of the word that takes the length, -1 for none */
+    dcomm_operand dst;
+    dcomm_operand stage;
+    dcomm_expr peer;  /* rank in the plan */
+    dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
+    dcomm_expr value; /* SIGNAL, WAIT, LOOP */
+} dcomm_step;
+
+typedef struct dcomm_lane {
+    uint32_t first; /* index into plan.steps */
+    uint32_t count;
+} dcomm_lane;
+
+/* Encoding for ENCODE, DECODE and DECODE_REDUCE: all lengths in bytes. encode returns the encoded
+ * length (at most dst_len) in *encoded; decode must fill dst exactly. `user` is plan.codec_user.
+ * DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
+typedef struct dcomm_plan_codec {
+    const char *name;
+    dcomm_status (*encode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len,
+                           size_t *encoded);
+    dcomm_status (*decode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len);
+    dcomm_status (*decode_reduce)(void *user, const void *src, size_t src_len, void *dst,
+                                  size_t dst_len);
+} dcomm_plan_codec;
+
+typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
+                                          const void *const *src, const size_t *src_len,
+                                          size_t nsrc);
+
+typedef struct dcomm_plan dcomm_plan;
+
+/* The next stage: a pure function of the words of the stage before, of which it may only use such
+ * as every rank holds alike (produced by an all-gather or all-reduce in that stage). Words are
+ * carried over; scratch is not. Returns NULL with *status = DCOMM_OK when nothing is left to do.
+ * The engine gives each plan back through `release` of the plan that made it. */
+typedef const dcomm_plan *(*dcomm_plan_next)(void *user, const uint64_t *words, uint32_t nwords,
+                                             dcomm_status *status);
+
+struct dcomm_plan {
+    const char *name; /* algorithm, for people */
+    int32_t rank;
+    int32_t nranks;
+    uint8_t dtype; /* dcomm_dtype of all folds */
+    uint8_t op;    /* dcomm_op of all folds */
+    uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels;
+    uint32_t nwords, ncounters, nslots;
+    uint32_t ntags; /* tags are in [0, ntags), those of called sub-plans included */
+    const dcomm_lane *lanes;
+    const dcomm_step *steps;
+    const dcomm_operand *operands;
+    const int64_t *table;
+    const dcomm_plan *const *subs;
+    const dcomm_plan_kernel *kernels;
+    void *kernel_user;
+    const dcomm_plan_codec *codec;
+    void *codec_user;
+    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
+    int64_t scratch_bytes, state_bytes;
+    dcomm_plan_next next; /* NULL: this is the last stage */
+    void (*release)(void *user, const dcomm_plan *plan);
+    void *next_user;
+};
+
+/* What the checker holds a set of plans to. */
+typedef enum dcomm_coll {
+    DCOMM_COLL_ALLREDUCE = 0,
+    DCOMM_COLL_REDUCE_SCATTER = 1,
+    DCOMM_COLL_ALLGATHER = 2,
+    DCOMM_COLL_BROADCAST = 3,
+    DCOMM_COLL_REDUCE = 4,
+    DCOMM_COLL_GATHER = 5,
+    DCOMM_COLL_SCATTER = 6,
+    DCOMM_COLL_ALLTOALL = 7,
+    DCOMM_COLL_REDUCE_SCATTERV = 8,
+    DCOMM_COLL_ALLGATHERV = 9,
+    DCOMM_COLL_GATHERV = 10,
+    DCOMM_COLL_SCATTERV = 11,
+    DCOMM_COLL_ALLTOALLV = 12,
+    DCOMM_COLL_BARRIER = 13,
+    DCOMM_COLL_SEND = 14,
+    DCOMM_COLL_RECV = 15,
+    DCOMM_COLL_PLAN = 16, /* a plan of the caller's own */
+    DCOMM_COLL_COUNT = 17
+} dcomm_coll;
+DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
+
+/* What the set of plans should compute. For the v-collectives, counts and displacements are in
+ * elements; matrices are row-major [rank][peer]. Unused fields are zero. */
+typedef struct dcomm_check_spec {
+    dcomm_coll coll; /* DCOMM_COLL_PLAN: only safety (order, matching, deadlock), not the result */
+    size_t count;    /* elements: the operation's own `count` argument */
+    dcomm_dtype dtype;
+    int root;
+    bool in_place;
+    bool rank_order;        /* folds must combine contributions in rank order */
+    const size_t *counts;   /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
+    const size_t *displs;   /* v: [nranks] in the concatenated buffer; NULL: packed */
+} dcomm_check_spec;
+
+/* Totals that the checker counted, for one set of plans. */
+typedef struct dcomm_check_report {
+    char message[512];        /* why the plans were refused; "" when they are right */
+    int64_t messages;         /* point-to-point messages, signals not counted */
+    int64_t signals;          /* signals and expositions between ranks */
+    int64_t max_rank_bytes;   /* most payload bytes one rank sends (or reads from peers) */
+    int64_t total_bytes;      /* payload bytes of all ranks */
+    int64_t steps;            /* longest chain of dependent messages: the alpha term */
+} dcomm_check_report;
+
+/* Prove that plans[0..nranks-1] together (plans[r] is rank r's) are safe and right: every send
+ * meets its receive with a fitting length; nothing is read before it is there, no two unordered
+ * steps touch the same bytes with a write among them, every operand lies inside its space; nothing
+ * deadlocks even when no message is buffered; and each output element holds each contribution that
+ * `spec` asks for exactly once. Loops are unrolled, so meant for up to 64 ranks; run-time lengths
+ * are tried at 0, 1, the maximum and random values. report may be NULL.
+ * Errors: DCOMM_ERR_PLAN, with the reason in report->message and dcomm_last_error(). */
+DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
+                                        const dcomm_check_spec *spec, dcomm_check_report *report);
+
+/* Write one rank's plan as text into buf (at most len bytes with the ending NUL); *needed_p, if
+ * not NULL, is the length it wants. */
+DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_t len,
+                                        size_t *needed_p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
