@@ -1,0 +1,132 @@
+/* cpu_simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
+ *
+ * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
+ * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
+ * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
+ * never meet in one kernel, so that no compiler can fuse them. */
+#ifndef DCOMMI_CPU_SIMD_H
+#define DCOMMI_CPU_SIMD_H
+
+#include "cpu_portable.h"
+
+#include <immintrin.h>
+
+/* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_SIMD_AHEAD 12288
+
+#define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
+    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
+        double scalar)                                                                            \
+    {                                                                                             \
+        dcommi_##ISA##_##KIND acc =                                                               \
+            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
+        for (size_t s = 1; s < nsrc; s++) {                                                       \
+            dcommi_##ISA##_##KIND x =                                                             \
+                dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n));          \
+            acc = OP(acc, x);                                                                     \
+        }                                                                                         \
+        dcommi_##ISA##_store_part(                                                                \
+            dst + i, n,                                                                           \
+            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
+    }                                                                                             \
+    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
+        double scalar, unsigned how)                                                              \
+    {                                                                                             \
+        enum { V = sizeof(dcommi_##ISA##_raw), U = 4 };                                           \
+        const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
+        size_t i = 0;                                                                             \
+        if (stream) {                                                                             \
+            size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
+            for (size_t n = 0; i < head; i += n) {                                                \
+                n = head - i < V ? head - i : V;                                                  \
+                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
+            }                                                                                     \
+        }                                                                                         \
+        for (; len - i >= U * V; i += U * V) {                                                    \
+            dcommi_##ISA##_##KIND acc[U];                                                         \
+            for (size_t s = 0; s < nsrc; s++) {                                                   \
+                const unsigned char *from = src[s] + i;                                           \
+                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
+                    for (int line = 0; line < U * V; line += 64) {                                \
+                        _mm_prefetch((const char *)from + DCOMMI_SIMD_AHEAD + line, _MM_HINT_T1); \
+                    }                                                                             \
+                }                                                                                 \
+                if (s == 0) {                                                                     \
+                    for (int u = 0; u < U; u++) {                                                 \
+                        acc[u] =                                                                  \
+                            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(from + u * V));    \
+                    }                                                                             \
+                } else {                                                                          \
+                    for (int u = 0; u < U; u++) {                                                 \
+                        dcommi_##ISA##_##KIND x =                                                 \
+                            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(from + u * V));    \
+                        acc[u] = OP(acc[u], x);                                                   \
+                    }                                                                             \
+                }                                                                                 \
+            }                                                                                     \
+            for (int u = 0; u < U; u++) {                                                         \
+                dcommi_##ISA##_raw out = dcommi_##ISA##_##KIND##_pack(                            \
+                    dcommi_##ISA##_##KIND##_##FINISH(acc[u], scalar));                            \
+                if (stream) {                                                                     \
+                    dcommi_##ISA##_stream(dst + i + u * V, out);                                  \
+                } else {                                                                          \
+                    dcommi_##ISA##_store(dst + i + u * V, out);                                   \
+                }                                                                                 \
+            }                                                                                     \
+        }                                                                                         \
+        for (size_t n = 0; i < len; i += n) {                                                     \
+            n = len - i < V ? len - i : V;                                                        \
+            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
+        }                                                                                         \
+        if (stream) {                                                                             \
+            _mm_sfence();                                                                         \
+        }                                                                                         \
+    }
+
+#define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_prod, KIND, dcommi_##ISA##_##KIND##_mul, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_min, KIND, dcommi_##ISA##_##KIND##_least, finish) \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_max, KIND, dcommi_##ISA##_##KIND##_most, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_scale, KIND, dcommi_##ISA##_##KIND##_add, scale)
+
+/* A pair of f32 vectors takes each operation half by half. */
+#define DCOMMI_SIMD_PAIR_OP(ISA, KIND, OP)                                    \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##OP( \
+        dcommi_##ISA##_##KIND a, dcommi_##ISA##_##KIND b)                     \
+    {                                                                         \
+        a.lo = dcommi_##ISA##_f32_##OP(a.lo, b.lo);                           \
+        a.hi = dcommi_##ISA##_f32_##OP(a.hi, b.hi);                           \
+        return a;                                                             \
+    }
+
+#define DCOMMI_SIMD_PAIR_END(ISA, KIND, FINISH)                                   \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##FINISH( \
+        dcommi_##ISA##_##KIND a, double scalar)                                   \
+    {                                                                             \
+        a.lo = dcommi_##ISA##_f32_##FINISH(a.lo, scalar);                         \
+        a.hi = dcommi_##ISA##_f32_##FINISH(a.hi, scalar);                         \
+        return a;                                                                 \
+    }
+
+#define DCOMMI_SIMD_PAIR(ISA, KIND)         \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, add)     \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, mul)     \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, least)   \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, most)    \
+    DCOMMI_SIMD_PAIR_END(ISA, KIND, finish) \
+    DCOMMI_SIMD_PAIR_END(ISA, KIND, scale)
+
+/* Integer lanes in the order that DCOMMI_FOLD_TABLE names them. */
+#define DCOMMI_SIMD_INTS(ISA, A, U, BITS)                                  \
+    DCOMMI_SIMD_FOLD(ISA, U##_sum, int, dcommi_##ISA##_add##BITS, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, U##_prod, int, dcommi_##ISA##_mul##BITS, finish) \
+    DCOMMI_SIMD_FOLD(ISA, U##_min, int, dcommi_##ISA##_min_##U, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, U##_max, int, dcommi_##ISA##_max_##U, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, A##_min, int, dcommi_##ISA##_min_##A, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, A##_max, int, dcommi_##ISA##_max_##A, finish)
+
+#endif
