@@ -32,6 +32,14 @@ DCOMMI_avx2_INLINE void dcommi_avx2_stream(unsigned char *p, __m256i v)
     _mm256_stream_si256((__m256i *)(void *)p, v);
 }
 
+/* The lines of four vectors. */
+DCOMMI_avx2_INLINE void dcommi_avx2_ahead(const unsigned char *at)
+{
+    const char *p = (const char *)at;
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
+}
+
 /* 1 <= n <= 32 bytes; the rest of the vector is zero. */
 DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
 {

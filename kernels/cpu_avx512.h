@@ -32,6 +32,16 @@ DCOMMI_avx512_INLINE void dcommi_avx512_stream(unsigned char *p, __m512i v)
     _mm512_stream_si512((__m512i *)(void *)p, v);
 }
 
+/* The lines of four vectors. */
+DCOMMI_avx512_INLINE void dcommi_avx512_ahead(const unsigned char *at)
+{
+    const char *p = (const char *)at;
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
+    _mm_prefetch(p + 128, _MM_HINT_T1);
+    _mm_prefetch(p + 192, _MM_HINT_T1);
+}
+
 /* 1 <= n <= 64 bytes; the rest of the vector is zero. */
 DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
 {

@@ -15,6 +15,20 @@
  * slower). */
 #define DCOMMI_SIMD_AHEAD 12288
 
+/* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
+ * would live in memory. */
+#define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
+
+#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
+    dcommi_##ISA##_##STORE(                               \
+        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
+
+#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                  \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);         \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + V, a1);     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * V, a2); \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * V, a3)
+
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
         unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
@@ -23,9 +37,8 @@
         dcommi_##ISA##_##KIND acc =                                                               \
             dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
         for (size_t s = 1; s < nsrc; s++) {                                                       \
-            dcommi_##ISA##_##KIND x =                                                             \
-                dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n));          \
-            acc = OP(acc, x);                                                                     \
+            acc =                                                                                 \
+                OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
         }                                                                                         \
         dcommi_##ISA##_store_part(                                                                \
             dst + i, n,                                                                           \
@@ -35,7 +48,7 @@
         unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
         double scalar, unsigned how)                                                              \
     {                                                                                             \
-        enum { V = sizeof(dcommi_##ISA##_raw), U = 4 };                                           \
+        enum { V = sizeof(dcommi_##ISA##_raw) };                                                  \
         const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
         size_t i = 0;                                                                             \
         if (stream) {                                                                             \
@@ -45,36 +58,29 @@
                 dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
             }                                                                                     \
         }                                                                                         \
-        for (; len - i >= U * V; i += U * V) {                                                    \
-            dcommi_##ISA##_##KIND acc[U];                                                         \
-            for (size_t s = 0; s < nsrc; s++) {                                                   \
-                const unsigned char *from = src[s] + i;                                           \
+        for (; len - i >= 4 * V; i += 4 * V) {                                                    \
+            const unsigned char *from = src[0] + i;                                               \
+            dcommi_##ISA##_##KIND a0 = DCOMMI_SIMD_GET(ISA, KIND, from);                          \
+            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + V);                      \
+            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * V);                  \
+            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * V);                  \
+            if (how & DCOMMI_FOLD_AHEAD) {                                                        \
+                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
+            }                                                                                     \
+            for (size_t s = 1; s < nsrc; s++) {                                                   \
+                from = src[s] + i;                                                                \
+                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
+                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + V));                                \
+                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * V));                            \
+                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * V));                            \
                 if (how & DCOMMI_FOLD_AHEAD) {                                                    \
-                    for (int line = 0; line < U * V; line += 64) {                                \
-                        _mm_prefetch((const char *)from + DCOMMI_SIMD_AHEAD + line, _MM_HINT_T1); \
-                    }                                                                             \
-                }                                                                                 \
-                if (s == 0) {                                                                     \
-                    for (int u = 0; u < U; u++) {                                                 \
-                        acc[u] =                                                                  \
-                            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(from + u * V));    \
-                    }                                                                             \
-                } else {                                                                          \
-                    for (int u = 0; u < U; u++) {                                                 \
-                        dcommi_##ISA##_##KIND x =                                                 \
-                            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(from + u * V));    \
-                        acc[u] = OP(acc[u], x);                                                   \
-                    }                                                                             \
+                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
                 }                                                                                 \
             }                                                                                     \
-            for (int u = 0; u < U; u++) {                                                         \
-                dcommi_##ISA##_raw out = dcommi_##ISA##_##KIND##_pack(                            \
-                    dcommi_##ISA##_##KIND##_##FINISH(acc[u], scalar));                            \
-                if (stream) {                                                                     \
-                    dcommi_##ISA##_stream(dst + i + u * V, out);                                  \
-                } else {                                                                          \
-                    dcommi_##ISA##_store(dst + i + u * V, out);                                   \
-                }                                                                                 \
+            if (stream) {                                                                         \
+                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
+            } else {                                                                              \
+                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
             }                                                                                     \
         }                                                                                         \
         for (size_t n = 0; i < len; i += n) {                                                     \
