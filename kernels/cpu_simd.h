@@ -23,11 +23,11 @@
     dcommi_##ISA##_##STORE(                               \
         p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
 
-#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                  \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);         \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + V, a1);     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * V, a2); \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * V, a3)
+#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
 
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
@@ -48,31 +48,31 @@
         unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
         double scalar, unsigned how)                                                              \
     {                                                                                             \
-        enum { V = sizeof(dcommi_##ISA##_raw) };                                                  \
+        const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
         const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
         size_t i = 0;                                                                             \
         if (stream) {                                                                             \
             size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
             for (size_t n = 0; i < head; i += n) {                                                \
-                n = head - i < V ? head - i : V;                                                  \
+                n = head - i < wide ? head - i : wide;                                            \
                 dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
             }                                                                                     \
         }                                                                                         \
-        for (; len - i >= 4 * V; i += 4 * V) {                                                    \
+        for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
             const unsigned char *from = src[0] + i;                                               \
             dcommi_##ISA##_##KIND a0 = DCOMMI_SIMD_GET(ISA, KIND, from);                          \
-            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + V);                      \
-            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * V);                  \
-            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * V);                  \
+            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + wide);                   \
+            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
+            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
             if (how & DCOMMI_FOLD_AHEAD) {                                                        \
                 dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
             }                                                                                     \
             for (size_t s = 1; s < nsrc; s++) {                                                   \
                 from = src[s] + i;                                                                \
                 a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
-                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + V));                                \
-                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * V));                            \
-                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * V));                            \
+                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
+                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
+                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
                 if (how & DCOMMI_FOLD_AHEAD) {                                                    \
                     dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
                 }                                                                                 \
@@ -84,7 +84,7 @@
             }                                                                                     \
         }                                                                                         \
         for (size_t n = 0; i < len; i += n) {                                                     \
-            n = len - i < V ? len - i : V;                                                        \
+            n = len - i < wide ? len - i : wide;                                                  \
             dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
         }                                                                                         \
         if (stream) {                                                                             \

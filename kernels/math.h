@@ -1,8 +1,9 @@
 /* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
  *
- * Decisions are taken on the bits, so that the compiler's floating-point flags cannot change a
- * result. Every NaN that an operator makes or passes on is the canonical quiet NaN (0x7fc00000 and
- * its like): back ends disagree about which payload survives, and about its sign. */
+ * Decisions are taken on the bits, and arithmetic is single IEEE operations, never a product and a
+ * sum together, so that the compiler's floating-point flags cannot change a result. Every NaN that
+ * an operator makes or passes on is the canonical quiet NaN (0x7fc00000 and its like): back ends
+ * disagree about which payload survives, and about its sign. */
 #ifndef DCOMMI_MATH_H
 #define DCOMMI_MATH_H
 
@@ -76,41 +77,26 @@ DCOMMI_HD static inline double dcommi_f64_canonical(double x)
 DCOMMI_HD static inline float dcommi_f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
-    uint32_t exponent = (h >> 10) & 31u;
-    uint32_t mantissa = h & 0x3ffu;
-    uint32_t bits;
-    if (exponent == 31) {
-        bits = 0x7f800000u | mantissa << 13 | (mantissa != 0 ? 0x400000u : 0);
-    } else if (exponent == 0) {
-        bits = dcommi_f32_bits((float)mantissa * 5.9604644775390625e-8f); /* 2^-24: exact */
-    } else {
-        bits = (exponent + 112) << 23 | mantissa << 13;
-    }
+    uint32_t a = h & 0x7fffu;
+    uint32_t small = dcommi_f32_bits((float)(int32_t)a * 5.9604644775390625e-8f); /* 2^-24: exact */
+    uint32_t bits = (a << 13) + (a >= 0x7c00u ? 224u << 23 : 112u << 23);
+    bits = a < 0x400u ? small : bits;
+    bits |= a > 0x7c00u ? 0x400000u : 0;
     return dcommi_f32_from_bits(sign | bits);
 }
 
+/* Every case is computed and one is chosen, so that plain loops vectorize. */
 DCOMMI_HD static inline uint16_t dcommi_f32_to_f16(float x)
 {
     uint32_t bits = dcommi_f32_bits(x);
     uint32_t sign = (bits >> 16) & 0x8000u;
     uint32_t a = bits & 0x7fffffffu;
-    uint32_t h;
-    if (a > 0x7f800000u) {
-        h = 0x7e00u | ((a >> 13) & 0x3ffu);
-    } else if (a >= 0x477ff000u) { /* 65520 is halfway to 2^16 */
-        h = 0x7c00u;
-    } else if (a >= 0x38800000u) {
-        h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    } else if (a >= 0x33000000u) { /* denormal: counts of 2^-24 */
-        uint32_t shift = 126 - (a >> 23);
-        uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
-        uint32_t half = 1u << (shift - 1);
-        uint32_t rest = mantissa & (2 * half - 1);
-        h = mantissa >> shift;
-        h += rest > half || (rest == half && (h & 1u) != 0);
-    } else {
-        h = 0;
-    }
+    uint32_t h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+    /* Denormals count in 2^-24, the last place of 0.5f, where this addition rounds them. */
+    uint32_t small = dcommi_f32_bits(dcommi_f32_from_bits(a) + 0.5f) - 0x3f000000u;
+    h = a < 0x38800000u ? small : h;
+    h = a >= 0x477ff000u ? 0x7c00u : h; /* 65520 is halfway to 2^16 */
+    h = a > 0x7f800000u ? 0x7e00u | ((a >> 13) & 0x3ffu) : h;
     return (uint16_t)(sign | h);
 }
 
