@@ -52,14 +52,14 @@ struct dcommi_ucx {
     dcommi_transport base;
     ucp_context_h context;
     ucp_worker_h worker;
-    bool maps;      /* peers' memory can be mapped */
-    bool inside;    /* UCX's progress is on the stack */
-    bool direct;    /* an op's done may be called from UCX's callback: only straight in progress */
-    bool chores;    /* something waits for the end of progress */
+    bool maps;   /* peers' memory can be mapped */
+    bool inside; /* UCX's progress is on the stack */
+    bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
+    bool chores; /* something waits for the end of progress */
     bool closing;
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
-    dcommi_ucx_peer *removed; /* their endpoints are not closed yet */
+    dcommi_ucx_peer *removed;        /* their endpoints are not closed yet */
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_slab *slabs;
@@ -181,12 +181,12 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
                            p->failure != UCS_OK ? ucs_status_string(p->failure) : "closed");
     }
     if (DCOMMI_UNLIKELY(p->ep == NULL)) {
-        ucp_ep_params_t params = {
-            .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                          UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
-            .address = p->address,
-            .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-            .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
+        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                  .address = p->address,
+                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
         ucs_status_t status = ucp_ep_create(u->worker, &params, &p->ep);
         if (status != UCS_OK) {
             p->ep = NULL;
@@ -330,7 +330,8 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
 }
 
 /* What UCX answered: done, under way (the flight stays pending), or refused. */
-static dcomm_status dcommi_ucx_launched(dcommi_ucx *u, dcommi_ucx_flight *f, ucs_status_ptr_t answer)
+static dcomm_status dcommi_ucx_launched(dcommi_ucx *u, dcommi_ucx_flight *f,
+                                        ucs_status_ptr_t answer)
 {
     if (DCOMMI_LIKELY(answer == NULL)) {
         dcommi_ucx_flight_unlink(f);
@@ -432,7 +433,9 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     dcommi_arrival arrival = {.peer = -1,
                               .header = header,
                               .header_len = header_len,
-                              .data = is_long ? NULL : data != NULL ? data : "",
+                              .data = is_long        ? NULL
+                                      : data != NULL ? data
+                                                     : "",
                               .len = len,
                               .desc = stays ? data : NULL};
     dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
@@ -667,10 +670,8 @@ static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_han
     if (u == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    u->base = (dcommi_transport){.name = name,
-                                 .call = &dcommi_ucx_vtable,
-                                 .handlers = *handlers,
-                                 .eager_max = eager_max};
+    u->base = (dcommi_transport){
+        .name = name, .call = &dcommi_ucx_vtable, .handlers = *handlers, .eager_max = eager_max};
     u->maps = (features & UCP_FEATURE_RMA) != 0;
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
@@ -689,14 +690,14 @@ static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handl
                                           dcommi_transport **t_p)
 {
     static const dcommi_ucx_option options[] = {
-        {"TLS", "posix,sysv,self", true},
-        {"SHM_DEVICES", "all", true},
-        {"SELF_DEVICES", "all", true},
-        {"MM_ERROR_HANDLING", "y", true},
-        {"MAX_EAGER_LANES", "1", true}, /* several would break the order of messages */
-        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, false},
-        {"KEEPALIVE_INTERVAL", "1s", false},
-        {"KEEPALIVE_NUM_EPS", "inf", false},
+        {"TLS", "posix,sysv,self", NULL},
+        {"SHM_DEVICES", "all", NULL},
+        {"SELF_DEVICES", "all", NULL},
+        {"MM_ERROR_HANDLING", "y", NULL},
+        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
+        {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
+        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
+        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
     };
     dcommi_ucx_tame_once();
     DCOMMI_TRY(dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED));
@@ -715,12 +716,17 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     dcommi_ucx_tame_once();
     DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
     const dcommi_ucx_option options[] = {
-        {"TLS", tcp ? "tcp" : "ib", true},
-        {"NET_DEVICES", device, true},
-        {"MAX_EAGER_LANES", "1", true},
-        {"KEEPALIVE_INTERVAL", "1s", false},
-        {"KEEPALIVE_NUM_EPS", "inf", false},
-        {"TCP_CONN_NB", "y", false}, /* connecting to a dead host must not stop progress */
+        {"TLS", tcp ? "tcp" : "ib", NULL},
+        {"NET_DEVICES", device, NULL},
+        {"MAX_EAGER_LANES", "1", NULL},
+        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
+        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* Connecting to a dead host must not stop progress. */
+        {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
+        /* A host that vanished sends no reset. */
+        {tcp ? "KEEPIDLE" : NULL, "1s", "UCX_TCP_KEEPIDLE"},
+        {tcp ? "KEEPINTVL" : NULL, "1s", "UCX_TCP_KEEPINTVL"},
+        {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
     return dcommi_ucx_open("net", handlers, DCOMMI_UCX_EAGER_NET, UCP_FEATURE_AM, options,

@@ -87,18 +87,17 @@ static void dcommi_ucx_tame_once(void)
 /* ---- options ---- */
 
 typedef struct dcommi_ucx_option {
-    const char *name;
+    const char *name; /* of a transport's own option: without the transport's name */
     const char *value;
-    bool ours; /* false: the user's UCX_<name>, if set, stands */
+    const char *user; /* the environment variable that overrides it; NULL: none may */
 } dcommi_ucx_option;
 
 static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
                                            size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        char variable[64];
-        snprintf(variable, sizeof variable, "UCX_%s", options[i].name);
-        if (!options[i].ours && getenv(variable) != NULL) {
+        if (options[i].name == NULL ||
+            (options[i].user != NULL && getenv(options[i].user) != NULL)) {
             continue;
         }
         ucs_status_t status = ucp_config_modify(config, options[i].name, options[i].value);

@@ -46,10 +46,10 @@ static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx
         return DCOMM_ERR_NO_MEMORY;
     }
     dcommi_ucx_mapping_add(list, m);
-    ucp_mem_map_params_t params = {
-        .field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-        .length = len,
-        .flags = UCP_MEM_MAP_ALLOCATE};
+    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+                                   .length = len,
+                                   .flags = UCP_MEM_MAP_ALLOCATE};
     ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
     size_t key_len = 0;
     dcommi_ucx_hush++;
