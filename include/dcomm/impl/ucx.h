@@ -6,6 +6,7 @@
 
 #include "transport.h"
 #include "ucx_config.h"
+#include "ucx_peer.h"
 #include "ucx_region.h"
 
 #include <sched.h>
@@ -19,276 +20,14 @@
 /* What a worker's own queues take of /dev/shm at first. */
 #define DCOMMI_UCX_SHM_NEED ((size_t)16 << 20)
 
-typedef struct dcommi_ucx dcommi_ucx;
-
-/* One send or fetch that UCX has not finished. UCX reads the header from here until then. */
-typedef struct dcommi_ucx_flight {
-    struct dcommi_ucx_flight *prev, *next;
-    dcommi_ucx *ucx;
-    dcommi_op *op;
-    dcomm_status status;
-    unsigned char header[DCOMMI_HEADER_MAX];
-} dcommi_ucx_flight;
-
-typedef struct dcommi_ucx_peer {
-    struct dcommi_ucx_peer *next; /* among the removed */
-    dcommi_ucx *ucx;
-    int index;
-    void *address;
-    ucp_ep_h ep; /* NULL: not opened yet, or closed */
-    ucs_status_t failure;
-    bool reported; /* its loss */
-    bool flushing;
-} dcommi_ucx_peer;
-
-#define DCOMMI_UCX_SLAB 32
-
-typedef struct dcommi_ucx_slab {
-    struct dcommi_ucx_slab *next;
-    dcommi_ucx_flight flights[DCOMMI_UCX_SLAB];
-} dcommi_ucx_slab;
-
-struct dcommi_ucx {
-    dcommi_transport base;
-    ucp_context_h context;
-    ucp_worker_h worker;
-    bool maps;   /* peers' memory can be mapped */
-    bool inside; /* UCX's progress is on the stack */
-    bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
-    bool chores; /* something waits for the end of progress */
-    bool closing;
-    dcommi_ucx_peer **peers;
-    size_t peers_capacity;
-    dcommi_ucx_peer *removed;        /* their endpoints are not closed yet */
-    dcommi_ucx_flight pending, done; /* heads of rings */
-    dcommi_ucx_flight *spare;
-    dcommi_ucx_slab *slabs;
-    dcommi_ucx_mapping mappings; /* head of a ring */
-};
-
-/* ---- flights ---- */
-
-static dcommi_ucx_flight *dcommi_ucx_flight_get(dcommi_ucx *u)
-{
-    if (DCOMMI_UNLIKELY(u->spare == NULL)) {
-        dcommi_ucx_slab *slab = dcommi_alloc(sizeof *slab);
-        if (slab == NULL) {
-            return NULL;
-        }
-        slab->next = u->slabs;
-        u->slabs = slab;
-        for (size_t i = 0; i < DCOMMI_UCX_SLAB; i++) {
-            slab->flights[i].ucx = u;
-            slab->flights[i].next = u->spare;
-            u->spare = &slab->flights[i];
-        }
-    }
-    dcommi_ucx_flight *f = u->spare;
-    u->spare = f->next;
-    return f;
-}
-
-static inline void dcommi_ucx_flight_put(dcommi_ucx *u, dcommi_ucx_flight *f)
-{
-    f->next = u->spare;
-    u->spare = f;
-}
-
-static void dcommi_ucx_flight_link(dcommi_ucx_flight *ring, dcommi_ucx_flight *f)
-{
-    f->next = ring;
-    f->prev = ring->prev;
-    ring->prev->next = f;
-    ring->prev = f;
-}
-
-static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
-{
-    f->prev->next = f->next;
-    f->next->prev = f->prev;
-}
-
-static void dcommi_ucx_flight_finish(dcommi_ucx_flight *f)
-{
-    dcommi_op *op = f->op;
-    dcomm_status status = f->status;
-    dcommi_ucx_flight_unlink(f);
-    dcommi_ucx_flight_put(f->ucx, f);
-    op->handle = NULL;
-    op->done(op, status);
-}
-
-static void dcommi_ucx_flight_landed(void *request, ucs_status_t status, dcommi_ucx_flight *f)
-{
-    dcommi_ucx *u = f->ucx;
-    ucp_request_free(request);
-    f->status = dcommi_ucx_status(status);
-    if (u->direct) {
-        dcommi_ucx_flight_finish(f);
-        return;
-    }
-    dcommi_ucx_flight_unlink(f);
-    dcommi_ucx_flight_link(&u->done, f);
-    u->chores = true;
-}
-
-static void dcommi_ucx_on_sent(void *request, ucs_status_t status, void *user)
-{
-    dcommi_ucx_flight_landed(request, status, user);
-}
-
-static void dcommi_ucx_on_fetched(void *request, ucs_status_t status, size_t length, void *user)
-{
-    (void)length;
-    dcommi_ucx_flight_landed(request, status, user);
-}
-
-static unsigned dcommi_ucx_deliver(dcommi_ucx *u)
-{
-    unsigned n = 0;
-    while (u->done.next != &u->done) {
-        dcommi_ucx_flight_finish(u->done.next);
-        n++;
-    }
-    return n;
-}
-
-/* ---- endpoints ---- */
-
-static void dcommi_ucx_on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
-{
-    dcommi_ucx_peer *p = arg;
-    (void)ep;
-    if (p->failure == UCS_OK) {
-        p->failure = status;
-    }
-    p->ucx->chores = true;
-}
-
-static dcommi_ucx_peer *dcommi_ucx_peer_at(dcommi_ucx *u, int peer)
-{
-    return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
-}
-
-static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
-{
-    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
-    if (p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d was never added", u->base.name, peer);
-    }
-    if (p->failure != UCS_OK || u->closing) {
-        return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
-                           p->failure != UCS_OK ? ucs_status_string(p->failure) : "closed");
-    }
-    if (DCOMMI_UNLIKELY(p->ep == NULL)) {
-        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                                  .address = p->address,
-                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
-        ucs_status_t status = ucp_ep_create(u->worker, &params, &p->ep);
-        if (status != UCS_OK) {
-            p->ep = NULL;
-            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
-                               u->base.name, peer, ucs_status_string(status));
-        }
-    }
-    *p_p = p;
-    return DCOMM_OK;
-}
-
-/* Not inside UCX's progress: closing calls back. */
-static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
-{
-    if (p->ep == NULL) {
-        return;
-    }
-    ucp_ep_h ep = p->ep;
-    p->ep = NULL;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) {
-        ucp_request_free(request);
-    }
-}
-
-static void dcommi_ucx_on_flushed(void *request, ucs_status_t status, void *user)
-{
-    dcommi_ucx_peer *p = user;
-    (void)status;
-    ucp_request_free(request);
-    p->flushing = false;
-    p->ucx->chores = true;
-}
-
-/* Everything is closed by force in the end, so that closing never waits; before that, flush. */
-static void dcommi_ucx_peer_flush(dcommi_ucx_peer *p)
-{
-    if (p->ep == NULL || p->failure != UCS_OK || p->flushing) {
-        return;
-    }
-    ucp_request_param_t param = {.op_attr_mask =
-                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                 .cb.send = dcommi_ucx_on_flushed,
-                                 .user_data = p};
-    ucs_status_ptr_t request = ucp_ep_flush_nbx(p->ep, &param);
-    p->flushing = UCS_PTR_IS_PTR(request);
-}
-
-static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
-{
-    if (p != NULL) {
-        dcommi_free(p->address);
-        dcommi_free(p);
-    }
-}
-
-static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
-{
-    for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
-        dcommi_ucx_peer *p = *link;
-        if (p->flushing && p->failure == UCS_OK) {
-            link = &p->next;
-            continue;
-        }
-        dcommi_ucx_peer_close(p);
-        if (p->flushing) { /* its callback still names p */
-            link = &p->next;
-            continue;
-        }
-        *link = p->next;
-        dcommi_ucx_peer_free(p);
-    }
-}
-
-static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
-{
-    unsigned n = 0;
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p == NULL || p->failure == UCS_OK || p->reported) {
-            continue;
-        }
-        p->reported = true;
-        dcommi_ucx_peer_close(p);
-        n++;
-        if (!u->closing) {
-            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          ucs_status_string(p->failure));
-        }
-    }
-    return n;
-}
-
 /* ---- the table ---- */
 
 static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
                                         size_t len)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    if (peer < 0 || len == 0 || dcommi_ucx_peer_at(u, peer) != NULL) {
+    dcommi_ucx_card card;
+    if (peer < 0 || len <= sizeof card || dcommi_ucx_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
@@ -296,13 +35,18 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     u->peers = array;
     dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
-    void *copy = p != NULL ? dcommi_alloc(len) : NULL;
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof card) : NULL;
     if (copy == NULL) {
         dcommi_free(p);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(copy, address, len);
-    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .address = copy, .failure = UCS_OK};
+    memcpy(&card, address, sizeof card);
+    memcpy(copy, (const char *)address + sizeof card, len - sizeof card);
+    *p = (dcommi_ucx_peer){
+        .ucx = u, .index = peer, .id = card.id, .pidfd = -1, .address = copy, .failure = UCS_OK};
+    if (u->maps) {
+        p->pidfd = dcommi_ucx_watch_add(&u->epoll, &u->card, &card, p);
+    }
     u->peers[peer] = p;
     return DCOMM_OK;
 }
@@ -317,6 +61,7 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
     bool direct = u->direct;
     u->direct = false;
     u->peers[peer] = NULL;
+    dcommi_ucx_kept_forget_peer(u, p);
     p->next = u->removed;
     u->removed = p;
     u->chores = true;
@@ -330,20 +75,13 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
 }
 
 /* What UCX answered: done, under way (the flight stays pending), or refused. */
-static dcomm_status dcommi_ucx_launched(dcommi_ucx *u, dcommi_ucx_flight *f,
-                                        ucs_status_ptr_t answer)
+static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
 {
-    if (DCOMMI_LIKELY(answer == NULL)) {
-        dcommi_ucx_flight_unlink(f);
-        dcommi_ucx_flight_put(u, f);
-        return DCOMM_OK;
+    if (UCS_PTR_IS_PTR(answer)) {
+        return DCOMM_IN_PROGRESS;
     }
-    if (UCS_PTR_IS_ERR(answer)) {
-        dcommi_ucx_flight_unlink(f);
-        dcommi_ucx_flight_put(u, f);
-        return dcommi_ucx_status(UCS_PTR_STATUS(answer));
-    }
-    return DCOMM_IN_PROGRESS;
+    dcommi_ucx_flight_end(f);
+    return dcommi_ucx_status(UCS_PTR_STATUS(answer));
 }
 
 static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
@@ -355,45 +93,61 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
         return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
     }
     DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    dcommi_ucx_flight *f = dcommi_ucx_flight_get(u);
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    f->op = op;
-    op->handle = f;
     memcpy(f->header, header, header_len);
-    dcommi_ucx_flight_link(&u->pending, f);
-    ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-        .flags = len <= t->eager_max ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
-        .cb.send = dcommi_ucx_on_sent,
-        .user_data = f,
-        .memory_type = UCS_MEMORY_TYPE_HOST};
+    ucp_request_param_t param = {.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                     UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+                                 .flags = UCP_AM_SEND_FLAG_EAGER,
+                                 .cb.send = dcommi_ucx_on_sent,
+                                 .user_data = f,
+                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+    if (len > t->eager_max) {
+        memcpy(f->header + header_len, &u->card.id, sizeof u->card.id);
+        header_len += sizeof u->card.id;
+        param.flags = UCP_AM_SEND_FLAG_RNDV;
+    }
     bool direct = u->direct;
     u->direct = false;
     ucs_status_ptr_t answer =
         ucp_am_send_nbx(p->ep, DCOMMI_UCX_AM_ID, f->header, header_len, data, len, &param);
     u->direct = direct;
-    dcomm_status status = dcommi_ucx_launched(u, f, answer);
-    if (status < 0) {
+    dcomm_status status = dcommi_ucx_launched(f, answer);
+    if (DCOMMI_UNLIKELY(status < 0)) {
         dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", t->name, len,
                     peer, ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
 }
 
+static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_kept *k = desc;
+    bool direct = u->direct;
+    u->direct = false;
+    ucp_am_data_release(u->worker, k->data);
+    dcommi_ucx_kept_put(u, k);
+    u->direct = direct;
+}
+
 static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
                                      dcommi_op *op)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_flight *f = dcommi_ucx_flight_get(u);
+    dcommi_ucx_kept *k = desc;
+    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
+        dcommi_ucx_release(t, desc);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    f->op = op;
-    op->handle = f;
-    dcommi_ucx_flight_link(&u->pending, f);
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                  UCP_OP_ATTR_FIELD_USER_DATA |
                                                  UCP_OP_ATTR_FIELD_MEMORY_TYPE,
@@ -402,9 +156,10 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
     bool direct = u->direct;
     u->direct = false;
-    ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, desc, buf, len, &param);
+    ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, k->data, buf, len, &param);
+    dcommi_ucx_kept_put(u, k);
     u->direct = direct;
-    dcomm_status status = dcommi_ucx_launched(u, f, answer);
+    dcomm_status status = dcommi_ucx_launched(f, answer);
     if (status < 0) {
         dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", t->name, len,
                     ucs_status_string(UCS_PTR_STATUS(answer)));
@@ -412,34 +167,52 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
     return status;
 }
 
-static void dcommi_ucx_release(dcommi_transport *t, void *desc)
-{
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    bool direct = u->direct;
-    u->direct = false;
-    ucp_am_data_release(u->worker, desc);
-    u->direct = direct;
-}
-
 static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
                                      size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
-    if (DCOMMI_UNLIKELY(u->closing)) {
-        return UCS_OK;
-    }
     bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
     bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
     dcommi_arrival arrival = {.peer = -1,
                               .header = header,
                               .header_len = header_len,
-                              .data = is_long        ? NULL
-                                      : data != NULL ? data
-                                                     : "",
-                              .len = len,
-                              .desc = stays ? data : NULL};
-    dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
-    return verdict == DCOMMI_KEEP && stays ? UCS_INPROGRESS : UCS_OK;
+                              .data = data != NULL ? data : "",
+                              .len = len};
+    if (DCOMMI_UNLIKELY(u->closing)) {
+        return UCS_OK;
+    }
+    if (!stays) {
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return UCS_OK;
+    }
+    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
+        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
+    }
+    dcommi_ucx_kept *k = u->spare_kept;
+    u->spare_kept = k->next;
+    k->data = data;
+    k->is_long = is_long;
+    k->peer = NULL;
+    k->removed = false;
+    dcommi_ucx_kept_link(u, k);
+    arrival.desc = k;
+    if (is_long) {
+        uint64_t id = 0;
+        if (header_len < sizeof id) {
+            dcommi_ucx_kept_put(u, k);
+            return UCS_ERR_INVALID_PARAM;
+        }
+        arrival.header_len -= sizeof id;
+        memcpy(&id, (const char *)header + arrival.header_len, sizeof id);
+        k->peer = dcommi_ucx_peer_by_id(u, id);
+        arrival.peer = k->peer != NULL ? k->peer->index : -1;
+        arrival.data = NULL;
+    }
+    if (u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival) == DCOMMI_KEEP) {
+        return UCS_INPROGRESS;
+    }
+    dcommi_ucx_kept_put(u, k);
+    return UCS_OK;
 }
 
 static unsigned dcommi_ucx_chores(dcommi_ucx *u)
@@ -461,6 +234,12 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     unsigned n = ucp_worker_progress(u->worker);
     u->direct = false;
     u->inside = false;
+    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
+        n += dcommi_ucx_watch(u);
+    }
+    if (DCOMMI_UNLIKELY(u->ended > 0) && (n == 0 || ++u->ended_turns > 1000)) {
+        dcommi_ucx_bury(u);
+    }
     if (DCOMMI_UNLIKELY(u->chores)) {
         n += dcommi_ucx_chores(u);
     }
@@ -511,9 +290,15 @@ static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
 
 static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
 {
-    bool busy = u->pending.next != &u->pending || u->done.next != &u->done || u->removed != NULL;
+    bool busy = u->done.next != &u->done;
+    for (const dcommi_ucx_flight *f = u->pending.next; f != &u->pending && !busy; f = f->next) {
+        busy = f->op != NULL;
+    }
     for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
-        busy = u->peers[i] != NULL && u->peers[i]->flushing;
+        busy = u->peers[i] != NULL && u->peers[i]->flushing && u->peers[i]->failure == UCS_OK;
+    }
+    for (const dcommi_ucx_peer *p = u->removed; p != NULL && !busy; p = p->next) {
+        busy = p->flushing && p->failure == UCS_OK;
     }
     return busy;
 }
@@ -529,7 +314,7 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
-    while (u->mappings.next != NULL && u->mappings.next != &u->mappings) {
+    while (u->mappings.next != &u->mappings) {
         dcommi_ucx_mapping_drop(u->context, u->mappings.next);
     }
     if (u->worker != NULL) {
@@ -545,6 +330,9 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         dcommi_ucx_peer_free(u->peers[i]);
+    }
+    if (u->epoll >= 0) {
+        close(u->epoll);
     }
     while (u->removed != NULL) {
         dcommi_ucx_peer *p = u->removed;
@@ -575,6 +363,9 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
         dcommi_ucx_settle(u, deadline);
     }
     u->closing = true;
+    while (u->kept.next != &u->kept) {
+        dcommi_ucx_release(t, u->kept.next);
+    }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
             dcommi_ucx_peer_close(u->peers[i]);
@@ -651,11 +442,13 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
                            ucs_status_string(status));
     }
-    void *copy = dcommi_alloc(attr.address_length);
+    dcommi_ucx_card_make(&u->card);
+    char *copy = dcommi_alloc(sizeof u->card + attr.address_length);
     if (copy != NULL) {
-        memcpy(copy, attr.address, attr.address_length);
+        memcpy(copy, &u->card, sizeof u->card);
+        memcpy(copy + sizeof u->card, attr.address, attr.address_length);
         u->base.address = copy;
-        u->base.address_len = attr.address_length;
+        u->base.address_len = sizeof u->card + attr.address_length;
     }
     ucp_worker_release_address(u->worker, attr.address);
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
@@ -675,7 +468,9 @@ static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_han
     u->maps = (features & UCP_FEATURE_RMA) != 0;
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
+    u->kept.next = u->kept.prev = &u->kept;
     u->mappings.next = u->mappings.prev = &u->mappings;
+    u->epoll = -1;
     dcomm_status status = dcommi_ucx_make_worker(u, features, options, n_options);
     if (status != DCOMM_OK) {
         dcommi_ucx_free(u);
@@ -693,6 +488,7 @@ static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handl
         {"TLS", "posix,sysv,self", NULL},
         {"SHM_DEVICES", "all", NULL},
         {"SELF_DEVICES", "all", NULL},
+        {"NET_DEVICES", "all", NULL},
         {"MM_ERROR_HANDLING", "y", NULL},
         {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
         {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
