@@ -131,6 +131,51 @@ static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elemen
     return dcommi_shape_bytes(s, longest);
 }
 
+/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
+static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
+{
+    dcommi_turn t = {s->rank + 1, depth, 1};
+    return t;
+}
+
+/* Send `what` to every other rank, without waiting. */
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+                                         dcomm_operand what, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them. */
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    dcommi_blocks blocks = {.n = s->nranks};
+    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
+        blocks.listed = true;
+        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
+        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        *longest = dcommi_longest(s, s->counts);
+    } else {
+        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+    }
+    return blocks;
+}
+
+/* Where this rank's own block begins, and how long it is. */
+static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
+}
+
+static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
+}
+
 /* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
  * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
  */

@@ -176,42 +176,16 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
     return b->status;
 }
 
-/* The blocks of an all-gather or reduce-scatter, equal or listed, and the longest of them. */
-static dcommi_blocks dcommi_ring_blocks(const dcommi_shape *s, dcommi_builder *b, int64_t *longest)
-{
-    dcommi_blocks blocks = {.n = s->nranks};
-    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
-        blocks.listed = true;
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
-        *longest = dcommi_longest(s, s->counts);
-    } else {
-        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
-    }
-    return blocks;
-}
-
-/* Where block `rank` begins, in bytes. */
-static int64_t dcommi_ring_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
-{
-    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
-}
-
-static int64_t dcommi_ring_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
-{
-    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
-}
-
 static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_ring_blocks(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_ring_own_offset(s, &blocks);
-    int64_t length = dcommi_ring_own_length(s, &blocks);
+    int64_t own = dcommi_own_offset(s, &blocks);
+    int64_t length = dcommi_own_length(s, &blocks);
     dcommi_input in = dcommi_input_of(s, own);
     for (int i = 0; i < rings; i++) {
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
@@ -239,12 +213,12 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_ring_blocks(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_ring_own_offset(s, &blocks);
-    int64_t length = dcommi_ring_own_length(s, &blocks);
+    int64_t own = dcommi_own_offset(s, &blocks);
+    int64_t length = dcommi_own_length(s, &blocks);
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t out = s->in_place ? own : 0;
     for (int i = 0; i < rings; i++) {
