@@ -38,8 +38,8 @@ typedef enum dcomm_space {
  * first, counted from 0; an index of a loop that is not open is 0.
  *   CONST   value = add
  *   AFFINE  value = scale * x        + sum(post[d] * i[d]) + add
- *   TABLE   value = scale * table[x] + sum(post[d] * i[d]) + add
- *   WORD    value = scale * words[x] + sum(post[d] * i[d]) + add
+ *   TABLE   value = scale * table[first + x] + sum(post[d] * i[d]) + add
+ *   WORD    value = scale * words[first + x] + sum(post[d] * i[d]) + add
  * where x = base + sum(coef[d] * i[d]), taken modulo `mod` into [0, mod) when mod is not 0.
  * All zero is the constant 0. */
 typedef enum dcomm_expr_kind {
@@ -57,6 +57,7 @@ typedef struct dcomm_expr {
     int64_t base;
     int64_t coef[DCOMM_LOOP_DEPTH];
     int64_t mod;
+    int64_t first; /* TABLE, WORD: where this expression's part begins */
 } dcomm_expr;
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has

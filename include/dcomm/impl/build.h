@@ -53,11 +53,12 @@ static inline dcomm_expr dcommi_modular(int64_t scale, int64_t base, int depth, 
     return e;
 }
 
-/* scale * table[first + (base + coef * i[depth]) mod m]: the table's part begins at `first`, which
- * must be a multiple of what mod leaves free, so the caller gives absolute tables per use. */
-static inline dcomm_expr dcommi_lookup(int64_t scale, int64_t index)
+/* table[first + (base + coef * i[depth]) mod m] */
+static inline dcomm_expr dcommi_lookup(int64_t first, int64_t base, int depth, int64_t coef,
+                                       int64_t mod)
 {
-    dcomm_expr e = {.kind = DCOMM_EXPR_TABLE, .scale = scale, .base = index};
+    dcomm_expr e = {.kind = DCOMM_EXPR_TABLE, .scale = 1, .base = base, .mod = mod, .first = first};
+    e.coef[depth] = coef;
     return e;
 }
 
@@ -514,9 +515,9 @@ static int64_t dcommi_expr_value(const dcomm_expr *e, const int64_t *index, cons
         x += x < 0 ? e->mod : 0;
     }
     if (e->kind == DCOMM_EXPR_TABLE) {
-        x = table[x];
+        x = table[e->first + x];
     } else if (e->kind == DCOMM_EXPR_WORD) {
-        x = (int64_t)words[x];
+        x = (int64_t)words[e->first + x];
     }
     return value + e->scale * x;
 }
