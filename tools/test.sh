@@ -1,0 +1,262 @@
+#!/usr/bin/env bash
+# test.sh - from a fresh machine to tested; the last line is "N passed, N failed".
+#
+#   tools/test.sh [--full] [--stage NAME]...
+#
+# --full runs the whole run-for-real matrix. --stage runs only the named stages, of: setup house gcc
+# header examples matrix clang asan tsan fuzz. DCOMM_FUZZ_SECONDS (default 60) is each fuzz
+# target's time. A script test prints TAP ("ok - what", "not ok - what") and takes the build
+# directory as its argument.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+
+stages=(setup house gcc header examples matrix clang asan tsan fuzz)
+full=()
+chosen=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --full) full=(--full) ;;
+    --stage)
+        [[ " ${stages[*]} " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
+        chosen+=("$2")
+        shift
+        ;;
+    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
+    esac
+    shift
+done
+[ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}")
+
+logs=$PWD/build-logs
+rm -rf "$logs"
+mkdir -p "$logs"
+passed=0
+failed=0
+failures=()
+jobs=$(nproc)
+
+say() {
+    printf '[%4d s] %s\n' "$SECONDS" "$*"
+}
+
+fail() {
+    failed=$((failed + 1))
+    failures+=("$1")
+    say "FAILED: $1"
+}
+
+show() {
+    [ -s "$1" ] && tail -n "${2:-80}" "$1" | sed 's/^/    /'
+}
+
+# check NAME COMMAND...: one check, passed when the command exits with 0.
+check() {
+    local name=$1 log
+    log=$logs/${name//[^A-Za-z0-9_.-]/_}.log
+    shift
+    if "$@" >"$log" 2>&1 </dev/null; then
+        passed=$((passed + 1))
+        say "ok: $name"
+    else
+        fail "$name"
+        show "$log"
+        return 1
+    fi
+}
+
+# count NAME STATUS TAP LOG: count each line of a suite's TAP; a suite that exits badly, or says
+# nothing, without a failed line of its own is one failure more.
+count() {
+    local name=$1 status=$2 tap=$3 log=$4 good bad
+    good=$(grep -c '^ok ' "$tap" 2>/dev/null)
+    bad=$(grep -c '^not ok ' "$tap" 2>/dev/null)
+    good=${good:-0}
+    bad=${bad:-0}
+    passed=$((passed + good))
+    failed=$((failed + bad))
+    if [ "$bad" -gt 0 ]; then
+        while IFS= read -r line; do
+            failures+=("$name: $line")
+        done < <(grep '^not ok ' "$tap")
+    fi
+    if [ "$bad" -eq 0 ] && { [ "$status" -ne 0 ] || [ "$good" -eq 0 ]; }; then
+        fail "$name: $good good checks, then exit status $status"
+        bad=1
+    fi
+    say "$name: $good passed, $bad failed"
+    [ "$bad" -eq 0 ] || show "$log" 120
+}
+
+# script NAME FILE ARGUMENTS...: a test that prints TAP itself.
+script() {
+    local name=$1 log=$logs/$1.log
+    shift
+    timeout -k 10 "${script_timeout:-600}" "$@" >"$log" 2>&1 </dev/null
+    count "$name" $? "$log" "$log"
+}
+
+# criterion NAME EXECUTABLE: a Criterion suite. Under a sanitizer Criterion exits with 0 in spite of
+# what was found, so any file at log_path is a failure.
+criterion() {
+    local name=$1 exe=$2 log=$logs/$1.log tap=$logs/$1.tap found=$logs/$1.sanitizer status report
+    ASAN_OPTIONS=log_path=$found:detect_stack_use_after_return=1 \
+        UBSAN_OPTIONS=log_path=$found:print_stacktrace=1 \
+        LSAN_OPTIONS=log_path=$found:suppressions=$PWD/tests/lsan.supp:print_suppressions=0 \
+        timeout -k 10 600 "$exe" -j1 --timeout 120 --tap="$tap" >"$log" 2>&1 </dev/null
+    status=$?
+    count "$name" $status "$tap" "$log"
+    for report in "$found".*; do
+        [ -e "$report" ] || continue
+        fail "$name: the sanitizer reports in $(basename "$report")"
+        show "$report" 60
+    done
+}
+
+# configure DIRECTORY MESON_OPTIONS...
+configure() {
+    local dir=$1
+    shift
+    if [ -f "$dir/build.ninja" ]; then
+        meson setup --reconfigure "$dir" "$@"
+    else
+        rm -rf "$dir" && meson setup "$dir" "$@"
+    fi
+}
+
+# build NAME DIRECTORY TARGET MESON_OPTIONS...
+build() {
+    local name=$1 dir=$2 target=$3
+    shift 3
+    check "$name: configure" configure "$dir" "$@" &&
+        check "$name: build" ninja -C "$dir" -j "$jobs" "$target"
+}
+
+# The suites of a build directory, by their names in the list that meson writes.
+suites() {
+    cat "$1/tests/$2.list" 2>/dev/null
+}
+
+stage_setup() {
+    check "setup" tools/setup.sh
+}
+
+lists_complete() {
+    local status=0 f
+    for f in tests/test_*.c tests/tsan_*.c tests/fuzz/fuzz_*.c examples/*.c examples/*.cpp bench/dcomm-*.c; do
+        [ -e "$f" ] || continue
+        case $f in
+        tests/*) list=tests/meson.build ;;
+        examples/*) list=examples/meson.build ;;
+        *) list=meson.build ;;
+        esac
+        if ! grep -q "'$(basename "${f%.*}")\(\.c\|\.cpp\)\?'" "$list"; then
+            echo "$f is not in $list"
+            status=1
+        fi
+    done
+    return $status
+}
+
+stage_house() {
+    check "dcomm.h is up to date" tools/amalgamate.py --check
+    check "every source is in its meson.build" lists_complete
+}
+
+stage_gcc() {
+    CC=gcc build "gcc" build all --buildtype=debugoptimized || return
+    local t
+    for t in $(suites build criterion); do
+        criterion "gcc.$t" "build/tests/$t"
+    done
+    for t in tests/test_*.sh; do
+        script "$(basename "$t" .sh)" "$t" "$PWD/build"
+    done
+}
+
+stage_header() {
+    script_timeout=900 script header tests/header.sh "$PWD/build"
+}
+
+stage_examples() {
+    [ ! -x tests/examples.sh ] || script examples tests/examples.sh "$PWD/build"
+}
+
+stage_matrix() {
+    [ ! -x tests/matrix.sh ] ||
+        script_timeout=$([ ${#full[@]} -gt 0 ] && echo 86400 || echo 600) \
+            script matrix tests/matrix.sh "$PWD/build" "${full[@]}"
+}
+
+stage_clang() {
+    CC=clang CXX=clang++ build "clang" build-clang all -Doptimization=1 || return
+    local t
+    for t in $(suites build-clang public); do
+        criterion "clang.$t" "build-clang/tests/$t"
+    done
+}
+
+stage_asan() {
+    CC=gcc build "asan" build-asan sanitized -Db_sanitize=address,undefined -Doptimization=1 \
+        -Dc_args=-fno-sanitize-recover=undefined -Dbench=false -Dexamples=false || return
+    local t
+    export UCX_MEM_MMAP_HOOK_MODE=none
+    for t in $(suites build-asan sanitized); do
+        criterion "asan.$t" "build-asan/tests/$t"
+    done
+    unset UCX_MEM_MMAP_HOOK_MODE
+}
+
+stage_tsan() {
+    [ -n "$(ls tests/tsan_*.c 2>/dev/null)" ] || return
+    CC=gcc build "tsan" build-tsan tsan -Db_sanitize=thread -Doptimization=1 \
+        -Dbench=false -Dexamples=false || return
+    local t
+    # Address randomization of newer kernels is more than ThreadSanitizer bears.
+    for t in $(suites build-tsan tsan); do
+        check "tsan.$t" env UCX_MEM_MMAP_HOOK_MODE=none \
+            TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp" \
+            timeout -k 10 300 setarch -R "build-tsan/tests/$t"
+    done
+}
+
+fuzz_one() {
+    local t=$1 corpus=build-fuzz/corpus/$1
+    mkdir -p "$corpus"
+    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-60}" -timeout=10 \
+        -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$logs/$t." "$corpus" \
+        $(ls -d "tests/fuzz/corpus/$t" 2>/dev/null) >"$logs/fuzz.$t.log" 2>&1 </dev/null
+    echo $? >"$logs/fuzz.$t.status"
+}
+
+stage_fuzz() {
+    [ -n "$(ls tests/fuzz/fuzz_*.c 2>/dev/null)" ] || return
+    CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
+        -Dexamples=false || return
+    local t running=0
+    say "fuzz: ${DCOMM_FUZZ_SECONDS:-60} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
+    for t in $(suites build-fuzz fuzz); do
+        if [ $running -ge 2 ]; then
+            wait -n
+            running=$((running - 1))
+        fi
+        fuzz_one "$t" &
+        running=$((running + 1))
+    done
+    wait
+    for t in $(suites build-fuzz fuzz); do
+        check "fuzz.$t" test "$(cat "$logs/fuzz.$t.status")" = 0 || show "$logs/fuzz.$t.log" 40
+    done
+}
+
+for stage in "${chosen[@]}"; do
+    say "== $stage"
+    "stage_$stage"
+done
+
+say "done; logs are in build-logs/"
+for f in "${failures[@]}"; do
+    echo "failed: $f"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
