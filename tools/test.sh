@@ -96,13 +96,18 @@ script() {
     count "$name" $? "$log" "$log"
 }
 
+# suppressions SANITIZER: the option that names its file of known reports, where there is one.
+suppressions() {
+    [ ! -e "tests/$1.supp" ] || echo ":suppressions=$PWD/tests/$1.supp"
+}
+
 # criterion NAME EXECUTABLE: a Criterion suite. Under a sanitizer Criterion exits with 0 in spite of
 # what was found, so any file at log_path is a failure.
 criterion() {
     local name=$1 exe=$2 log=$logs/$1.log tap=$logs/$1.tap found=$logs/$1.sanitizer status report
     ASAN_OPTIONS=log_path=$found:detect_stack_use_after_return=1 \
         UBSAN_OPTIONS=log_path=$found:print_stacktrace=1 \
-        LSAN_OPTIONS=log_path=$found:suppressions=$PWD/tests/lsan.supp:print_suppressions=0 \
+        LSAN_OPTIONS=log_path=$found:print_suppressions=0$(suppressions lsan) \
         timeout -k 10 600 "$exe" -j1 --timeout 120 --tap="$tap" >"$log" 2>&1 </dev/null
     status=$?
     count "$name" $status "$tap" "$log"
@@ -215,18 +220,24 @@ stage_tsan() {
     # Address randomization of newer kernels is more than ThreadSanitizer bears.
     for t in $(suites build-tsan tsan); do
         check "tsan.$t" env UCX_MEM_MMAP_HOOK_MODE=none \
-            TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp" \
+            TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1$(suppressions tsan)" \
             timeout -k 10 300 setarch -R "build-tsan/tests/$t"
     done
 }
 
 fuzz_one() {
-    local t=$1 corpus=build-fuzz/corpus/$1
+    local t=$1 corpus=build-fuzz/corpus/$1 seeds=()
     mkdir -p "$corpus"
+    [ ! -d "tests/fuzz/corpus/$t" ] || seeds=("tests/fuzz/corpus/$t")
     build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-60}" -timeout=10 \
         -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$logs/$t." "$corpus" \
-        $(ls -d "tests/fuzz/corpus/$t" 2>/dev/null) >"$logs/fuzz.$t.log" 2>&1 </dev/null
-    echo $? >"$logs/fuzz.$t.status"
+        "${seeds[@]}" >"$logs/$t.run" 2>&1 </dev/null
+    echo $? >"$logs/$t.status"
+}
+
+fuzz_result() {
+    tail -n 60 "$logs/$1.run"
+    return "$(cat "$logs/$1.status")"
 }
 
 stage_fuzz() {
@@ -245,7 +256,7 @@ stage_fuzz() {
     done
     wait
     for t in $(suites build-fuzz fuzz); do
-        check "fuzz.$t" test "$(cat "$logs/fuzz.$t.status")" = 0 || show "$logs/fuzz.$t.log" 40
+        check "fuzz.$t" fuzz_result "$t"
     done
 }
 
