@@ -1,30 +1,55 @@
 #!/usr/bin/env bash
-# setup.sh - install what dcomm needs to be built and tested on Debian 12, as far as it is missing.
+# setup.sh - install what dcomm needs on Debian 12, as far as it is missing.
 #
-#   tools/setup.sh               install (as root, or with sudo)
-#   tools/setup.sh --no-install  only say what is missing; exit 1 if anything is
+#   tools/setup.sh [--build-only] [--no-install]
+#
+# --build-only leaves out what only the tests need. --no-install only says what is missing, and
+# exits with 1 if anything is. Elsewhere than on Debian it never installs.
 set -u
 packages=(
-    gcc g++ libc6-dev meson ninja-build pkg-config python3   # build
-    libucx-dev libhwloc-dev                                  # the library
-    clang libclang-rt-14-dev llvm                            # second compiler, fuzzing, sanitizers
-    libcriterion-dev binutils                                # tests
-    openmpi-bin libopenmpi-dev mpich libmpich-dev            # other launchers, peers' benchmarks
-    git procps iproute2 util-linux                           # the test scripts
+    gcc libc6-dev meson ninja-build pkg-config python3 # to build
+    libucx-dev libhwloc-dev                            # the libraries under dcomm
 )
+test_packages=(
+    g++ clang libclang-rt-14-dev llvm         # C++, the second compiler, fuzzing, sanitizers
+    libcriterion-dev binutils                 # unit tests, names in object files
+    openmpi-bin libopenmpi-dev mpich          # other launchers, peers' benchmarks
+    python3-jsonschema                        # the tools' JSON
+    procps util-linux iproute2                # processes, binding, namespaces
+)
+install=1
+for argument; do
+    case $argument in
+    --build-only) test_packages=() ;;
+    --no-install) install=0 ;;
+    *)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+        [ "$argument" = --help ]
+        exit $(($? * 2))
+        ;;
+    esac
+done
+packages+=("${test_packages[@]}")
 
-installed() {
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
-}
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    missing=()
+    for tool in cc meson ninja pkg-config python3; do
+        command -v $tool >/dev/null || missing+=("$tool")
+    done
+    for library in ucx hwloc; do
+        pkg-config --exists $library 2>/dev/null || missing+=("$library")
+    done
+    [ ${#missing[@]} -eq 0 ] && exit 0
+    echo "setup.sh: please install: ${missing[*]} (Debian calls all of it: ${packages[*]})" >&2
+    exit 1
+fi
 
 missing=()
 for p in "${packages[@]}"; do
-    installed "$p" || missing+=("$p")
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
 done
-if [ ${#missing[@]} -eq 0 ]; then
-    exit 0
-fi
-if [ "${1:-}" = --no-install ]; then
+[ ${#missing[@]} -eq 0 ] && exit 0
+if [ $install -eq 0 ]; then
     echo "missing packages: ${missing[*]}"
     exit 1
 fi
@@ -37,22 +62,17 @@ if [ "$(id -u)" -ne 0 ]; then
     fi
     root=(sudo)
 fi
-echo "setup.sh: installing ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-install_all() {
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        "${missing[@]}" >"$log" 2>&1
+apt() {
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@" >"$log" 2>&1
 }
-update() {
-    "${root[@]}" apt-get update -qq >"$log" 2>&1
-}
-if ! { update || { sleep 5 && update; }; }; then
+echo "setup.sh: installing ${missing[*]}"
+if ! { apt update || { sleep 5 && apt update; }; }; then
     cat "$log" >&2
-    echo "setup.sh: apt-get update failed; trying with the lists at hand" >&2
+    echo "setup.sh: apt-get update failed twice; trying with the package lists at hand" >&2
 fi
-if ! install_all; then
+if ! apt install -y --no-install-recommends "${missing[@]}"; then
     cat "$log" >&2
     echo "setup.sh: apt-get install failed" >&2
     exit 1

@@ -65,8 +65,8 @@ check() {
     fi
 }
 
-# count NAME STATUS TAP LOG: count each line of a suite's TAP; a suite that exits badly, or says
-# nothing, without a failed line of its own is one failure more.
+# count NAME STATUS TAP LOG: count each line of a suite's TAP. One that has no such lines counts as
+# one check; one that exits badly without a failed line is one failure more.
 count() {
     local name=$1 status=$2 tap=$3 log=$4 good bad
     good=$(grep -c '^ok ' "$tap" 2>/dev/null)
@@ -80,9 +80,12 @@ count() {
             failures+=("$name: $line")
         done < <(grep '^not ok ' "$tap")
     fi
-    if [ "$bad" -eq 0 ] && { [ "$status" -ne 0 ] || [ "$good" -eq 0 ]; }; then
+    if [ "$bad" -eq 0 ] && [ "$status" -ne 0 ]; then
         fail "$name: $good good checks, then exit status $status"
         bad=1
+    elif [ "$bad" -eq 0 ] && [ "$good" -eq 0 ]; then
+        good=1
+        passed=$((passed + 1))
     fi
     say "$name: $good passed, $bad failed"
     [ "$bad" -eq 0 ] || show "$log" 120
@@ -110,6 +113,7 @@ criterion() {
         LSAN_OPTIONS=log_path=$found:print_suppressions=0$(suppressions lsan) \
         timeout -k 10 600 "$exe" -j1 --timeout 120 --tap="$tap" >"$log" 2>&1 </dev/null
     status=$?
+    [ -s "$tap" ] || status=99 # Criterion itself did not get to its end
     count "$name" $status "$tap" "$log"
     for report in "$found".*; do
         [ -e "$report" ] || continue
