@@ -13,7 +13,7 @@ packages=(
 test_packages=(
     g++ clang libclang-rt-14-dev llvm         # C++, the second compiler, fuzzing, sanitizers
     libcriterion-dev binutils                 # unit tests, names in object files
-    openmpi-bin libopenmpi-dev mpich          # other launchers, peers' benchmarks
+    openmpi-bin libopenmpi-dev mpich libmpich-dev # other launchers, peers' benchmarks
     python3-jsonschema                        # the tools' JSON
     procps util-linux iproute2                # processes, binding, namespaces
 )
