@@ -134,17 +134,21 @@ configure() {
     fi
 }
 
-# build NAME DIRECTORY TARGET MESON_OPTIONS...
+# The members of a suite of a build directory, from the list that meson wrote.
+suites() {
+    cat "$1/tests/$2.list" 2>/dev/null
+}
+
+# build NAME DIRECTORY TARGET MESON_OPTIONS...: the target is "all", or a suite, which may be empty.
 build() {
     local name=$1 dir=$2 target=$3
     shift 3
-    check "$name: configure" configure "$dir" "$@" &&
-        check "$name: build" ninja -C "$dir" -j "$jobs" "$target"
-}
-
-# The suites of a build directory, by their names in the list that meson writes.
-suites() {
-    cat "$1/tests/$2.list" 2>/dev/null
+    check "$name: configure" configure "$dir" "$@" || return
+    if [ "$target" != all ] && [ -z "$(suites "$dir" "$target")" ]; then
+        say "$name: no tests"
+        return 1
+    fi
+    check "$name: build" ninja -C "$dir" -j "$jobs" "$target"
 }
 
 stage_setup() {
