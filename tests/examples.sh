@@ -3,6 +3,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
+mpirun=$(command -v mpirun.openmpi || command -v mpirun)
 found=0
 for example in "$build"/examples/[0-9]*; do
     [ -f "$example" ] && [ -x "$example" ] || continue
@@ -11,7 +12,7 @@ for example in "$build"/examples/[0-9]*; do
     case $name in
     *mpi*)
         check "$name, 3 ranks of mpirun" timeout 60 env OMPI_ALLOW_RUN_AS_ROOT=1 \
-            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 3 "$example"
+            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$mpirun" --oversubscribe -n 3 "$example"
         ;;
     *)
         check "$name, alone" timeout 60 "$example"
