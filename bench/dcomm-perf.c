@@ -1,4 +1,5 @@
 /* dcomm-perf.c - measures and checks one collective over sizes, algorithms, types and operators. */
+#define _GNU_SOURCE
 #include "perf_args.h"
 #include "perf_case.h"
 #include "perf_json.h"

@@ -2,7 +2,7 @@
 #ifndef PERF_ARGS_H
 #define PERF_ARGS_H
 
-#include "dcomm/all.h"
+#include "dcomm.h"
 
 #include <errno.h>
 #include <getopt.h>

@@ -6,7 +6,7 @@
 #ifndef PERF_DATA_H
 #define PERF_DATA_H
 
-#include "dcomm/all.h"
+#include "dcomm.h"
 
 #include <math.h>
 #include <stdint.h>
