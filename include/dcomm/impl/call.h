@@ -238,7 +238,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_call(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
                                 int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     const dcommi_algo *algo = NULL;
