@@ -554,6 +554,64 @@ static int killed_busy(int rank, int n, procs_shared *s, void *arg)
 }
 BOTH_KILLED(killed_busy, 3, 12)
 
+/* A stopped peer is not dead: its queue fills up, and the others must not wait for it for ever. */
+static int stopped(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    atomic_store(&s->words[rank], (long)getpid());
+    for (unsigned i = 0; i < 3; i++) {
+        post(me, 1 - rank, i, i == 2 ? 300000 : 100, HOLD, sizeof(head));
+    }
+    while (me->held_n + me->received[1 - rank] < 3) {
+        work(me);
+    }
+    meet(me, 1, -1);
+    if (rank == 1) {
+        raise(SIGSTOP);
+        leave(me, true);
+        return 0;
+    }
+    for (unsigned i = 0; i < 600; i++) {
+        post(me, 1, i, i % 10 == 0 ? 300000 : 8000, PLAIN, sizeof(head));
+    }
+    for (double start = procs_now(); procs_now() - start < 0.3;) {
+        work(me);
+    }
+    int hanging = me->under_way;
+    me->t->call->remove_peer(me->t, 1, true);
+    for (double start = procs_now(); me->under_way > 0 && procs_now() - start < 2;) {
+        work(me);
+    }
+    PROCS_CHECK(hanging > 0 && me->under_way == 0, "%d of %d ops hang", me->under_way, hanging);
+    leave_within(me, 1, false);
+    kill((pid_t)atomic_load(&s->words[1]), SIGCONT);
+    return 0;
+}
+BOTH(stopped, 2, 20)
+
+static int stopped_close(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    atomic_store(&s->words[rank], (long)getpid());
+    post(me, 1 - rank, 0, 100, PLAIN, sizeof(head));
+    while (me->received[1 - rank] < 1) {
+        work(me);
+    }
+    meet(me, 1, -1);
+    if (rank == 1) {
+        raise(SIGSTOP);
+        leave(me, true);
+        return 0;
+    }
+    for (unsigned i = 0; i < 600; i++) {
+        post(me, 1, i, i % 10 == 0 ? 300000 : 8000, PLAIN, sizeof(head));
+    }
+    leave_within(me, 1, false);
+    kill((pid_t)atomic_load(&s->words[1]), SIGCONT);
+    return 0;
+}
+BOTH(stopped_close, 2, 20)
+
 static int closed_after_kill(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);
