@@ -135,7 +135,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             }
         }
         dcommi_rdv_sweep(&c, forget_conn);
-        if (c.strangers > DCOMMI_RDV_STRANGERS_MAX || c.strangers > c.nconns) {
+        if (c.guests > DCOMMI_RDV_GUESTS_MAX || c.guests > c.nconns) {
             abort();
         }
         dcommi_rdv_finished(&c);
