@@ -15,11 +15,11 @@ typedef struct dcommi_shape {
     int rank, nranks, root;
     dcomm_dtype dtype;
     dcomm_op op;
-    size_t count;   /* the collective's own count argument, elements */
-    bool in_place;  /* the input lies in OUT, where the collective's rules put it */
-    bool rank_order; /* fold in rank order or refuse */
-    int lanes;            /* parallel instances, >= 1 */
-    int64_t chunk_bytes;  /* pipelining grain, 0: the algorithm's own default */
+    size_t count;        /* the collective's own count argument, elements */
+    bool in_place;       /* the input lies in OUT, where the collective's rules put it */
+    bool rank_order;     /* fold in rank order or refuse */
+    int lanes;           /* parallel instances, >= 1 */
+    int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -250,7 +250,8 @@ static int64_t dcommi_build_tags(dcommi_builder *b, int64_t n)
     if (first + n > INT32_MAX) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                           "%s: more than 2^31 messages between two ranks; use a "
-                                          "larger chunk_bytes", b->head.name));
+                                          "larger chunk_bytes",
+                                          b->head.name));
         return 0;
     }
     b->head.ntags = (uint32_t)(first + n);
