@@ -8,4 +8,6 @@
 #ifdef DCOMM_IMPLEMENTATION
 #include "impl/util.h"
 #include "impl/build.h"
+#include "impl/check.h"
+#include "impl/print.h"
 #endif
