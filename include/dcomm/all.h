@@ -8,6 +8,6 @@
 #ifdef DCOMM_IMPLEMENTATION
 #include "impl/util.h"
 #include "impl/build.h"
-#include "impl/check.h"
 #include "impl/print.h"
+#include "impl/check.h"
 #endif
