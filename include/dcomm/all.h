@@ -10,12 +10,8 @@
 #include "impl/base_impl.h"
 #include "impl/device_host.h"
 #include "impl/build.h"
-<<<<<<< HEAD
 #include "impl/check.h"
+#include "impl/print.h"
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"
-=======
-#include "impl/print.h"
-#include "impl/check.h"
->>>>>>> check
 #endif
