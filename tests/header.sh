@@ -142,10 +142,11 @@ installed() {
     [ "$(sed 's|.*/||' "$scratch/files" | sort | tr '\n' ' ')" = "dcomm.h dcomm.pc " ]
 }
 with_pkg_config() {
-    local pc flags
+    local pc prefix flags
     pc=$(find "$scratch/root" -name dcomm.pc)
-    flags=$(PKG_CONFIG_SYSROOT_DIR=$scratch/root PKG_CONFIG_LIBDIR=$(dirname "$pc") \
-        pkg-config --cflags --libs dcomm) || return 1
+    prefix=$(dirname "$(dirname "$(find "$scratch/root" -name dcomm.h)")")
+    flags=$(PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --define-variable=prefix="$prefix" \
+        --cflags --libs dcomm) || return 1
     echo "$flags"
     # shellcheck disable=SC2086
     gcc -o "$scratch/installed" "$scratch/impl.c" "$scratch/main.c" $flags && "$scratch/installed"
