@@ -426,7 +426,7 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
 {
     const dcommi_check_frame *f = op->lane->frame;
-    int64_t peer;
+    int64_t peer = 0;
     if (!dcommi_check_eval(c, op, &op->step->peer, &peer)) {
         return false;
     }

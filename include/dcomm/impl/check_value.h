@@ -196,7 +196,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                uint32_t r, dcommi_check_region *region, int *owner)
 {
     const dcommi_check_frame *f = op->lane->frame;
-    int64_t at, len, shift, room, start;
+    int64_t at = 0, len = 0, shift, room, start;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
