@@ -164,6 +164,9 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
         x %= e->mod;
         x += x < 0 ? e->mod : 0;
     }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
+    }
     if (!over && e->kind == DCOMM_EXPR_TABLE) {
         if (x < 0 || x >= p->ntable) {
             return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
