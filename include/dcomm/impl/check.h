@@ -73,7 +73,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
     return c->status == DCOMM_OK;
 }
 
-/* SCRATCH, STATE and WORDS of a called sub-plan: its own. */
+/* SCRATCH and WORDS of a called sub-plan are its own. */
 static bool dcommi_check_own_mem(dcommi_check *c, dcommi_check_frame *f, unsigned space,
                                  int64_t size, unsigned kind)
 {
@@ -134,10 +134,12 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->counter = outer->counter + s->slot;
     f->slot = outer->slot + (s->word > 0 ? s->word : 0);
     const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
+    f->mem[DCOMM_SPACE_STATE] = outer->mem[DCOMM_SPACE_STATE];
+    f->base[DCOMM_SPACE_STATE] = outer->base[DCOMM_SPACE_STATE];
+    f->size[DCOMM_SPACE_STATE] = outer->size[DCOMM_SPACE_STATE];
     if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
         !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
-        !dcommi_check_own_mem(c, f, DCOMM_SPACE_STATE, sub->state_bytes, DCOMMI_CHECK_OPAQUE) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_WORDS, 8 * (int64_t)sub->nwords,
                               DCOMMI_CHECK_ZERO)) {
         return false;
@@ -160,9 +162,7 @@ static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
     }
     dcommi_check_lane *caller = f->caller;
     dcommi_check_join(c, caller->vc, f->end_vc);
-    for (unsigned space = DCOMM_SPACE_SCRATCH; space <= DCOMM_SPACE_STATE; space++) {
-        f->mem[space]->end_vc = f->end_vc;
-    }
+    f->mem[DCOMM_SPACE_SCRATCH]->end_vc = f->end_vc;
     caller->op.level = caller->op.level > f->level ? caller->op.level : f->level;
     return dcommi_check_complete(c, &caller->op);
 }
@@ -220,6 +220,10 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     op->peer = -1;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
+    }
+    if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_REDUCE) &&
+        (!dcommi_check_must_wait(c, lane) || lane->blocked)) {
+        return c->status == DCOMM_OK;
     }
     if ((s->flags & DCOMM_STEP_ASYNC) != 0 && s->kind != DCOMM_STEP_EXPOSE) {
         op = dcommi_check_detach(c, lane);
@@ -467,8 +471,7 @@ static void dcommi_check_stage_end(dcommi_check *c)
                 snprintf(c->finding, sizeof c->finding,
                          "rank %d may be done before %s has read the %s that it exposes: it waits "
                          "for no signal of that lane after the read",
-                         m->rank, dcommi_check_lane_text(c, k).s,
-                         dcommi_print_space(m->space));
+                         m->rank, dcommi_check_lane_text(c, k).s, dcommi_print_space(m->space));
                 break;
             }
         }

@@ -164,6 +164,9 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
         x %= e->mod;
         x += x < 0 ? e->mod : 0;
     }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
+    }
     if (!over && e->kind == DCOMM_EXPR_TABLE) {
         if (x < 0 || x >= p->ntable) {
             return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
@@ -196,7 +199,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                uint32_t r, dcommi_check_region *region, int *owner)
 {
     const dcommi_check_frame *f = op->lane->frame;
-    int64_t at, len, shift, room, start;
+    int64_t at = 0, len = 0, shift, room, start;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
@@ -225,6 +228,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                        f->plan->nranks);
         }
         int rank = f->ranks[(peer + r) % f->plan->nranks];
+        if (rank == f->rank) {
+            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
+        }
         int64_t slot = f->slot + o->slot;
         if (slot >= c->rank[rank].plan->nslots) {
             return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
@@ -268,8 +274,7 @@ static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
         return dcommi_check_refuse(c, op,
                                    "source and destination overlap in %s: bytes %" PRId64
                                    "+%" PRId64 " and %" PRId64 "+%" PRId64,
-                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at,
-                                   b->len);
+                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at, b->len);
     }
     return true;
 }

@@ -1,0 +1,413 @@
+/* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
+ * all-gather. */
+#ifndef DCOMMI_BOOT_H
+#define DCOMMI_BOOT_H
+
+#include "../comm.h"
+#include "launcher.h"
+#include "pmi.h"
+#include "pmix.h"
+#include "rendezvous_client.h"
+#include "rendezvous_id.h"
+#include "rendezvous_server.h"
+
+#define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
+#define DCOMMI_BOOT_PORT_S 5.0   /* for a port of an earlier communicator to become free */
+
+typedef struct dcommi_boot {
+    int rank, size;
+    int local_rank; /* rank within the host as the launcher counts, -1 if it does not say */
+    /* private: */
+    dcomm_allgather_fn allgather; /* NULL: client, or alone */
+    void *allgather_user;
+    dcommi_rdv_client client;
+    dcommi_rdv_server *server; /* NULL: another process serves */
+} dcommi_boot;
+
+/* Number of the launcher's communicators that this process has begun: it keeps a slow rank of one
+ * apart from the next one's at the same port. Every rank creates them in the same order. */
+static _Atomic uint32_t dcommi_boot_generation;
+
+/* ---- ids ---- */
+
+static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_RDV_KEY])
+{
+    dcommi_rdv_key_of(parts->secret, sizeof parts->secret, key);
+}
+
+/* The server lives on with no owner until a boot of this process adopts it. */
+DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id)
+{
+    if (id == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_id_create: id is NULL");
+    }
+    memset(id, 0, sizeof *id);
+    dcommi_id_parts parts = {0};
+    uint8_t key[DCOMMI_RDV_KEY];
+    DCOMMI_TRY(dcommi_random_bytes(parts.secret, sizeof parts.secret));
+    dcommi_boot_id_key(&parts, key);
+    const char *iface = dcommi_env("DCOMM_IFACE");
+    parts.naddrs = dcommi_addr_mine(iface, 0, parts.addrs, DCOMMI_ID_ADDRS);
+    if (parts.naddrs == 0) {
+        return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
+                           "no address that other ranks could reach%s%s",
+                           iface != NULL ? ": no interface is up with the name DCOMM_IFACE=" : "",
+                           iface != NULL ? iface : "");
+    }
+    dcommi_rdv_server *server = NULL;
+    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, &server));
+    parts.port = server->port;
+    dcommi_id_format(&parts, id);
+    dcommi_rdv_server_forget(server);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
+{
+    dcommi_id_parts parts;
+    uint8_t key[DCOMMI_RDV_KEY];
+    DCOMMI_TRY(dcommi_id_parse(id, &parts));
+    dcommi_boot_id_key(&parts, key);
+    dcommi_rdv_target target = {.port = parts.port, .exists = true, .secret_hint = "the dcomm_id"};
+    dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts.port);
+    if (server != NULL) {
+        target.addrs[target.naddrs++] = server->self;
+        /* Rank 0 takes it over when several ranks live in this process. */
+        if (boot->rank == 0) {
+            boot->server = server;
+        } else {
+            dcommi_rdv_server_forget(server);
+        }
+    }
+    for (int i = 0; i < parts.naddrs && target.naddrs < DCOMMI_SOCK_ADDRS; i++) {
+        target.addrs[target.naddrs++] = parts.addrs[i];
+    }
+    if (boot->size == 1) {
+        return DCOMM_OK;
+    }
+    return dcommi_rdv_join(&boot->client, &target, key, 0);
+}
+
+/* ---- launchers ---- */
+
+static void dcommi_boot_hex(const dcomm_id *id, char text[2 * DCOMM_ID_BYTES + 1])
+{
+    for (int i = 0; i < DCOMM_ID_BYTES; i++) {
+        snprintf(text + (size_t)2 * (size_t)i, 3, "%02x", id->bytes[i]);
+    }
+}
+
+static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
+{
+    for (size_t i = 0; i < DCOMM_ID_BYTES; i++) {
+        unsigned byte = 0;
+        for (size_t k = 2 * i; k < 2 * i + 2; k++) {
+            char c = text[k];
+            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) {
+                return false;
+            }
+            byte = byte << 4 | (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10);
+        }
+        id->bytes[i] = (uint8_t)byte;
+    }
+    return text[(size_t)2 * DCOMM_ID_BYTES] == '\0';
+}
+
+/* Rank 0 makes an id, the process manager hands it round. */
+static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l,
+                                        uint32_t generation)
+{
+    char key[32], text[2 * DCOMM_ID_BYTES + 1] = "", got[2 * DCOMM_ID_BYTES + 1] = "";
+    double deadline = dcommi_now() + boot->client.timeout_s;
+    const _Atomic int *cancel = boot->client.cancel;
+    dcomm_id id;
+    snprintf(key, sizeof key, "dcomm-%" PRIu32, generation);
+    if (boot->rank == 0) {
+        DCOMMI_TRY(dcomm_id_create(&id));
+        dcommi_boot_hex(&id, text);
+    }
+    char *mine = boot->rank == 0 ? text : NULL;
+    dcomm_status status =
+        l->meeting == DCOMMI_MEET_PMI
+            ? dcommi_pmi_share(l->pmi_fd, key, mine, got, sizeof got, deadline, cancel)
+            : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
+    if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
+        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager handed round no id");
+    }
+    if (status == DCOMM_OK) {
+        boot->client.timeout_s = dcommi_now() < deadline ? deadline - dcommi_now() : 0;
+        return dcommi_boot_join_id(boot, &id);
+    }
+    if (boot->rank == 0) {
+        /* Adopt the server that nobody will come to, so that closing ends it. */
+        dcommi_id_parts parts;
+        uint8_t id_key[DCOMMI_RDV_KEY];
+        dcommi_boot_unhex(text, &id);
+        if (dcommi_id_parse(&id, &parts) == DCOMM_OK) {
+            dcommi_boot_id_key(&parts, id_key);
+            boot->server = dcommi_rdv_server_find(id_key, parts.port);
+        }
+    }
+    return status;
+}
+
+/* Rank 0 serves where the launcher says. */
+static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
+                                      uint32_t generation)
+{
+    dcommi_addr on[DCOMMI_SOCK_ADDRS];
+    const char *why = "";
+    double patience = dcommi_now() + DCOMMI_BOOT_PORT_S;
+    int n = l->loopback ? dcommi_addr_resolve(l->host, l->port, on, DCOMMI_SOCK_ADDRS, &why) : 0;
+    for (;;) {
+        dcomm_status status = dcommi_rdv_server_start(n > 0 ? &on[0] : NULL, l->port, l->key,
+                                                      generation, &boot->server);
+        if (status != DCOMM_ERR_SYSTEM || errno != EADDRINUSE || dcommi_now() > patience) {
+            return status;
+        }
+        if (dcommi_sock_pause(0.05, boot->client.cancel) < 0) {
+            return dcommi_rdv_cancelled();
+        }
+    }
+}
+
+static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l,
+                                    uint32_t generation)
+{
+    dcommi_rdv_target target = {
+        .host = l->host, .port = l->port, .secret_hint = "DCOMM_SECRET or DCOMM_SECRET_FILE"};
+    if (boot->rank == 0) {
+        if (!l->secret && !l->loopback) {
+            static atomic_flag warned = ATOMIC_FLAG_INIT;
+            if (!atomic_flag_test_and_set(&warned)) {
+                dcommi_log(DCOMMI_LOG_WARN,
+                           "ranks meet at %s:%u without authentication: whoever reaches that port "
+                           "can join; set DCOMM_SECRET or DCOMM_SECRET_FILE on all ranks",
+                           l->host, l->port);
+            }
+        }
+        DCOMMI_TRY(dcommi_boot_serve(boot, l, generation));
+        target.host = NULL;
+        target.addrs[0] = boot->server->self;
+        target.naddrs = 1;
+        target.exists = true;
+    }
+    return dcommi_rdv_join(&boot->client, &target, l->key, generation);
+}
+
+static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
+{
+    dcommi_launcher l;
+    DCOMMI_TRY(dcommi_launcher_detect(&l));
+    boot->local_rank = l.local_rank;
+    if (l.size == 0) {
+        DCOMMI_TRY(dcommi_pmix_world(&l.rank, &l.size));
+        if (l.size < 1 || l.rank >= l.size) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx says that this is rank %d of %d", l.rank,
+                               l.size);
+        }
+    }
+    boot->rank = l.rank;
+    boot->size = l.size;
+    boot->client.rank = (uint32_t)l.rank;
+    boot->client.size = (uint32_t)l.size;
+    if (l.size == 1) {
+        return DCOMM_OK;
+    }
+    uint32_t generation = atomic_fetch_add(&dcommi_boot_generation, 1);
+    if (l.meeting == DCOMMI_MEET_TCP) {
+        return dcommi_boot_tcp(boot, &l, generation);
+    }
+    dcomm_status status = dcommi_boot_managed(boot, &l, generation);
+    if (status == DCOMM_ERR_UNSUPPORTED && l.meeting == DCOMMI_MEET_PMIX) {
+        if (l.host[0] != '\0') {
+            if (boot->server != NULL) {
+                dcommi_rdv_server_retire(boot->server, 0);
+                boot->server = NULL;
+            }
+            return dcommi_boot_tcp(boot, &l, generation);
+        }
+        char why[256];
+        snprintf(why, sizeof why, "%.255s", dcommi_message);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s started this rank, but its PMIx cannot be used (%s); install "
+                           "libpmix.so.2, set MASTER_ADDR and MASTER_PORT, or pass an id",
+                           l.name, why);
+    }
+    return status;
+}
+
+/* ---- the interface ---- */
+
+/* Leave; waits at most a second for the others to have left when this process serves them. */
+static void dcommi_boot_close(dcommi_boot *boot)
+{
+    if (boot == NULL) {
+        return;
+    }
+    dcommi_rdv_leave(&boot->client);
+    if (boot->server != NULL) {
+        dcommi_rdv_server_retire(boot->server, DCOMMI_BOOT_LINGER_S);
+    }
+    dcommi_free(boot);
+}
+
+static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *opts)
+{
+    if (opts->size < 1 || opts->size > DCOMMI_RDV_SIZE_MAX || opts->rank < 0 ||
+        opts->rank >= opts->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "opts.rank=%d of opts.size=%d", opts->rank,
+                           opts->size);
+    }
+    boot->rank = opts->rank;
+    boot->size = opts->size;
+    boot->client.rank = (uint32_t)opts->rank;
+    boot->client.size = (uint32_t)opts->size;
+    if (opts->boot == DCOMM_BOOT_ID) {
+        return dcommi_boot_join_id(boot, &opts->id);
+    }
+    if (opts->allgather == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "opts.boot is DCOMM_BOOT_ALLGATHER and "
+                                              "opts.allgather is NULL");
+    }
+    boot->allgather = opts->allgather;
+    boot->allgather_user = opts->allgather_user;
+    return DCOMM_OK;
+}
+
+/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
+ * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
+ * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
+ * close. */
+static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
+                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+{
+    *boot_p = NULL;
+    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
+    if (boot == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    boot->local_rank = -1;
+    boot->client.fd = -1;
+    boot->client.timeout_s = timeout_s;
+    boot->client.cancel = cancel;
+    dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    dcomm_status status;
+    if (kind == DCOMM_BOOT_AUTO) {
+        status = dcommi_boot_auto(boot);
+    } else if (kind == DCOMM_BOOT_ID || kind == DCOMM_BOOT_ALLGATHER) {
+        status = dcommi_boot_given(boot, opts);
+    } else {
+        status = dcommi_fail(DCOMM_ERR_INVALID, "opts.boot=%d is no dcomm_boot", (int)kind);
+    }
+    boot->client.timeout_s = timeout_s;
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
+        memcpy(why, dcommi_message, sizeof why);
+        dcommi_boot_close(boot);
+        memcpy(dcommi_message, why, sizeof why);
+        return status;
+    }
+    *boot_p = boot;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, size_t bytes,
+                                     void *all)
+{
+    int rc = boot->allgather(mine, bytes, all, boot->allgather_user);
+    return rc == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_RENDEZVOUS, "opts.allgather failed with %d on rank %d of %d",
+                             rc, boot->rank, boot->size);
+}
+
+/* By the caller's function: the lengths first, then blobs padded to the longest. */
+static dcomm_status dcommi_boot_by_caller(const dcommi_boot *boot, const void *mine, size_t len,
+                                          void **all_p, size_t **lens_p)
+{
+    size_t n = (size_t)boot->size, longest = 0, total = 0;
+    uint64_t my_len = len;
+    uint64_t *wide = dcommi_calloc(n, sizeof *wide);
+    size_t *lens = dcommi_calloc(n, sizeof *lens);
+    uint8_t *padded = NULL, *all = NULL;
+    dcomm_status status = wide == NULL || lens == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : dcommi_boot_call(boot, &my_len, sizeof my_len, wide);
+    for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
+        if (wide[r] > DCOMMI_RDV_BLOB_MAX) {
+            status = dcommi_fail(DCOMM_ERR_CORRUPT,
+                                 "opts.allgather returned %" PRIu64 " as the length of rank %zu",
+                                 wide[r], r);
+            break;
+        }
+        lens[r] = (size_t)wide[r];
+        longest = lens[r] > longest ? lens[r] : longest;
+    }
+    if (status == DCOMM_OK) {
+        padded = dcommi_alloc(longest);
+        all = dcommi_calloc(n, longest);
+        status = padded == NULL || all == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    }
+    if (status == DCOMM_OK && longest > 0) {
+        if (len > 0) {
+            memcpy(padded, mine, len);
+        }
+        status = dcommi_boot_call(boot, padded, longest, all);
+    }
+    for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
+        memmove(all + total, all + r * longest, lens[r]);
+        total += lens[r];
+    }
+    dcommi_free(padded);
+    dcommi_free(wide);
+    if (status < 0) {
+        dcommi_free(all);
+        dcommi_free(lens);
+        return status;
+    }
+    *all_p = all;
+    *lens_p = lens;
+    return DCOMM_OK;
+}
+
+/* Every rank's blob to every rank: *all_p (dcommi_free it) is the concatenation, (*lens_p)[size]
+ * (dcommi_free it) the lengths. A blob has at most 1 MiB. Blocks at most timeout_s of open. After
+ * an error only close is allowed. */
+static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, size_t len,
+                                          void **all_p, size_t **lens_p)
+{
+    *all_p = NULL;
+    *lens_p = NULL;
+    if (len > DCOMMI_RDV_BLOB_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "rank %d has %zu bytes for the other ranks, more than %u", boot->rank,
+                           len, DCOMMI_RDV_BLOB_MAX);
+    }
+    if (boot->allgather != NULL) {
+        return dcommi_boot_by_caller(boot, mine, len, all_p, lens_p);
+    }
+    if (boot->size > 1) {
+        dcomm_status status = dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
+        if (status < 0) {
+            dcommi_rdv_drop(&boot->client);
+        }
+        return status;
+    }
+    void *all = dcommi_alloc(len);
+    size_t *lens = dcommi_alloc(sizeof *lens);
+    if (all == NULL || lens == NULL) {
+        dcommi_free(all);
+        dcommi_free(lens);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (len > 0) {
+        memcpy(all, mine, len);
+    }
+    lens[0] = len;
+    *all_p = all;
+    *lens_p = lens;
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,67 @@
+/* host.h - a string that is equal on two ranks exactly where they can share memory. */
+#ifndef DCOMMI_HOST_H
+#define DCOMMI_HOST_H
+
+#include "../comm.h"
+#include "util.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define DCOMMI_HOST_ID_MAX 256
+
+/* The first line of a small file without its newline; "" where it cannot be read. */
+static void dcommi_host_line(const char *path, char *line, size_t max)
+{
+    line[0] = '\0';
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return;
+    }
+    ssize_t n = read(fd, line, max - 1);
+    close(fd);
+    line[n > 0 ? n : 0] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+}
+
+static uint64_t dcommi_host_namespace(const char *name)
+{
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
+ * whether memory can be shared:
+ *   boot id            one running kernel;
+ *   pid namespace      process_vm_readv names the peer by its pid;
+ *   ipc namespace      System V segments;
+ *   user namespace     process_vm_readv asks for rights in the target's;
+ *   effective user     segments are made for their owner alone;
+ *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
+ *                      through different mount namespaces;
+ *   host name          keeps apart what a faked or missing boot id does not. */
+static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
+{
+    if (wanted == NULL || wanted[0] == '\0') {
+        wanted = getenv("DCOMM_HOSTID");
+    }
+    if (wanted != NULL && wanted[0] != '\0') {
+        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
+        return;
+    }
+    char boot[64], name[65] = "";
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (gethostname(name, sizeof name - 1) != 0) {
+        name[0] = '\0';
+    }
+    struct stat shm;
+    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
+    snprintf(id, DCOMMI_HOST_ID_MAX,
+             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
+             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
+             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
+}
+
+#endif

@@ -1,0 +1,638 @@
+/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock:
+ * bytes and the time go in, bytes come out. rendezvous_server.h gives it both. */
+#ifndef DCOMMI_RENDEZVOUS_H
+#define DCOMMI_RENDEZVOUS_H
+
+#include "rendezvous_wire.h"
+
+#define DCOMMI_RDV_STRANGERS_MAX 64 /* connections that have not proved themselves */
+#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
+#define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
+#define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
+#define DCOMMI_RDV_STRAGGLER_S 60.0 /* to leave after the first has left */
+#define DCOMMI_RDV_OUT_MAX 1024
+
+typedef enum dcommi_rdv_state {
+    DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
+    DCOMMI_RDV_JOINED,       /* a rank */
+    DCOMMI_RDV_FAREWELL,     /* last words on their way out; input is thrown away */
+    DCOMMI_RDV_GONE          /* to be closed and freed */
+} dcommi_rdv_state;
+
+/* A round's result, shared by all connections that it goes out on. */
+typedef struct dcommi_rdv_result {
+    size_t refs, len;
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    uint8_t *payload;
+} dcommi_rdv_result;
+
+typedef struct dcommi_rdv_conn {
+    dcommi_rdv_state state;
+    int fd; /* the socket layer's */
+    uint32_t rank;
+    uint64_t instance;
+    double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
+    bool waiting;          /* this rank waits for the others */
+    bool gathered;         /* its blob of this round is in `in` */
+    bool left;             /* said BYE */
+    bool fail_due;
+    uint32_t in_seq, out_seq;
+    dcommi_rdv_keys keys;
+    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
+    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* all that a stranger can make us keep */
+    uint8_t *in; /* of a rank: header, payload and tag of the frame under way */
+    size_t in_len, in_capacity;
+    uint8_t out[DCOMMI_RDV_OUT_MAX];
+    size_t out_len, out_at;
+    dcommi_rdv_result *result; /* goes out after `out`, then result_tag */
+    size_t result_at;
+    uint8_t result_tag[DCOMMI_RDV_TAG];
+} dcommi_rdv_conn;
+
+typedef struct dcommi_rdv_core {
+    uint8_t key[DCOMMI_RDV_KEY];
+    uint32_t size;      /* 0: not known until the first rank has come */
+    uint32_t size_from; /* the rank that said it */
+    uint32_t generation;
+    dcommi_rdv_conn **conns;
+    size_t nconns, conns_capacity;
+    size_t strangers;
+    dcommi_rdv_conn **ranks; /* [size], NULL: not there */
+    double *lost_at;         /* [size], 0: not lost */
+    uint8_t *told;           /* [size], 1: knows that it failed */
+    uint32_t njoined, ngathered, nleft, ntold;
+    size_t round_bytes;
+    double first_leave;
+    bool ready; /* all were there at once */
+    dcomm_status status;
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+} dcommi_rdv_core;
+
+/* size 0: taken from the first rank that comes. */
+static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
+                                  uint32_t generation)
+{
+    memset(c, 0, sizeof *c);
+    memcpy(c->key, key, DCOMMI_RDV_KEY);
+    c->generation = generation;
+}
+
+static void dcommi_rdv_result_release(dcommi_rdv_result *result)
+{
+    if (result != NULL && --result->refs == 0) {
+        dcommi_free(result->payload);
+        dcommi_free(result);
+    }
+}
+
+static void dcommi_rdv_conn_free(dcommi_rdv_conn *conn)
+{
+    dcommi_rdv_result_release(conn->result);
+    dcommi_free(conn->in);
+    dcommi_free(conn);
+}
+
+static void dcommi_rdv_core_end(dcommi_rdv_core *c)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn_free(c->conns[i]);
+    }
+    dcommi_free(c->conns);
+    dcommi_free(c->ranks);
+    dcommi_free(c->lost_at);
+    dcommi_free(c->told);
+    memset(c, 0, sizeof *c);
+}
+
+/* ---- words for people ---- */
+
+/* "1, 3-5" of the ranks for which `absent` holds (0: not there, 1: no blob in this round). */
+static void dcommi_rdv_list_ranks(const dcommi_rdv_core *c, bool blob, char *text, size_t max)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (uint32_t r = 0; r < c->size;) {
+        uint32_t last = r;
+        while (last < c->size &&
+               (blob ? !c->ranks[last] || !c->ranks[last]->gathered : !c->ranks[last])) {
+            last++;
+        }
+        if (last == r) {
+            r++;
+            continue;
+        }
+        if (max - at < 32) {
+            snprintf(text + at, max - at, ", ...");
+            return;
+        }
+        int n = last - r == 1 ? snprintf(text + at, max - at, "%s%" PRIu32, at > 0 ? ", " : "", r)
+                              : snprintf(text + at, max - at, "%s%" PRIu32 "-%" PRIu32,
+                                         at > 0 ? ", " : "", r, last - 1);
+        at += (size_t)n;
+        r = last;
+    }
+}
+
+/* ---- output ---- */
+
+static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t len)
+{
+    if (conn->out_at > 0) {
+        memmove(conn->out, conn->out + conn->out_at, conn->out_len - conn->out_at);
+        conn->out_len -= conn->out_at;
+        conn->out_at = 0;
+    }
+    if (len > sizeof conn->out - conn->out_len) {
+        conn->state = DCOMMI_RDV_GONE; /* reads nothing that we say */
+        return;
+    }
+    memcpy(conn->out + conn->out_len, bytes, len);
+    conn->out_len += len;
+}
+
+static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const void *payload,
+                                  uint32_t len)
+{
+    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX + DCOMMI_RDV_TAG];
+    dcommi_rdv_say(
+        conn, frame,
+        dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
+}
+
+/* The next bytes to send; 0: none. */
+static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
+{
+    if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
+        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+        conn->fail_due = false;
+        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
+                              dcommi_rdv_put_reason(reason, c->status, c->why));
+    }
+    if (conn->out_at < conn->out_len) {
+        *bytes = conn->out + conn->out_at;
+        return conn->out_len - conn->out_at;
+    }
+    if (conn->result == NULL) {
+        return 0;
+    }
+    if (conn->result_at < conn->result->len) {
+        *bytes = conn->result->payload + conn->result_at;
+        return conn->result->len - conn->result_at;
+    }
+    *bytes = conn->result_tag + (conn->result_at - conn->result->len);
+    return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
+}
+
+/* n of those bytes are sent. */
+static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
+{
+    if (conn->out_at < conn->out_len) {
+        conn->out_at += n;
+        return;
+    }
+    conn->result_at += n;
+    if (conn->result != NULL && conn->result_at == conn->result->len + DCOMMI_RDV_TAG) {
+        dcommi_rdv_result_release(conn->result);
+        conn->result = NULL;
+    }
+}
+
+static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
+{
+    return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
+}
+
+/* ---- failure ---- */
+
+static void dcommi_rdv_farewell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    if (conn->state == DCOMMI_RDV_STRANGER) {
+        c->strangers--;
+    }
+    conn->state = DCOMMI_RDV_FAREWELL;
+    conn->waiting = false;
+    conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
+}
+
+static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    if (c->ranks != NULL && conn->rank < c->size && !c->told[conn->rank]) {
+        c->told[conn->rank] = 1;
+        c->ntold++;
+    }
+    conn->fail_due = true;
+    dcommi_rdv_farewell(c, conn, now);
+}
+
+/* The rendezvous is over for everyone: those here now, and those who still come. */
+static void DCOMMI_PRINTF(4, 5)
+    dcommi_rdv_poison(dcommi_rdv_core *c, double now, dcomm_status status, const char *format, ...)
+{
+    if (c->status < 0) {
+        return;
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->why, sizeof c->why, format, args);
+    va_end(args);
+    c->status = status;
+    for (size_t i = 0; i < c->nconns; i++) {
+        if (c->conns[i]->state == DCOMMI_RDV_JOINED && !c->conns[i]->left) {
+            dcommi_rdv_tell(c, c->conns[i], now);
+        }
+    }
+}
+
+/* A connection is over. */
+static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    dcommi_rdv_state was = conn->state;
+    conn->state = DCOMMI_RDV_GONE;
+    if (was == DCOMMI_RDV_STRANGER) {
+        c->strangers--;
+    }
+    if (was != DCOMMI_RDV_JOINED || c->ranks[conn->rank] != conn || conn->left) {
+        return;
+    }
+    if (!c->ready) {
+        c->ranks[conn->rank] = NULL;
+        c->njoined--;
+        c->lost_at[conn->rank] = now;
+    } else {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                          "rank %" PRIu32 " was lost while the ranks found each other", conn->rank);
+    }
+}
+
+/* ---- joining ---- */
+
+/* A connection has come in. NULL: without memory. */
+static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
+                                          double now)
+{
+    if (c->strangers >= DCOMMI_RDV_STRANGERS_MAX) {
+        dcommi_rdv_conn *oldest = NULL;
+        for (size_t i = 0; i < c->nconns; i++) {
+            dcommi_rdv_conn *conn = c->conns[i];
+            if (conn->state == DCOMMI_RDV_STRANGER &&
+                (oldest == NULL || conn->born < oldest->born)) {
+                oldest = conn;
+            }
+        }
+        dcommi_rdv_lost(c, oldest, now);
+    }
+    if (dcommi_grow((void **)&c->conns, &c->conns_capacity, c->nconns + 1, sizeof *c->conns) < 0) {
+        return NULL;
+    }
+    dcommi_rdv_conn *conn = dcommi_alloc(sizeof *conn);
+    if (conn == NULL) {
+        return NULL;
+    }
+    conn->fd = -1;
+    conn->born = now;
+    conn->deadline = now + DCOMMI_RDV_HANDSHAKE_S;
+    dcommi_rdv_put_challenge(conn->challenge, nonce);
+    dcommi_rdv_say(conn, conn->challenge, sizeof conn->challenge);
+    c->conns[c->nconns++] = conn;
+    c->strangers++;
+    return conn;
+}
+
+static void DCOMMI_PRINTF(5, 6)
+    dcommi_rdv_reject(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now, dcomm_status status,
+                      const char *format, ...)
+{
+    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX];
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
+    dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
+    dcommi_rdv_say(conn, frame, DCOMMI_RDV_HEADER + len);
+    dcommi_rdv_farewell(c, conn, now);
+}
+
+static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from)
+{
+    c->ranks = dcommi_calloc(size, sizeof *c->ranks);
+    c->lost_at = dcommi_calloc(size, sizeof *c->lost_at);
+    c->told = dcommi_calloc(size, 1);
+    if (c->ranks == NULL || c->lost_at == NULL || c->told == NULL) {
+        return false;
+    }
+    c->size = size;
+    c->size_from = from;
+    return true;
+}
+
+/* What is wrong with a rank that has proved itself, for all; else DCOMM_OK. */
+static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
+{
+    if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
+                          "rank %" PRIu32 " runs dcomm %u.%u.%u, the rank that serves the "
+                          "rendezvous runs %s",
+                          h->rank, h->lib >> 16, h->lib >> 8 & 255, h->lib & 255,
+                          DCOMM_VERSION_STRING);
+    } else if (h->size == 0 || h->size > DCOMMI_RDV_SIZE_MAX || h->rank >= h->size) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
+                          "a process says that it is rank %" PRIu32 " of %" PRIu32, h->rank,
+                          h->size);
+    } else if (c->size != 0 && h->size != c->size) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
+                          "rank %" PRIu32 " says that there are %" PRIu32 " ranks, rank %" PRIu32
+                          " says %" PRIu32,
+                          h->rank, h->size, c->size_from, c->size);
+    } else if (c->size == 0 && !dcommi_rdv_set_size(c, h->size, h->rank)) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
+                          "the rank that serves the rendezvous has no memory for %" PRIu32 " ranks",
+                          h->size);
+    } else if (!c->ready && c->ranks[h->rank] != NULL &&
+               c->ranks[h->rank]->instance != h->instance) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_RENDEZVOUS,
+                          "two processes say that they are rank %" PRIu32 " of %" PRIu32, h->rank,
+                          h->size);
+    }
+    return c->status;
+}
+
+static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    dcommi_rdv_hello h;
+    if (!dcommi_rdv_get_hello(conn->small, conn->challenge, c->key, &h)) {
+        dcommi_rdv_reject(c, conn, now, DCOMM_ERR_AUTH, "the secrets differ");
+        return;
+    }
+    if (h.generation != c->generation) {
+        dcommi_rdv_reject(c, conn, now, DCOMM_IN_PROGRESS,
+                          "communicator %" PRIu32 " of this job is being created, not %" PRIu32,
+                          c->generation, h.generation);
+        return;
+    }
+    uint8_t welcome[DCOMMI_RDV_WELCOME_FRAME];
+    dcommi_rdv_derive(c->key, conn->challenge, conn->small, &conn->keys);
+    dcommi_rdv_say(conn, welcome,
+                   dcommi_rdv_put_welcome(welcome, conn->challenge, conn->small, c->key));
+    conn->rank = h.rank;
+    conn->instance = h.instance;
+    if (c->status < 0 || dcommi_rdv_judge(c, &h, now) < 0) {
+        dcommi_rdv_tell(c, conn, now);
+        return;
+    }
+    if (c->ready) {
+        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+        char why[128];
+        snprintf(why, sizeof why,
+                 "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
+        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
+                              dcommi_rdv_put_reason(reason, DCOMM_ERR_RENDEZVOUS, why));
+        dcommi_rdv_farewell(c, conn, now);
+        return;
+    }
+    dcommi_rdv_conn *before = c->ranks[h.rank];
+    if (before != NULL) {
+        before->state = DCOMMI_RDV_GONE; /* the same process tries again */
+        c->njoined--;
+    }
+    c->strangers--;
+    conn->state = DCOMMI_RDV_JOINED;
+    conn->waiting = true;
+    conn->deadline = now + h.timeout_ms / 1000.0;
+    c->ranks[h.rank] = conn;
+    c->lost_at[h.rank] = 0;
+    if (++c->njoined < c->size) {
+        return;
+    }
+    c->ready = true;
+    for (uint32_t r = 0; r < c->size; r++) {
+        c->ranks[r]->waiting = false;
+        dcommi_rdv_say_tagged(c->ranks[r], DCOMMI_RDV_READY, NULL, 0);
+    }
+}
+
+/* ---- rounds ---- */
+
+static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
+{
+    dcommi_rdv_result *result = dcommi_alloc(sizeof *result);
+    size_t len = 4 + 4 * (size_t)c->size + c->round_bytes;
+    uint8_t *payload = result != NULL ? dcommi_alloc(len) : NULL;
+    if (payload == NULL) {
+        dcommi_free(result);
+        dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
+                          "the rank that serves the rendezvous has no memory for %zu bytes", len);
+        return;
+    }
+    dcommi_put32(payload, c->size);
+    uint8_t *at = payload + 4 + 4 * (size_t)c->size;
+    for (uint32_t r = 0; r < c->size; r++) {
+        dcommi_rdv_conn *conn = c->ranks[r];
+        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* of the header that came before the blob */
+        dcommi_put32(payload + 4 + 4 * (size_t)r, n);
+        memcpy(at, conn->in + DCOMMI_RDV_HEADER + 4, n);
+        at += n;
+        dcommi_free(conn->in);
+        conn->in = NULL;
+        conn->in_len = conn->in_capacity = 0;
+    }
+    result->payload = payload;
+    result->len = len;
+    dcommi_sha256_digest(payload, len, result->digest);
+    for (uint32_t r = 0; r < c->size; r++) {
+        dcommi_rdv_conn *conn = c->ranks[r];
+        uint8_t header[DCOMMI_RDV_HEADER];
+        dcommi_rdv_put_header(header, DCOMMI_RDV_RESULT, conn->out_seq++, (uint32_t)len);
+        dcommi_rdv_tag(conn->keys.server, header, result->digest, conn->result_tag);
+        dcommi_rdv_say(conn, header, sizeof header);
+        conn->result = result;
+        conn->result_at = 0;
+        conn->gathered = conn->waiting = false;
+        result->refs++;
+    }
+    c->ngathered = 0;
+    c->round_bytes = 0;
+}
+
+/* A whole genuine frame of a rank lies in conn->in. */
+static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
+                                const dcommi_rdv_header *h, double now)
+{
+    if (h->type == DCOMMI_RDV_BYE) {
+        conn->left = true;
+        conn->in_len = 0;
+        c->nleft++;
+        if (c->first_leave == 0) {
+            c->first_leave = now;
+        }
+        dcommi_rdv_farewell(c, conn, now);
+        if (!c->ready || c->ngathered > 0) {
+            dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                              "rank %" PRIu32 " left while others waited for it", conn->rank);
+        }
+        return;
+    }
+    conn->gathered = conn->waiting = true;
+    conn->deadline = now + dcommi_get32(conn->in + DCOMMI_RDV_HEADER) / 1000.0;
+    c->round_bytes += h->length - 4;
+    c->ngathered++;
+    if (c->nleft > 0) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                          "rank %" PRIu32 " waits for ranks of which some have left", conn->rank);
+    } else if (c->round_bytes > DCOMMI_RDV_RESULT_MAX - 4 - 4 * (size_t)c->size) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_UNSUPPORTED,
+                          "the ranks have more than %u bytes to tell each other",
+                          DCOMMI_RDV_RESULT_MAX);
+    } else if (c->ngathered == c->size) {
+        dcommi_rdv_round_done(c, now);
+    }
+}
+
+/* Whether more input may be given: not while a rank has not read what it was sent, nor while its
+ * blob waits for the others', so that no rank can make us keep more than one frame. */
+static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
+{
+    return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
+           (conn->state == DCOMMI_RDV_JOINED && conn->result == NULL && !conn->gathered);
+}
+
+/* The frame in conn->small or conn->in has this many bytes in all, as far as is known; 0: no frame
+ * that this connection may send now. */
+static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_conn *conn,
+                                   dcommi_rdv_header *h)
+{
+    bool stranger = conn->state == DCOMMI_RDV_STRANGER;
+    if (conn->in_len < DCOMMI_RDV_HEADER) {
+        return DCOMMI_RDV_HEADER;
+    }
+    if (!dcommi_rdv_get_header(stranger ? conn->small : conn->in, h)) {
+        return 0;
+    }
+    if (stranger) {
+        return h->type == DCOMMI_RDV_HELLO && h->length == DCOMMI_RDV_HELLO_LEN
+                   ? DCOMMI_RDV_HELLO_FRAME
+                   : 0;
+    }
+    if ((h->type == DCOMMI_RDV_GATHER && c->ready && h->length >= 4) ||
+        (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
+        return DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG;
+    }
+    return 0;
+}
+
+/* Bytes have come on a connection that wants input; returns how many of them are used up. */
+static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t *bytes,
+                               size_t len, double now)
+{
+    size_t used = 0;
+    while (used < len && dcommi_rdv_wants_input(conn)) {
+        if (conn->state == DCOMMI_RDV_FAREWELL) {
+            return len;
+        }
+        dcommi_rdv_header h = {0};
+        size_t need = dcommi_rdv_frame_len(c, conn, &h);
+        size_t take = need > conn->in_len ? need - conn->in_len : 0;
+        take = take < len - used ? take : len - used;
+        bool stranger = conn->state == DCOMMI_RDV_STRANGER;
+        if (need == 0 || (!stranger && dcommi_grow((void **)&conn->in, &conn->in_capacity,
+                                                   conn->in_len + take, 1) < 0)) {
+            dcommi_rdv_lost(c, conn, now);
+            return len;
+        }
+        memcpy((stranger ? conn->small : conn->in) + conn->in_len, bytes + used, take);
+        conn->in_len += take;
+        used += take;
+        need = dcommi_rdv_frame_len(c, conn, &h);
+        if (need == 0) {
+            dcommi_rdv_lost(c, conn, now);
+            return len;
+        }
+        if (conn->in_len < need || conn->in_len == DCOMMI_RDV_HEADER) {
+            continue;
+        }
+        if (stranger) {
+            conn->in_len = 0;
+            dcommi_rdv_hello_in(c, conn, now);
+        } else if (!dcommi_rdv_genuine(conn->in, &h, conn->in_seq++, conn->keys.client)) {
+            dcommi_rdv_lost(c, conn, now);
+        } else {
+            dcommi_rdv_frame_in(c, conn, &h, now);
+        }
+    }
+    return used;
+}
+
+/* ---- time ---- */
+
+/* Let deadlines pass; returns the time of the next one. */
+static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
+{
+    double next = now + 3600;
+    for (uint32_t r = 0; r < c->size && !c->ready && c->status == DCOMM_OK; r++) {
+        double due = c->lost_at[r] + DCOMMI_RDV_RETURN_S;
+        if (c->lost_at[r] != 0 && due <= now) {
+            dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                              "rank %" PRIu32 " was lost before all ranks had come", r);
+        } else if (c->lost_at[r] != 0 && due < next) {
+            next = due;
+        }
+    }
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        bool timed = conn->state == DCOMMI_RDV_STRANGER || conn->state == DCOMMI_RDV_FAREWELL ||
+                     (conn->state == DCOMMI_RDV_JOINED && conn->waiting);
+        if (timed && conn->deadline <= now && conn->state == DCOMMI_RDV_JOINED) {
+            char who[200];
+            dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+            dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
+                              "rank(s) %s of %" PRIu32 " did not %s in the time that rank %" PRIu32
+                              " waits",
+                              who, c->size, c->ready ? "take part" : "come", conn->rank);
+        } else if (timed && conn->deadline <= now) {
+            dcommi_rdv_lost(c, conn, now);
+        } else if (timed && conn->deadline < next) {
+            next = conn->deadline;
+        }
+        if (conn->state == DCOMMI_RDV_JOINED && c->first_leave != 0 &&
+            now - c->first_leave > DCOMMI_RDV_STRAGGLER_S) {
+            dcommi_rdv_lost(c, conn, now);
+        }
+    }
+    return c->first_leave != 0 && c->first_leave + DCOMMI_RDV_STRAGGLER_S < next
+               ? c->first_leave + DCOMMI_RDV_STRAGGLER_S + 1
+               : next;
+}
+
+/* Nothing is left to do: all have left, or all know that it failed. Connections that are still
+ * open only read their last words. */
+static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        if (c->conns[i]->state != DCOMMI_RDV_GONE && c->conns[i]->state != DCOMMI_RDV_STRANGER) {
+            return false;
+        }
+    }
+    return c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size);
+}
+
+/* Free what is gone; `closing` is called on each first. */
+static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn *conn))
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_GONE) {
+            c->conns[kept++] = conn;
+            continue;
+        }
+        if (c->ranks != NULL && conn->rank < c->size && c->ranks[conn->rank] == conn) {
+            c->ranks[conn->rank] = NULL;
+        }
+        closing(conn);
+        dcommi_rdv_conn_free(conn);
+    }
+    c->nconns = kept;
+}
+
+#endif

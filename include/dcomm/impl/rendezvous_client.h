@@ -1,0 +1,375 @@
+/* rendezvous_client.h - a rank's side of the rendezvous: connect, prove itself, gather, leave. */
+#ifndef DCOMMI_RENDEZVOUS_CLIENT_H
+#define DCOMMI_RENDEZVOUS_CLIENT_H
+
+#include "rendezvous_wire.h"
+#include "socket.h"
+
+#define DCOMMI_RDV_ATTEMPT_S 5.0 /* for one handshake */
+#define DCOMMI_RDV_REFUSED_S 2.0 /* all addresses of an id refuse for so long: it is over */
+
+/* Where the server may be. */
+typedef struct dcommi_rdv_target {
+    const char *host; /* a name or address, resolved at each attempt; NULL: addrs */
+    uint16_t port;
+    dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
+    int naddrs;
+    bool exists;             /* the server was there before us: do not wait for it to start */
+    const char *secret_hint; /* what to look at when the secrets differ */
+} dcommi_rdv_target;
+
+typedef struct dcommi_rdv_client {
+    int fd;
+    uint32_t rank, size;
+    dcommi_rdv_keys keys;
+    uint32_t in_seq, out_seq;
+    double timeout_s;
+    const _Atomic int *cancel;
+    dcomm_status over; /* of DCOMMI_RDV_OVER */
+} dcommi_rdv_client;
+
+/* What became of one attempt. */
+typedef enum dcommi_rdv_outcome {
+    DCOMMI_RDV_IN = 0,  /* joined */
+    DCOMMI_RDV_AGAIN,   /* worth another try */
+    DCOMMI_RDV_REFUSED, /* nobody listens */
+    DCOMMI_RDV_STRANGE, /* another secret */
+    DCOMMI_RDV_OVER     /* an error for good */
+} dcommi_rdv_outcome;
+
+static uint32_t dcommi_rdv_ms(double seconds)
+{
+    /* A little less than we wait ourselves: the server knows who is missing and shall say it. */
+    double s = seconds > 10 ? seconds - 0.5 : seconds * 0.95;
+    return s <= 0 ? 0 : s > 4e6 ? UINT32_MAX : (uint32_t)(s * 1000);
+}
+
+static dcomm_status dcommi_rdv_cancelled(void)
+{
+    return dcommi_fail(DCOMM_ERR_ABORTED, "the creation of the communicator was cancelled");
+}
+
+static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t *payload,
+                                      size_t len)
+{
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+    dcomm_status status = dcommi_rdv_get_reason(payload, len, why);
+    if (status >= 0) {
+        status = DCOMM_ERR_CORRUPT;
+    }
+    return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
+}
+
+/* One handshake on c->fd. */
+static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
+                                               const uint8_t key[DCOMMI_RDV_KEY],
+                                               const dcommi_rdv_hello *hello, double deadline,
+                                               char *note, size_t note_max)
+{
+    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME], ours[DCOMMI_RDV_HELLO_FRAME];
+    uint8_t answer[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX], nonce[DCOMMI_RDV_NONCE];
+    dcommi_rdv_header h;
+    bool stopped;
+    dcomm_status status =
+        dcommi_sock_read(c->fd, challenge, DCOMMI_RDV_HEADER, deadline, c->cancel);
+    if (status == DCOMM_OK &&
+        (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
+         h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
+        snprintf(note, note_max, "what answers there is no dcomm rendezvous");
+        return DCOMMI_RDV_AGAIN;
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER, DCOMMI_RDV_CHALLENGE_LEN,
+                                  deadline, c->cancel);
+    }
+    if (status == DCOMM_OK) {
+        c->over = dcommi_random_bytes(nonce, sizeof nonce);
+        if (c->over < 0) {
+            return DCOMMI_RDV_OVER;
+        }
+        dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
+        status = dcommi_sock_write(c->fd, ours, sizeof ours, deadline, c->cancel, &stopped);
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel);
+    }
+    if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
+                               (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
+        snprintf(note, note_max, "it broke off the handshake");
+        return DCOMMI_RDV_AGAIN;
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel);
+    }
+    if (status == DCOMM_ERR_ABORTED) {
+        c->over = dcommi_rdv_cancelled();
+        return DCOMMI_RDV_OVER;
+    }
+    if (status < 0) {
+        snprintf(note, note_max, "%s",
+                 status == DCOMM_ERR_TIMEOUT ? "it accepts but says nothing"
+                                             : "it closed the connection");
+        return DCOMMI_RDV_AGAIN;
+    }
+    if (h.type == DCOMMI_RDV_REJECT) {
+        char why[DCOMMI_RDV_REASON_MAX + 1];
+        dcomm_status said = dcommi_rdv_get_reason(answer + DCOMMI_RDV_HEADER, h.length, why);
+        snprintf(note, note_max, "%.200s", why);
+        return said == DCOMM_ERR_AUTH ? DCOMMI_RDV_STRANGE : DCOMMI_RDV_AGAIN;
+    }
+    uint8_t expected[DCOMMI_RDV_WELCOME_FRAME];
+    dcommi_rdv_put_welcome(expected, challenge, ours, key);
+    if (h.length != DCOMMI_RDV_WELCOME_LEN ||
+        !dcommi_same_secret(expected + DCOMMI_RDV_HEADER, answer + DCOMMI_RDV_HEADER,
+                            DCOMMI_RDV_WELCOME_LEN)) {
+        snprintf(note, note_max, "the server does not know the secret");
+        return DCOMMI_RDV_STRANGE;
+    }
+    dcommi_rdv_derive(key, challenge, ours, &c->keys);
+    c->in_seq = c->out_seq = 0;
+    return DCOMMI_RDV_IN;
+}
+
+/* One pass over the target's addresses. The note says what the last address answered. */
+static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                             const uint8_t key[DCOMMI_RDV_KEY],
+                                             dcommi_rdv_hello *hello, double deadline,
+                                             double connect_s, char *note, size_t note_max)
+{
+    dcommi_addr found[DCOMMI_SOCK_ADDRS];
+    const dcommi_addr *list = target->addrs;
+    int n = target->naddrs, refused = 0, strange = 0, again = 0;
+    if (target->host != NULL) {
+        const char *why = "";
+        n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
+        list = found;
+        if (n == 0) {
+            snprintf(note, note_max, "%.200s: %s", target->host, why);
+            return DCOMMI_RDV_AGAIN;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        char where[DCOMMI_SOCK_TEXT], what[256] = "";
+        int error = 0;
+        double now = dcommi_now();
+        dcommi_addr_text(&list[i], where);
+        dcomm_status status =
+            dcommi_sock_connect(&list[i], now + connect_s < deadline ? now + connect_s : deadline,
+                                c->cancel, &c->fd, &error);
+        if (status == DCOMM_ERR_ABORTED) {
+            c->over = dcommi_rdv_cancelled();
+            return DCOMMI_RDV_OVER;
+        }
+        if (status < 0) {
+            snprintf(note, note_max, "%s: %s", where, strerror(error));
+            refused += error == ECONNREFUSED;
+            again += error != ECONNREFUSED && error != ENETUNREACH && error != EADDRNOTAVAIL &&
+                     error != EAFNOSUPPORT;
+            continue;
+        }
+        now = dcommi_now();
+        hello->timeout_ms = dcommi_rdv_ms(deadline - now);
+        double until = now + DCOMMI_RDV_ATTEMPT_S;
+        dcommi_rdv_outcome outcome = dcommi_rdv_handshake(
+            c, key, hello, until < deadline ? until : deadline, what, sizeof what);
+        if (outcome == DCOMMI_RDV_IN) {
+            return outcome;
+        }
+        close(c->fd);
+        c->fd = -1;
+        if (outcome == DCOMMI_RDV_OVER) {
+            return outcome;
+        }
+        snprintf(note, note_max, "%s: %.240s", where, what);
+        strange += outcome == DCOMMI_RDV_STRANGE;
+        again += outcome == DCOMMI_RDV_AGAIN;
+    }
+    return again > 0     ? DCOMMI_RDV_AGAIN
+           : strange > 0 ? DCOMMI_RDV_STRANGE
+           : refused > 0 ? DCOMMI_RDV_REFUSED
+                         : DCOMMI_RDV_AGAIN;
+}
+
+/* Read a whole genuine frame into *frame_p (dcommi_free it). A FAIL becomes its status. */
+static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
+                                    dcommi_rdv_header *h, uint8_t **frame_p)
+{
+    enum { STEP = 1 << 20 };
+    uint8_t *frame = NULL;
+    size_t capacity = 0, have = 0, need = DCOMMI_RDV_HEADER;
+    dcomm_status status = DCOMM_OK;
+    bool known = false;
+    while (status == DCOMM_OK && have < need) {
+        /* Memory grows with what has arrived, not with what the header promises. */
+        size_t step = need - have < STEP ? need - have : STEP;
+        status = dcommi_grow((void **)&frame, &capacity, have + step, 1);
+        if (status == DCOMM_OK) {
+            status = dcommi_sock_read(c->fd, frame + have, step, deadline, c->cancel);
+            have += step;
+        }
+        if (status == DCOMM_OK && !known) {
+            known = true;
+            if (!dcommi_rdv_get_header(frame, h) ||
+                (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
+                status =
+                    dcommi_fail(DCOMM_ERR_CORRUPT,
+                                "rank %" PRIu32 " received no frame of the rendezvous", c->rank);
+            }
+            need += (size_t)h->length + DCOMMI_RDV_TAG;
+        }
+    }
+    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame, h, c->in_seq++, c->keys.server)) {
+        status = dcommi_fail(DCOMM_ERR_AUTH, "rank %" PRIu32 " received a forged frame", c->rank);
+    } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
+        status = dcommi_rdv_reason(c, frame + DCOMMI_RDV_HEADER, h->length);
+    } else if (status == DCOMM_ERR_PEER) {
+        dcommi_fail(status, "rank %" PRIu32 " lost the process that serves the rendezvous",
+                    c->rank);
+    } else if (status == DCOMM_ERR_TIMEOUT) {
+        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for the rendezvous", c->rank,
+                    c->timeout_s);
+    } else if (status == DCOMM_ERR_ABORTED) {
+        dcommi_rdv_cancelled();
+    }
+    if (status < 0) {
+        dcommi_free(frame);
+        frame = NULL;
+    }
+    *frame_p = frame;
+    return status;
+}
+
+/* Close without a word: the others learn that this rank was lost. */
+static void dcommi_rdv_drop(dcommi_rdv_client *c)
+{
+    if (c->fd >= 0) {
+        close(c->fd);
+        c->fd = -1;
+    }
+}
+
+/* Connect and wait until all ranks are there. */
+static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                    const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
+{
+    double start = dcommi_now(), deadline = start + c->timeout_s, refused_since = 0;
+    double pause = 0.01, connect_s = 1;
+    char note[320] = "";
+    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
+                              .lib = DCOMMI_RDV_LIB_VERSION,
+                              .rank = c->rank,
+                              .size = c->size,
+                              .generation = generation};
+    c->fd = -1;
+    DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
+    for (;;) {
+        dcommi_rdv_outcome outcome =
+            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, note, sizeof note);
+        double now = dcommi_now();
+        if (outcome == DCOMMI_RDV_IN) {
+            break;
+        }
+        if (outcome == DCOMMI_RDV_OVER) {
+            return c->over;
+        }
+        if (outcome == DCOMMI_RDV_STRANGE) {
+            return dcommi_fail(DCOMM_ERR_AUTH,
+                               "rank %" PRIu32 " is not let in: %s; compare %s on all ranks",
+                               c->rank, note, target->secret_hint);
+        }
+        if (outcome != DCOMMI_RDV_REFUSED) {
+            refused_since = 0;
+        } else if (refused_since == 0) {
+            refused_since = now;
+        }
+        if (target->exists && refused_since != 0 && now - refused_since >= DCOMMI_RDV_REFUSED_S) {
+            return dcommi_fail(
+                DCOMM_ERR_RENDEZVOUS,
+                "rank %" PRIu32 ": nobody serves this id any more (%s); its maker "
+                "has ended, or all its ranks have met: an id serves one communicator",
+                c->rank, note);
+        }
+        if (now >= deadline) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "rank %" PRIu32 " of %" PRIu32
+                               " could not reach the rendezvous within %.3g s; last: %s",
+                               c->rank, c->size, c->timeout_s, note);
+        }
+        if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
+            return dcommi_rdv_cancelled();
+        }
+        pause = pause * 1.5 < 0.5 ? pause * 1.5 : 0.5;
+        connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
+    }
+    dcommi_rdv_header h;
+    uint8_t *frame = NULL;
+    dcomm_status status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
+    dcommi_free(frame);
+    if (status < 0) {
+        dcommi_rdv_drop(c);
+    }
+    return status;
+}
+
+/* Every rank's bytes to every rank, as dcommi_boot_allgather. */
+static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
+                                      void **all_p, size_t **lens_p)
+{
+    double deadline = dcommi_now() + c->timeout_s;
+    size_t frame_len = DCOMMI_RDV_HEADER + 4 + len + DCOMMI_RDV_TAG, blobs = 0;
+    uint8_t *frame = dcommi_alloc(frame_len);
+    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
+    dcomm_status status = frame == NULL || lens == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    dcommi_rdv_header h = {0};
+    bool stopped;
+    if (status == DCOMM_OK) {
+        uint8_t digest[DCOMMI_SHA256_BYTES];
+        uint8_t *payload = frame + DCOMMI_RDV_HEADER;
+        dcommi_rdv_put_header(frame, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
+        dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
+        if (len > 0) {
+            memcpy(payload + 4, mine, len);
+        }
+        dcommi_sha256_digest(payload, len + 4, digest);
+        dcommi_rdv_tag(c->keys.client, frame, digest, payload + 4 + len);
+        status = dcommi_sock_write(c->fd, frame, frame_len, deadline, c->cancel, &stopped);
+        if (status == DCOMM_ERR_ABORTED) {
+            dcommi_rdv_cancelled();
+        } else if (status < 0) {
+            dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
+                        c->rank, c->timeout_s);
+        }
+    }
+    dcommi_free(frame);
+    frame = NULL;
+    if (status == DCOMM_OK) {
+        status = dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame);
+    }
+    if (status == DCOMM_OK &&
+        !dcommi_rdv_get_result(frame + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
+        status =
+            dcommi_fail(DCOMM_ERR_CORRUPT, "rank %" PRIu32 " received a malformed result", c->rank);
+    }
+    if (status < 0) {
+        dcommi_free(frame);
+        dcommi_free(lens);
+        return status;
+    }
+    memmove(frame, frame + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
+    *all_p = frame;
+    *lens_p = lens;
+    return DCOMM_OK;
+}
+
+static void dcommi_rdv_leave(dcommi_rdv_client *c)
+{
+    if (c->fd < 0) {
+        return;
+    }
+    uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
+    dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
+    (void)!send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
+    dcommi_rdv_drop(c);
+}
+
+#endif

@@ -1,0 +1,330 @@
+/* rendezvous_server.h - the thread that serves a rendezvous: sockets and the clock around the
+ * state machine of rendezvous.h. */
+#ifndef DCOMMI_RENDEZVOUS_SERVER_H
+#define DCOMMI_RENDEZVOUS_SERVER_H
+
+#include "rendezvous.h"
+#include "socket.h"
+
+#include <signal.h>
+#include <sys/eventfd.h>
+
+/* Shared by its thread, the list of servers and the boots of this process that use it. */
+typedef struct dcommi_rdv_server {
+    struct dcommi_rdv_server *next; /* in the list */
+    int refs;                       /* under the list's lock, as are the next two */
+    bool ended;                     /* the thread is through, nothing listens any more */
+    bool retired;                   /* the owner has left: end when the others know */
+    uint16_t port;
+    dcommi_addr self; /* where this process reaches it */
+    uint8_t key[DCOMMI_RDV_KEY];
+    int listen_fd, wake_fd;
+    double refuse_until; /* do not accept before: out of descriptors */
+    dcommi_rdv_core core;
+    struct pollfd *polls;
+    size_t polls_capacity;
+} dcommi_rdv_server;
+
+static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
+static dcommi_rdv_server *dcommi_rdv_servers;
+
+static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
+{
+    if (conn->fd >= 0) {
+        close(conn->fd);
+        conn->fd = -1;
+    }
+}
+
+/* shutdown too: a forked child may hold a copy, which would go on taking connections. */
+static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
+{
+    if (s->listen_fd >= 0) {
+        shutdown(s->listen_fd, SHUT_RDWR);
+        close(s->listen_fd);
+        s->listen_fd = -1;
+    }
+}
+
+/* Drop a reference; the lock is held. */
+static void dcommi_rdv_server_release(dcommi_rdv_server *s)
+{
+    if (--s->refs > 0) {
+        return;
+    }
+    close(s->wake_fd);
+    dcommi_free(s->polls);
+    dcommi_free(s);
+}
+
+static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
+{
+    /* A bounded number at a time, so that a flood cannot keep ranks waiting. */
+    for (int i = 0; i < DCOMMI_RDV_STRANGERS_MAX; i++) {
+        int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE) {
+                dcommi_log(DCOMMI_LOG_WARN,
+                           "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
+                           "the process that serves it)",
+                           strerror(errno));
+            }
+            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED &&
+                errno != EINTR) {
+                s->refuse_until = now + 0.5;
+            }
+            return;
+        }
+        uint8_t nonce[DCOMMI_RDV_NONCE];
+        dcommi_rdv_conn *conn = NULL;
+        if (dcommi_random_bytes(nonce, sizeof nonce) == DCOMM_OK) {
+            conn = dcommi_rdv_accept(&s->core, nonce, now);
+        }
+        if (conn == NULL) {
+            close(fd);
+            return;
+        }
+        dcommi_sock_tune(fd);
+        conn->fd = fd;
+    }
+}
+
+static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
+                               size_t max, double now)
+{
+    /* What is left of a chunk when a rank must wait stays in the socket. */
+    ssize_t n = recv(conn->fd, buf, max, MSG_PEEK);
+    if (n > 0) {
+        size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
+        n = recv(conn->fd, buf, used, MSG_TRUNC);
+    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        dcommi_rdv_lost(&s->core, conn, now);
+    }
+}
+
+static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, double now)
+{
+    const uint8_t *bytes = NULL;
+    size_t len;
+    while (conn->state != DCOMMI_RDV_GONE &&
+           (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
+        ssize_t n = send(conn->fd, bytes, len, MSG_NOSIGNAL);
+        if (n > 0) {
+            dcommi_rdv_sent(conn, (size_t)n);
+        } else {
+            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+                dcommi_rdv_lost(&s->core, conn, now);
+            }
+            return;
+        }
+    }
+    if (conn->state == DCOMMI_RDV_FAREWELL) {
+        shutdown(conn->fd, SHUT_WR); /* and read to its end, so that no reset eats our words */
+    }
+}
+
+/* Whether the thread should go on. */
+static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    bool retired = s->retired;
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    if (s->core.ready || retired) {
+        dcommi_rdv_stop_listening(s);
+    }
+    if (retired && !s->core.ready) {
+        dcommi_rdv_poison(&s->core, dcommi_now(), DCOMM_ERR_PEER,
+                          "the rank that serves the rendezvous gave up");
+    }
+    bool busy = false;
+    for (size_t i = 0; i < s->core.nconns; i++) {
+        busy = busy || s->core.conns[i]->state != DCOMMI_RDV_STRANGER;
+    }
+    return !dcommi_rdv_finished(&s->core) && (busy || !retired);
+}
+
+static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
+{
+    dcommi_rdv_core *c = &s->core;
+    double now = dcommi_now();
+    double next = dcommi_rdv_tick(c, now);
+    dcommi_rdv_sweep(c, dcommi_rdv_close_fd);
+    if (!dcommi_rdv_server_goes_on(s) ||
+        dcommi_grow((void **)&s->polls, &s->polls_capacity, c->nconns + 2, sizeof *s->polls) < 0) {
+        return false;
+    }
+    bool accepts = s->listen_fd >= 0 && now >= s->refuse_until;
+    size_t n = c->nconns;
+    s->polls[0] = (struct pollfd){.fd = s->wake_fd, .events = POLLIN};
+    s->polls[1] = (struct pollfd){.fd = accepts ? s->listen_fd : -1, .events = POLLIN};
+    for (size_t i = 0; i < n; i++) {
+        /* Hang-ups are seen without asking; a rank that waits is polled for them alone. */
+        short events = dcommi_rdv_wants_input(c->conns[i]) ? POLLIN : POLLRDHUP;
+        if (dcommi_rdv_output_pending(c->conns[i])) {
+            events |= POLLOUT;
+        }
+        s->polls[i + 2] = (struct pollfd){.fd = c->conns[i]->fd, .events = events};
+    }
+    double wait = next - now < 1 ? next - now : 1;
+    if (s->listen_fd >= 0 && !accepts) {
+        wait = 0.1;
+    }
+    poll(s->polls, n + 2, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    now = dcommi_now();
+    if (s->polls[0].revents != 0) {
+        uint64_t count;
+        (void)!read(s->wake_fd, &count, sizeof count);
+    }
+    for (size_t i = 0; i < n; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        short got = s->polls[i + 2].revents;
+        if (conn->state == DCOMMI_RDV_GONE || got == 0) {
+            continue;
+        }
+        if (dcommi_rdv_wants_input(conn)) {
+            dcommi_rdv_receive(s, conn, buf, max, now);
+        } else if ((got & (POLLERR | POLLHUP | POLLRDHUP)) != 0) {
+            dcommi_rdv_lost(c, conn, now);
+        }
+    }
+    if (s->polls[1].revents != 0) {
+        dcommi_rdv_accept_all(s, now);
+    }
+    for (size_t i = 0; i < c->nconns; i++) {
+        if (c->conns[i]->state != DCOMMI_RDV_GONE && dcommi_rdv_output_pending(c->conns[i])) {
+            dcommi_rdv_transmit(s, c->conns[i], now);
+        }
+    }
+    return true;
+}
+
+static void *dcommi_rdv_server_main(void *argument)
+{
+    dcommi_rdv_server *s = argument;
+    enum { CHUNK = 1 << 16 };
+    uint8_t *buf = dcommi_alloc(CHUNK);
+    while (buf != NULL && dcommi_rdv_server_turn(s, buf, CHUNK)) {
+    }
+    dcommi_free(buf);
+    dcommi_rdv_stop_listening(s);
+    for (size_t i = 0; i < s->core.nconns; i++) {
+        dcommi_rdv_close_fd(s->core.conns[i]);
+    }
+    dcommi_rdv_core_end(&s->core);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_server **at = &dcommi_rdv_servers;
+    while (*at != s) {
+        at = &(*at)->next;
+    }
+    *at = s->next;
+    s->ended = true;
+    pthread_cond_broadcast(&dcommi_rdv_changed);
+    dcommi_rdv_server_release(s);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    return NULL;
+}
+
+/* Let the owner's reference go: the server ends when all others know how it went. Waits at most
+ * `patience` seconds for that, so that a process that ends now does not cut them off. */
+static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
+{
+    uint64_t one = 1;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t ns = until.tv_nsec + (int64_t)(patience * 1e9);
+    until.tv_sec += (time_t)(ns / 1000000000);
+    until.tv_nsec = (long)(ns % 1000000000);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    s->retired = true;
+    (void)!write(s->wake_fd, &one, sizeof one);
+    while (!s->ended &&
+           pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
+    }
+    dcommi_rdv_server_release(s);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+
+/* A server of this process with this key, with a reference for the caller; NULL: none. */
+static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KEY], uint16_t port)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_server *s = dcommi_rdv_servers;
+    while (s != NULL && (s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
+        s = s->next;
+    }
+    if (s != NULL) {
+        s->refs++;
+    }
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    return s;
+}
+
+/* Drop the reference of dcommi_rdv_server_find. */
+static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_server_release(s);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+
+/* Serve on `on` (NULL: on every address, at `port`, 0 for any). *server_p is the owner's
+ * reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. Keeps errno when it fails.
+ */
+static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
+                                            const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
+                                            dcommi_rdv_server **server_p)
+{
+    dcommi_rdv_server *s = dcommi_alloc(sizeof *s);
+    if (s == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    s->refs = 2;
+    memcpy(s->key, key, DCOMMI_RDV_KEY);
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->listen_fd = on != NULL ? dcommi_sock_listen(on, false) : dcommi_sock_listen_any(port);
+    socklen_t len = sizeof s->self;
+    if (s->wake_fd < 0 || s->listen_fd < 0 || getsockname(s->listen_fd, &s->self.any, &len) != 0) {
+        int saved = errno;
+        close(s->listen_fd);
+        close(s->wake_fd);
+        dcommi_free(s);
+        errno = saved;
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot serve the rendezvous on port %u: %s", port,
+                           strerror(saved));
+    }
+    bool v4 = s->self.any.sa_family == AF_INET;
+    s->port = ntohs(v4 ? s->self.v4.sin_port : s->self.v6.sin6_port);
+    if (on == NULL) {
+        /* A socket of both families is reached by IPv4 too, which is always there. */
+        dcommi_addr_literal("127.0.0.1", s->port, &s->self);
+    }
+    dcommi_rdv_core_begin(&s->core, key, generation);
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_t detached;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    int rc = pthread_create(&thread, &detached, dcommi_rdv_server_main, s);
+    if (rc == 0) {
+        s->next = dcommi_rdv_servers;
+        dcommi_rdv_servers = s;
+    }
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    pthread_attr_destroy(&detached);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0) {
+        dcommi_rdv_stop_listening(s);
+        close(s->wake_fd);
+        dcommi_free(s);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot start the thread of the rendezvous: %s",
+                           strerror(rc));
+    }
+    *server_p = s;
+    return DCOMM_OK;
+}
+
+#endif
