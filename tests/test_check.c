@@ -421,9 +421,19 @@ static set one_shot(int n, int rounds, int fault, bool in_order)
                 dcommi_signal(&b, 0, ready, num(DCOMM_ALL_PEERS), num(1));
                 dcommi_await(&b, 0, ready, num((int64_t)(k + 1) * (n - 1)));
             }
-            dcomm_operand all = dcommi_peer(num(in_order ? 0 : r), slot, num(0), 64);
-            all.repeat = (uint32_t)n;
-            dcommi_reduce(&b, 0, out(0, 64), &all, 1, DCOMM_STEP_FINAL);
+            dcomm_operand parts[3] = {dcommi_peer(num(0), slot, num(0), 64), scratch(at, 64),
+                                      dcommi_peer(num((r + 1) % n), slot, num(0), 64)};
+            parts[0].repeat = (uint32_t)r;
+            parts[2].repeat = (uint32_t)(n - 1 - r);
+            uint32_t head = r == 0 ? 1 : 0, tail = r == n - 1 ? 1 : 0;
+            if (!in_order) { /* itself first, then the others from the next rank on */
+                parts[0] = parts[1];
+                parts[1] = parts[2];
+                parts[1].repeat = (uint32_t)n - 1;
+                head = 0;
+                tail = 1;
+            }
+            dcommi_reduce(&b, 0, out(0, 64), parts + head, 3 - head - tail, DCOMM_STEP_FINAL);
             dcommi_signal(&b, 0, read, num(DCOMM_ALL_PEERS), num(1));
             int64_t wanted = (int64_t)(k + 1) * (n - 1);
             if (fault != NO_WAIT) {
@@ -518,10 +528,10 @@ Test(right, chain_in_rank_order)
             b.head.dtype = (uint8_t)dtype;
             dcommi_build_tags(&b, 1);
             dcomm_operand at = scratch(dcommi_build_scratch(&b, 64), 64);
-            dcomm_operand none = {0};
+            dcomm_operand stage = scratch(dcommi_build_scratch(&b, 64), 64);
             dcomm_operand sum = r == 2 ? out(0, 64) : at;
             if (r > 0) {
-                dcommi_recv_reduce(&b, 0, sum, dcommi_msg(), in(0, 64), none, num(r - 1), num(0),
+                dcommi_recv_reduce(&b, 0, sum, dcommi_msg(), in(0, 64), stage, num(r - 1), num(0),
                                    0);
             }
             if (r < 2) {

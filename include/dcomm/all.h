@@ -10,8 +10,8 @@
 #include "impl/base_impl.h"
 #include "impl/device_host.h"
 #include "impl/build.h"
-#include "impl/check.h"
 #include "impl/print.h"
+#include "impl/check.h"
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"
 #endif

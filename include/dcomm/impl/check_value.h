@@ -228,6 +228,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                        f->plan->nranks);
         }
         int rank = f->ranks[(peer + r) % f->plan->nranks];
+        if (rank == f->rank) {
+            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
+        }
         int64_t slot = f->slot + o->slot;
         if (slot >= c->rank[rank].plan->nslots) {
             return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
@@ -271,8 +274,7 @@ static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
         return dcommi_check_refuse(c, op,
                                    "source and destination overlap in %s: bytes %" PRId64
                                    "+%" PRId64 " and %" PRId64 "+%" PRId64,
-                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at,
-                                   b->len);
+                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at, b->len);
     }
     return true;
 }

@@ -94,6 +94,9 @@ static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
                          e->kind == DCOMM_EXPR_TABLE  ? "table["
                          : e->kind == DCOMM_EXPR_WORD ? "words["
                                                       : "(");
+        if (looks_up && e->first != 0) {
+            dcommi_print_add(t, "%" PRId64 "+", e->first);
+        }
         dcommi_print_x(t, e);
         dcommi_print_add(t, looks_up ? "]" : ")");
     }
