@@ -2966,6 +2966,7 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
 }
 
 #endif
+<<<<<<< HEAD
 /* ==== include/dcomm/impl/check.h =========================================================== */
 /* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
  *
@@ -3358,6 +3359,313 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 #ifndef DCOMMI_CHECK_VALID_H
 #define DCOMMI_CHECK_VALID_H
 
+/* ==== include/dcomm/impl/print.h =========================================================== */
+/* print.h - a plan as text that people read: lanes, indented loops, places as formulas. */
+#ifndef DCOMMI_PRINT_H
+#define DCOMMI_PRINT_H
+
+
+/* Text that goes on counting when the buffer is full. */
+typedef struct dcommi_print_text {
+    char *buf;
+    size_t len, used;
+} dcommi_print_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_print_add(dcommi_print_text *t, const char *format, ...)
+{
+    size_t room = t->used < t->len ? t->len - t->used : 0;
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
+    va_end(args);
+    t->used += n > 0 ? (size_t)n : 0;
+}
+
+static const char *dcommi_print_index(int depth)
+{
+    static const char *const names[DCOMM_LOOP_DEPTH] = {"i", "j", "k"};
+    return names[depth];
+}
+
+/* factor * name, as a term of a sum. */
+static void dcommi_print_term(dcommi_print_text *t, int64_t factor, const char *name, bool *first)
+{
+    if (factor == 0) {
+        return;
+    }
+    const char *sign = factor < 0 ? "-" : *first ? "" : "+";
+    uint64_t size = factor < 0 ? 0 - (uint64_t)factor : (uint64_t)factor;
+    if (name[0] != '\0' && size == 1) {
+        dcommi_print_add(t, "%s%s", sign, name);
+    } else if (name[0] != '\0') {
+        dcommi_print_add(t, "%s%" PRIu64 "*%s", sign, size, name);
+    } else {
+        dcommi_print_add(t, "%s%" PRIu64, sign, size);
+    }
+    *first = false;
+}
+
+static void dcommi_print_linear(dcommi_print_text *t, int64_t add, const int64_t *factor)
+{
+    bool first = true;
+    bool leads = add > 0; /* a positive constant before what is subtracted from it */
+    if (leads) {
+        dcommi_print_term(t, add, "", &first);
+    }
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        dcommi_print_term(t, factor[d], dcommi_print_index(d), &first);
+    }
+    if (!leads) {
+        dcommi_print_term(t, add, "", &first);
+    }
+    if (first) {
+        dcommi_print_add(t, "0");
+    }
+}
+
+static void dcommi_print_x(dcommi_print_text *t, const dcomm_expr *e)
+{
+    if (e->mod != 0) {
+        dcommi_print_add(t, "(");
+    }
+    dcommi_print_linear(t, e->base, e->coef);
+    if (e->mod != 0) {
+        dcommi_print_add(t, ") mod %" PRId64, e->mod);
+    }
+}
+
+static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
+{
+    static const int64_t none[DCOMM_LOOP_DEPTH];
+    bool looks_up = e->kind == DCOMM_EXPR_TABLE || e->kind == DCOMM_EXPR_WORD;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        dcommi_print_add(t, "%" PRId64, e->add);
+        return;
+    }
+    if (e->kind > DCOMM_EXPR_WORD) {
+        dcommi_print_add(t, "?");
+        return;
+    }
+    bool rest = e->add != 0 || memcmp(e->post, none, sizeof none) != 0;
+    if (e->scale != 0) {
+        if (e->scale != 1) {
+            dcommi_print_add(t, "%" PRId64 "*", e->scale);
+        }
+        dcommi_print_add(t, "%s",
+                         e->kind == DCOMM_EXPR_TABLE  ? "table["
+                         : e->kind == DCOMM_EXPR_WORD ? "words["
+                                                      : "(");
+        dcommi_print_x(t, e);
+        dcommi_print_add(t, looks_up ? "]" : ")");
+    }
+    if (e->scale != 0 && rest) {
+        dcommi_print_add(t, " + ");
+    }
+    if (e->scale == 0 || rest) {
+        dcommi_print_linear(t, e->add, e->post);
+    }
+}
+
+static const char *dcommi_print_space(unsigned space)
+{
+    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
+                                        "STATE", "WORDS", "PEER", "message"};
+    return space < sizeof names / sizeof names[0] ? names[space] : "?";
+}
+
+static void dcommi_print_operand(dcommi_print_text *t, const dcomm_operand *o)
+{
+    dcommi_print_add(t, "%s", dcommi_print_space(o->space));
+    if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
+        return;
+    }
+    if (o->space == DCOMM_SPACE_PEER) {
+        dcommi_print_add(t, "(");
+        dcommi_print_expr(t, &o->peer);
+        dcommi_print_add(t, " slot %d)", o->slot);
+    }
+    dcommi_print_add(t, "[");
+    dcommi_print_expr(t, &o->offset);
+    dcommi_print_add(t, ", ");
+    dcommi_print_expr(t, &o->length);
+    if (o->length.kind != DCOMM_EXPR_CONST || o->length.add != o->max_length) {
+        dcommi_print_add(t, " <= %" PRId64, o->max_length);
+    }
+    if (o->clip > 0) {
+        dcommi_print_add(t, ", clip %" PRId64, o->clip);
+    }
+    dcommi_print_add(t, "]");
+    if (o->repeat > 1) {
+        dcommi_print_add(t, " x%" PRIu32 " every %" PRId64, o->repeat, o->stride);
+    }
+}
+
+static void dcommi_print_sources(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s)
+{
+    if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
+        dcommi_print_add(t, "?");
+        return;
+    }
+    for (uint32_t i = 0; i < s->nsrc; i++) {
+        dcommi_print_add(t, "%s", i > 0 ? " (+) " : "");
+        dcommi_print_operand(t, &p->operands[s->src + i]);
+    }
+}
+
+static void dcommi_print_peer(dcommi_print_text *t, const char *word, const dcomm_expr *peer)
+{
+    if (peer->kind == DCOMM_EXPR_CONST && peer->add == DCOMM_ALL_PEERS) {
+        dcommi_print_add(t, " %s all", word);
+    } else {
+        dcommi_print_add(t, " %s ", word);
+        dcommi_print_expr(t, peer);
+    }
+}
+
+static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s)
+{
+    const dcomm_plan *sub = s->sub < p->nsubs ? p->subs[s->sub] : NULL;
+    dcommi_print_add(t, " sub %" PRIu32, s->sub);
+    if (sub == NULL) {
+        return;
+    }
+    dcommi_print_add(t, " \"%s\" ranks (", sub->name != NULL ? sub->name : "");
+    for (int i = 0; i < sub->nranks && s->group < p->ntable && (uint32_t)i < p->ntable - s->group;
+         i++) {
+        dcommi_print_add(t, "%s%" PRId64, i > 0 ? " " : "", p->table[s->group + (uint32_t)i]);
+    }
+    dcommi_print_add(t, ") IN = ");
+    dcommi_print_sources(t, p, s);
+    dcommi_print_add(t, ", OUT = ");
+    dcommi_print_operand(t, &s->dst);
+    dcommi_print_add(t, ", tags + ");
+    dcommi_print_expr(t, &s->tag);
+}
+
+static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
+                              int depth)
+{
+    static const char *const names[] = {
+#define DCOMMI_PRINT_STEP(kind, name) name,
+        DCOMM_STEP_TABLE(DCOMMI_PRINT_STEP)
+#undef DCOMMI_PRINT_STEP
+    };
+    if (s->kind >= DCOMM_STEP_KIND_COUNT) {
+        dcommi_print_add(t, "kind %d?", s->kind);
+        return;
+    }
+    dcommi_print_add(t, "%s", names[s->kind]);
+    bool tagged = false;
+    switch (s->kind) {
+    case DCOMM_STEP_SEND:
+        dcommi_print_add(t, " ");
+        dcommi_print_sources(t, p, s);
+        dcommi_print_peer(t, "to", &s->peer);
+        tagged = true;
+        break;
+    case DCOMM_STEP_RECV:
+        dcommi_print_add(t, " ");
+        dcommi_print_operand(t, &s->dst);
+        dcommi_print_peer(t, "from", &s->peer);
+        tagged = true;
+        break;
+    case DCOMM_STEP_RECV_REDUCE:
+        dcommi_print_add(t, " ");
+        dcommi_print_operand(t, &s->dst);
+        dcommi_print_add(t, " <- ");
+        dcommi_print_sources(t, p, s);
+        dcommi_print_peer(t, "from", &s->peer);
+        tagged = true;
+        break;
+    case DCOMM_STEP_EXPOSE:
+        dcommi_print_add(t, " ");
+        dcommi_print_sources(t, p, s);
+        dcommi_print_add(t, " as slot %d", s->slot);
+        dcommi_print_peer(t, "to", &s->peer);
+        break;
+    case DCOMM_STEP_SIGNAL:
+        dcommi_print_add(t, " counter %d", s->slot);
+        dcommi_print_peer(t, "of", &s->peer);
+        dcommi_print_add(t, " by ");
+        dcommi_print_expr(t, &s->value);
+        break;
+    case DCOMM_STEP_WAIT:
+        dcommi_print_add(t, " counter %d >= ", s->slot);
+        dcommi_print_expr(t, &s->value);
+        break;
+    case DCOMM_STEP_LOOP:
+        dcommi_print_add(t, " %s < ", depth < DCOMM_LOOP_DEPTH ? dcommi_print_index(depth) : "?");
+        dcommi_print_expr(t, &s->value);
+        break;
+    case DCOMM_STEP_CALL:
+        dcommi_print_call(t, p, s);
+        break;
+    case DCOMM_STEP_FENCE:
+    case DCOMM_STEP_END:
+        break;
+    default: /* the steps with a destination and sources */
+        dcommi_print_add(t, " ");
+        dcommi_print_operand(t, &s->dst);
+        dcommi_print_add(t, " <- ");
+        dcommi_print_sources(t, p, s);
+        if (s->kind == DCOMM_STEP_COMPUTE) {
+            dcommi_print_add(t, " by kernel %d", s->kernel);
+        }
+        break;
+    }
+    if (tagged) {
+        dcommi_print_add(t, ", tag ");
+        dcommi_print_expr(t, &s->tag);
+    }
+    if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
+        dcommi_print_add(t, ", length -> words[%d]", s->word);
+    }
+    dcommi_print_add(t, "%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
+                     (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "");
+}
+
+dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t *needed_p)
+{
+    if (p == NULL || (buf == NULL && len > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_print: %s is NULL",
+                           p == NULL ? "plan" : "buf");
+    }
+    dcommi_print_text t = {buf, len, 0};
+    dcommi_print_add(
+        &t, "plan \"%s\" rank %d of %d, %s %s: IN %" PRId64 ", OUT %" PRId64 ", SCRATCH %" PRId64,
+        p->name != NULL ? p->name : "", p->rank, p->nranks, dcomm_op_name((dcomm_op)p->op),
+        dcomm_dtype_name((dcomm_dtype)p->dtype), p->in_bytes, p->out_bytes, p->scratch_bytes);
+    if (p->state_bytes > 0) {
+        dcommi_print_add(&t, ", STATE %" PRId64, p->state_bytes);
+    }
+    dcommi_print_add(
+        &t,
+        " bytes; %" PRIu32 " tags, %" PRIu32 " counters, %" PRIu32 " slots, %" PRIu32 " words%s\n",
+        p->ntags, p->ncounters, p->nslots, p->nwords, p->next != NULL ? "; a stage follows" : "");
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        const dcomm_lane *lane = &p->lanes[i];
+        int depth = 0;
+        dcommi_print_add(&t, "lane %" PRIu32 "\n", i);
+        if (lane->first > p->nsteps || p->nsteps - lane->first < lane->count) {
+            dcommi_print_add(&t, "  ?\n");
+            continue;
+        }
+        for (uint32_t k = 0; k < lane->count; k++) {
+            const dcomm_step *s = &p->steps[lane->first + k];
+            depth -= s->kind == DCOMM_STEP_END && depth > 0;
+            dcommi_print_add(&t, "%4" PRIu32 "  %*s", k, 2 * (depth < 8 ? depth : 8), "");
+            dcommi_print_step(&t, p, s, depth);
+            dcommi_print_add(&t, "\n");
+            depth += s->kind == DCOMM_STEP_LOOP;
+        }
+    }
+    if (needed_p != NULL) {
+        *needed_p = t.used;
+    }
+    return DCOMM_OK;
+}
+
+#endif
 
 #define DCOMMI_CHECK_DEPTH 8          /* sub-plans may nest this deep */
 #define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
@@ -3415,13 +3723,6 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
     return &forms[kind];
 }
 
-static const char *dcommi_check_space_name(unsigned space)
-{
-    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
-                                        "STATE", "WORDS", "PEER", "MSG"};
-    return space < sizeof names / sizeof names[0] ? names[space] : "?";
-}
-
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
                                             const char *where, const char *what)
 {
@@ -3446,7 +3747,7 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
 {
     if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
-                           dcommi_check_space_name(o->space), o->space);
+                           dcommi_print_space(o->space), o->space);
     }
     if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
         return DCOMM_OK;
@@ -4055,7 +4356,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
              "%s %s byte %" PRId64 " of rank %d's %s, which %s step %" PRIu32
              " %s%s: nothing orders the two",
              dcommi_check_op_text(c, op).s, race->second_writes ? "writes" : "reads", race->at,
-             race->mem->rank, dcommi_check_space_name(race->mem->space),
+             race->mem->rank, dcommi_print_space(race->mem->space),
              dcommi_check_lane_text(c, race->comp).s, race->step,
              race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
 }
@@ -4376,7 +4677,7 @@ static bool dcommi_check_read_region(dcommi_check *c, const dcommi_check_op *op,
                 c, op,
                 "reads bytes %" PRId64 " to %" PRId64 " of rank %d's %s, which nothing has "
                 "written",
-                at, at + runs->run[i].len, r->mem->rank, dcommi_check_space_name(r->mem->space));
+                at, at + runs->run[i].len, r->mem->rank, dcommi_print_space(r->mem->space));
         }
         at += runs->run[i].len;
     }
@@ -4402,7 +4703,7 @@ static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
     dcommi_check_race race = {0};
     if (r->mem->read_only && r->len > 0) {
         return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
-                                   dcommi_check_space_name(r->mem->space), r->mem->rank);
+                                   dcommi_print_space(r->mem->space), r->mem->rank);
     }
     if (!dcommi_check_good(
             c, dcommi_check_write_order(r->mem, &c->pool, r->at, r->len, &who, &race))) {
@@ -4567,7 +4868,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
     if (len > 0 && (at < 0 || at > room || len > room - at)) {
         return dcommi_check_refuse(
             c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
-            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_check_space_name(o->space), room);
+            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
     }
     region->at = len > 0 ? start + at : 0;
     region->len = len;
@@ -4588,7 +4889,7 @@ static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
         return dcommi_check_refuse(c, op,
                                    "source and destination overlap in %s: bytes %" PRId64
                                    "+%" PRId64 " and %" PRId64 "+%" PRId64,
-                                   dcommi_check_space_name(a->mem->space), a->at, a->len, b->at,
+                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at,
                                    b->len);
     }
     return true;
@@ -5453,7 +5754,7 @@ static bool dcommi_check_bind(dcommi_check *c, dcommi_check_op *op, dcommi_check
         return dcommi_check_refuse(c, op,
                                    "gives %" PRId64 " bytes of %s to a sub-plan that "
                                    "touches %" PRId64,
-                                   r.len, dcommi_check_space_name(space), need);
+                                   r.len, dcommi_print_space(space), need);
     }
     f->mem[space] = r.mem;
     f->base[space] = r.at;
@@ -5825,7 +6126,7 @@ static void dcommi_check_stage_end(dcommi_check *c)
                          "rank %d may be done before %s has read the %s that it exposes: it waits "
                          "for no signal of that lane after the read",
                          m->rank, dcommi_check_lane_text(c, k).s,
-                         dcommi_check_space_name(m->space));
+                         dcommi_print_space(m->space));
                 break;
             }
         }
@@ -7356,7 +7657,9 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
     ssize_t n = send(p->fd, question, len, MSG_NOSIGNAL);
     p->broken = true; /* until the answer is whole */
     if (n != (ssize_t)len) {
-        return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) does not listen: %s",
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "the process manager (PMI_FD) does not listen: %s (MPI_Finalize ends "
+                           "it: create the communicator before, or with an id)",
                            strerror(errno));
     }
     /* Byte by byte: what follows the line may be meant for MPI. */
@@ -8175,7 +8478,7 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
 #define DCOMMI_RENDEZVOUS_H
 
 
-#define DCOMMI_RDV_STRANGERS_MAX 64 /* connections that have not proved themselves */
+#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
 #define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
 #define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
 #define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
@@ -8202,6 +8505,7 @@ typedef struct dcommi_rdv_conn {
     uint32_t rank;
     uint64_t instance;
     double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
+    bool guest;            /* counts as one: never joined */
     bool waiting;          /* this rank waits for the others */
     bool gathered;         /* its blob of this round is in `in` */
     bool left;             /* said BYE */
@@ -8226,7 +8530,7 @@ typedef struct dcommi_rdv_core {
     uint32_t generation;
     dcommi_rdv_conn **conns;
     size_t nconns, conns_capacity;
-    size_t strangers;
+    size_t guests;
     dcommi_rdv_conn **ranks; /* [size], NULL: not there */
     double *lost_at;         /* [size], 0: not lost */
     uint8_t *told;           /* [size], 1: knows that it failed */
@@ -8374,11 +8678,8 @@ static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
 
 /* ---- failure ---- */
 
-static void dcommi_rdv_farewell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
 {
-    if (conn->state == DCOMMI_RDV_STRANGER) {
-        c->strangers--;
-    }
     conn->state = DCOMMI_RDV_FAREWELL;
     conn->waiting = false;
     conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
@@ -8391,7 +8692,7 @@ static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
         c->ntold++;
     }
     conn->fail_due = true;
-    dcommi_rdv_farewell(c, conn, now);
+    dcommi_rdv_farewell(conn, now);
 }
 
 /* The rendezvous is over for everyone: those here now, and those who still come. */
@@ -8413,14 +8714,18 @@ static void DCOMMI_PRINTF(4, 5)
     }
 }
 
+static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
+{
+    c->guests -= conn->guest;
+    conn->guest = false;
+}
+
 /* A connection is over. */
 static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_state was = conn->state;
     conn->state = DCOMMI_RDV_GONE;
-    if (was == DCOMMI_RDV_STRANGER) {
-        c->strangers--;
-    }
+    dcommi_rdv_unguest(c, conn);
     if (was != DCOMMI_RDV_JOINED || c->ranks[conn->rank] != conn || conn->left) {
         return;
     }
@@ -8436,16 +8741,16 @@ static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
 
 /* ---- joining ---- */
 
-/* A connection has come in. NULL: without memory. */
+/* A connection has come in; where there are too many guests the oldest one goes, so that silent
+ * strangers keep no rank out. NULL: without memory. */
 static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
                                           double now)
 {
-    if (c->strangers >= DCOMMI_RDV_STRANGERS_MAX) {
+    if (c->guests >= DCOMMI_RDV_GUESTS_MAX) {
         dcommi_rdv_conn *oldest = NULL;
         for (size_t i = 0; i < c->nconns; i++) {
             dcommi_rdv_conn *conn = c->conns[i];
-            if (conn->state == DCOMMI_RDV_STRANGER &&
-                (oldest == NULL || conn->born < oldest->born)) {
+            if (conn->guest && (oldest == NULL || conn->born < oldest->born)) {
                 oldest = conn;
             }
         }
@@ -8464,13 +8769,13 @@ static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonc
     dcommi_rdv_put_challenge(conn->challenge, nonce);
     dcommi_rdv_say(conn, conn->challenge, sizeof conn->challenge);
     c->conns[c->nconns++] = conn;
-    c->strangers++;
+    conn->guest = true;
+    c->guests++;
     return conn;
 }
 
-static void DCOMMI_PRINTF(5, 6)
-    dcommi_rdv_reject(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now, dcomm_status status,
-                      const char *format, ...)
+static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double now,
+                                                  dcomm_status status, const char *format, ...)
 {
     uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX];
     char why[DCOMMI_RDV_REASON_MAX + 1];
@@ -8481,7 +8786,7 @@ static void DCOMMI_PRINTF(5, 6)
     uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
     dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
     dcommi_rdv_say(conn, frame, DCOMMI_RDV_HEADER + len);
-    dcommi_rdv_farewell(c, conn, now);
+    dcommi_rdv_farewell(conn, now);
 }
 
 static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from)
@@ -8532,11 +8837,11 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
 {
     dcommi_rdv_hello h;
     if (!dcommi_rdv_get_hello(conn->small, conn->challenge, c->key, &h)) {
-        dcommi_rdv_reject(c, conn, now, DCOMM_ERR_AUTH, "the secrets differ");
+        dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
         return;
     }
     if (h.generation != c->generation) {
-        dcommi_rdv_reject(c, conn, now, DCOMM_IN_PROGRESS,
+        dcommi_rdv_reject(conn, now, DCOMM_IN_PROGRESS,
                           "communicator %" PRIu32 " of this job is being created, not %" PRIu32,
                           c->generation, h.generation);
         return;
@@ -8558,7 +8863,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
                  "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
         dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
                               dcommi_rdv_put_reason(reason, DCOMM_ERR_RENDEZVOUS, why));
-        dcommi_rdv_farewell(c, conn, now);
+        dcommi_rdv_farewell(conn, now);
         return;
     }
     dcommi_rdv_conn *before = c->ranks[h.rank];
@@ -8566,7 +8871,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         before->state = DCOMMI_RDV_GONE; /* the same process tries again */
         c->njoined--;
     }
-    c->strangers--;
+    dcommi_rdv_unguest(c, conn);
     conn->state = DCOMMI_RDV_JOINED;
     conn->waiting = true;
     conn->deadline = now + h.timeout_ms / 1000.0;
@@ -8636,7 +8941,7 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
         if (c->first_leave == 0) {
             c->first_leave = now;
         }
-        dcommi_rdv_farewell(c, conn, now);
+        dcommi_rdv_farewell(conn, now);
         if (!c->ready || c->ngathered > 0) {
             dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
                               "rank %" PRIu32 " left while others waited for it", conn->rank);
@@ -8799,6 +9104,7 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
         if (c->ranks != NULL && conn->rank < c->size && c->ranks[conn->rank] == conn) {
             c->ranks[conn->rank] = NULL;
         }
+        dcommi_rdv_unguest(c, conn);
         closing(conn);
         dcommi_rdv_conn_free(conn);
     }
@@ -8862,10 +9168,10 @@ static void dcommi_rdv_server_release(dcommi_rdv_server *s)
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 {
     /* A bounded number at a time, so that a flood cannot keep ranks waiting. */
-    for (int i = 0; i < DCOMMI_RDV_STRANGERS_MAX; i++) {
+    for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE) {
+            if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
                 dcommi_log(DCOMMI_LOG_WARN,
                            "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
                            "the process that serves it)",
@@ -8967,7 +9273,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
         }
         s->polls[i + 2] = (struct pollfd){.fd = c->conns[i]->fd, .events = events};
     }
-    double wait = next - now < 1 ? next - now : 1;
+    double wait = next - now;
     if (s->listen_fd >= 0 && !accepts) {
         wait = 0.1;
     }
@@ -9278,10 +9584,12 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     const char *why = "";
     double patience = dcommi_now() + DCOMMI_BOOT_PORT_S;
     int n = l->loopback ? dcommi_addr_resolve(l->host, l->port, on, DCOMMI_SOCK_ADDRS, &why) : 0;
-    for (;;) {
-        dcomm_status status = dcommi_rdv_server_start(n > 0 ? &on[0] : NULL, l->port, l->key,
-                                                      generation, &boot->server);
-        if (status != DCOMM_ERR_SYSTEM || errno != EADDRINUSE || dcommi_now() > patience) {
+    for (int turn = 0;; turn++) {
+        const dcommi_addr *at = n > 0 ? &on[turn % n] : NULL;
+        dcomm_status status =
+            dcommi_rdv_server_start(at, l->port, l->key, generation, &boot->server);
+        bool again = errno == EADDRINUSE || turn + 1 < n;
+        if (status != DCOMM_ERR_SYSTEM || !again || dcommi_now() > patience) {
             return status;
         }
         if (dcommi_sock_pause(0.05, boot->client.cancel) < 0) {
@@ -14336,6 +14644,12 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
+         * up for the copy; both ends must agree on them. */
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
+        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
         /* Connecting to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
         /* A host that vanished sends no reset. */
@@ -15252,13 +15566,16 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder 
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
     int64_t tag = dcommi_build_tags(b, chunks);
+    uint16_t sent = dcommi_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
         int c = dcommi_loop_many(b, 0, chunks);
         dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
                     dcommi_linear(tag, c, 1), 0);
+        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
         dcommi_end_many(b, 0, chunks);
         c = dcommi_loop_many(b, 1, chunks);
+        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
         dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
                     dcommi_linear(tag, c, 1), 0);
         dcommi_end_many(b, 1, chunks);
@@ -15293,7 +15610,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    dcomm_operand own = dcommi_span(root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_IN, 0, total);
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
         uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
@@ -15987,6 +16304,7 @@ typedef struct dcommi_ring {
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
+    uint16_t sent;     /* counter of chunks that the sending lane is done with */
 } dcommi_ring;
 
 static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
@@ -16002,6 +16320,7 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .chunks = chunks};
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
+    ring.sent = dcommi_build_counter(b);
     return ring;
 }
 
@@ -16073,18 +16392,21 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
         dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
-/* Steps of the receiving lane that only pass blocks on. */
+/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
+ * the step N-1 before, which must be over. */
 static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips)
+                              int64_t first, int64_t trips, bool overwrites)
 {
-    if (trips <= 0) {
-        return;
-    }
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (overwrites) {
+        dcommi_await(ring->b, lane, ring->sent,
+                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+    }
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
@@ -16137,7 +16459,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
         dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
         dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1);
+        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
     }
     return b->status;
 }
@@ -16167,14 +16489,14 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
             dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
                         dcommi_span(in.space, in.base, length), 0);
         }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1);
+        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
     }
     return b->status;
 }
 
 /* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. `freed` counts the chunks sent out of
- * them (and begins with credit for the first steps). */
+ * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
+ * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
 static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
@@ -16189,7 +16511,6 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int64_t out = s->in_place ? own : 0;
     for (int i = 0; i < rings; i++) {
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        uint16_t freed = dcommi_build_counter(b);
         int64_t stage = dcommi_build_scratch(b, p.chunk);
         int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
         int send = ring.send_lane, recv = ring.recv_lane;
@@ -16205,16 +16526,16 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
             dcommi_send(b, send, part, dcommi_ring_next(&ring),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, freed, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
 
-            dcommi_signal(b, recv, freed, dcommi_const(s->rank), dcommi_const(2 * p.chunks));
+            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
             run = dcommi_ring_open(&ring, recv, 0, n - 2);
             dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
             part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, freed, dcommi_ring_count(&ring, &run, 1));
+            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
@@ -16367,11 +16688,16 @@ static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_no
 }
 
 /* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
- * one chunk leave while the next one arrives. */
+ * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
+ * reached c+1 (-1: at once). */
 static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
-                             const dcommi_node *node, dcomm_space source, int64_t first_tag)
+                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
+                             int after)
 {
     int c = dcommi_loop_many(b, lane, f->chunks);
+    if (after >= 0) {
+        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+    }
     dcomm_expr tag = dcommi_linear(first_tag, c, 1);
     dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
     if (node->parent >= 0) {
@@ -16408,7 +16734,7 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
 {
     int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
     bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b);
+    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
     if (inner) {
         int64_t stage = dcommi_build_scratch(b, f->chunk);
         int c = dcommi_loop_many(b, lane, f->chunks);
@@ -16434,8 +16760,12 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
         }
         dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
                     dcommi_linear(up, c, 1), 0);
+        if (from == DCOMM_SPACE_OUT) {
+            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+        }
         dcommi_end_many(b, lane, f->chunks);
-        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down);
+        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
+                         from == DCOMM_SPACE_OUT ? sent : -1);
         lane += 2;
     }
     return lane;
@@ -16512,7 +16842,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
         dcommi_node node = dcommi_tree_rooted(s, i % 2);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks));
+                         dcommi_build_tags(b, f.chunks), -1);
     }
     dcommi_tree_keep_own(s, b, total);
     return b->status;
@@ -16523,37 +16853,28 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
     dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks));
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+                     -1);
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-/* Only the root of a reduction can be in place. */
-static dcommi_shape dcommi_tree_reduce_shape(const dcommi_shape *s)
-{
-    dcommi_shape mine = *s;
-    mine.in_place = s->in_place && s->rank == s->root;
-    return mine;
-}
-
 static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_shape mine = dcommi_tree_reduce_shape(s);
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
         dcommi_node node = dcommi_tree_rooted(s, i % 2);
-        dcommi_tree_up(&mine, b, i, &f, &node);
+        dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
 }
 
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_shape mine = dcommi_tree_reduce_shape(s);
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
-    dcommi_tree_up(&mine, b, 0, &f, &node);
+    dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }
 
@@ -17755,6 +18076,10 @@ static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
 /* What the ranks must agree on, as a number. */
 static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
 {
+    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
+        uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
+        return (uint32_t)(pair ^ (pair >> 32));
+    }
     uint64_t h =
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
@@ -18791,6 +19116,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 }
 
 #endif
+=======
+>>>>>>> check
 #endif
 
 /* ==== helper macros end here =========================================================== */
@@ -18879,6 +19206,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_RDV_CHALLENGE_FRAME
 #undef DCOMMI_RDV_CHALLENGE_LEN
 #undef DCOMMI_RDV_FAREWELL_S
+#undef DCOMMI_RDV_GUESTS_MAX
 #undef DCOMMI_RDV_HANDSHAKE_S
 #undef DCOMMI_RDV_HEADER
 #undef DCOMMI_RDV_HELLO_FRAME
@@ -18894,7 +19222,6 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_RDV_RETURN_S
 #undef DCOMMI_RDV_SIZE_MAX
 #undef DCOMMI_RDV_STRAGGLER_S
-#undef DCOMMI_RDV_STRANGERS_MAX
 #undef DCOMMI_RDV_TAG
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN

@@ -11,6 +11,7 @@
 #include "impl/device_host.h"
 #include "impl/build.h"
 #include "impl/check.h"
+#include "impl/print.h"
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"
 #endif

@@ -238,13 +238,16 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder 
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
     int64_t tag = dcommi_build_tags(b, chunks);
+    uint16_t sent = dcommi_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
         int c = dcommi_loop_many(b, 0, chunks);
         dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
                     dcommi_linear(tag, c, 1), 0);
+        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
         dcommi_end_many(b, 0, chunks);
         c = dcommi_loop_many(b, 1, chunks);
+        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
         dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
                     dcommi_linear(tag, c, 1), 0);
         dcommi_end_many(b, 1, chunks);
@@ -279,7 +282,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    dcomm_operand own = dcommi_span(root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_IN, 0, total);
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
         uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);

@@ -21,6 +21,7 @@ typedef struct dcommi_ring {
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
+    uint16_t sent;     /* counter of chunks that the sending lane is done with */
 } dcommi_ring;
 
 static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
@@ -36,6 +37,7 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .chunks = chunks};
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
+    ring.sent = dcommi_build_counter(b);
     return ring;
 }
 
@@ -107,18 +109,21 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
         dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
-/* Steps of the receiving lane that only pass blocks on. */
+/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
+ * the step N-1 before, which must be over. */
 static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips)
+                              int64_t first, int64_t trips, bool overwrites)
 {
-    if (trips <= 0) {
-        return;
-    }
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (overwrites) {
+        dcommi_await(ring->b, lane, ring->sent,
+                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+    }
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
@@ -171,7 +176,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
         dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
         dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1);
+        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
     }
     return b->status;
 }
@@ -201,14 +206,14 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
             dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
                         dcommi_span(in.space, in.base, length), 0);
         }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1);
+        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
     }
     return b->status;
 }
 
 /* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. `freed` counts the chunks sent out of
- * them (and begins with credit for the first steps). */
+ * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
+ * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
 static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
@@ -223,7 +228,6 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int64_t out = s->in_place ? own : 0;
     for (int i = 0; i < rings; i++) {
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        uint16_t freed = dcommi_build_counter(b);
         int64_t stage = dcommi_build_scratch(b, p.chunk);
         int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
         int send = ring.send_lane, recv = ring.recv_lane;
@@ -239,16 +243,16 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
             dcommi_send(b, send, part, dcommi_ring_next(&ring),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, freed, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
 
-            dcommi_signal(b, recv, freed, dcommi_const(s->rank), dcommi_const(2 * p.chunks));
+            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
             run = dcommi_ring_open(&ring, recv, 0, n - 2);
             dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
             part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, freed, dcommi_ring_count(&ring, &run, 1));
+            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),

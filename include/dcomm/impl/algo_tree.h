@@ -127,11 +127,16 @@ static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_no
 }
 
 /* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
- * one chunk leave while the next one arrives. */
+ * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
+ * reached c+1 (-1: at once). */
 static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
-                             const dcommi_node *node, dcomm_space source, int64_t first_tag)
+                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
+                             int after)
 {
     int c = dcommi_loop_many(b, lane, f->chunks);
+    if (after >= 0) {
+        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+    }
     dcomm_expr tag = dcommi_linear(first_tag, c, 1);
     dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
     if (node->parent >= 0) {
@@ -168,7 +173,7 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
 {
     int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
     bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b);
+    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
     if (inner) {
         int64_t stage = dcommi_build_scratch(b, f->chunk);
         int c = dcommi_loop_many(b, lane, f->chunks);
@@ -194,8 +199,12 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
         }
         dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
                     dcommi_linear(up, c, 1), 0);
+        if (from == DCOMM_SPACE_OUT) {
+            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+        }
         dcommi_end_many(b, lane, f->chunks);
-        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down);
+        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
+                         from == DCOMM_SPACE_OUT ? sent : -1);
         lane += 2;
     }
     return lane;
@@ -272,7 +281,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
         dcommi_node node = dcommi_tree_rooted(s, i % 2);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks));
+                         dcommi_build_tags(b, f.chunks), -1);
     }
     dcommi_tree_keep_own(s, b, total);
     return b->status;
@@ -283,37 +292,28 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
     dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks));
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+                     -1);
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-/* Only the root of a reduction can be in place. */
-static dcommi_shape dcommi_tree_reduce_shape(const dcommi_shape *s)
-{
-    dcommi_shape mine = *s;
-    mine.in_place = s->in_place && s->rank == s->root;
-    return mine;
-}
-
 static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_shape mine = dcommi_tree_reduce_shape(s);
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
         dcommi_node node = dcommi_tree_rooted(s, i % 2);
-        dcommi_tree_up(&mine, b, i, &f, &node);
+        dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
 }
 
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_shape mine = dcommi_tree_reduce_shape(s);
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
-    dcommi_tree_up(&mine, b, 0, &f, &node);
+    dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }
 

@@ -96,7 +96,7 @@ static bool dcommi_check_bind(dcommi_check *c, dcommi_check_op *op, dcommi_check
         return dcommi_check_refuse(c, op,
                                    "gives %" PRId64 " bytes of %s to a sub-plan that "
                                    "touches %" PRId64,
-                                   r.len, dcommi_check_space_name(space), need);
+                                   r.len, dcommi_print_space(space), need);
     }
     f->mem[space] = r.mem;
     f->base[space] = r.at;
@@ -468,7 +468,7 @@ static void dcommi_check_stage_end(dcommi_check *c)
                          "rank %d may be done before %s has read the %s that it exposes: it waits "
                          "for no signal of that lane after the read",
                          m->rank, dcommi_check_lane_text(c, k).s,
-                         dcommi_check_space_name(m->space));
+                         dcommi_print_space(m->space));
                 break;
             }
         }

@@ -340,7 +340,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
              "%s %s byte %" PRId64 " of rank %d's %s, which %s step %" PRIu32
              " %s%s: nothing orders the two",
              dcommi_check_op_text(c, op).s, race->second_writes ? "writes" : "reads", race->at,
-             race->mem->rank, dcommi_check_space_name(race->mem->space),
+             race->mem->rank, dcommi_print_space(race->mem->space),
              dcommi_check_lane_text(c, race->comp).s, race->step,
              race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
 }

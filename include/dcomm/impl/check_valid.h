@@ -3,8 +3,7 @@
 #ifndef DCOMMI_CHECK_VALID_H
 #define DCOMMI_CHECK_VALID_H
 
-#include "../plan.h"
-#include "util.h"
+#include "print.h"
 
 #define DCOMMI_CHECK_DEPTH 8          /* sub-plans may nest this deep */
 #define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
@@ -62,13 +61,6 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
     return &forms[kind];
 }
 
-static const char *dcommi_check_space_name(unsigned space)
-{
-    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
-                                        "STATE", "WORDS", "PEER", "MSG"};
-    return space < sizeof names / sizeof names[0] ? names[space] : "?";
-}
-
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
                                             const char *where, const char *what)
 {
@@ -93,7 +85,7 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
 {
     if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
-                           dcommi_check_space_name(o->space), o->space);
+                           dcommi_print_space(o->space), o->space);
     }
     if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
         return DCOMM_OK;

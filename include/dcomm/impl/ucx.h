@@ -517,6 +517,12 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
+         * up for the copy; both ends must agree on them. */
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
+        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
         /* Connecting to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
         /* A host that vanished sends no reset. */
