@@ -109,8 +109,8 @@ DCOMM_API dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf, void 
                                     const dcomm_coll_opts *opts);
 /* counts[size] and displs[size] (NULL: packed) are given, alike, on every rank. */
 DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      const size_t *counts, const size_t *displs,
-                                      dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
+                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                      int root, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p);
 DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
@@ -129,14 +129,14 @@ DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, vo
                                        dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
                                        dcomm_request **request_p);
 DCOMM_API dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      const size_t *counts, const size_t *displs,
-                                      dcomm_dtype dtype, int root, const dcomm_coll_opts *opts);
+                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                      int root, const dcomm_coll_opts *opts);
 
 /* Block p of sendbuf (count elements) goes to rank p, which puts it at block `rank` of its recvbuf.
  * In place: sendbuf == recvbuf. Algorithms: pairwise, bruck, linear. */
 DCOMM_API dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype,
-                                       const dcomm_coll_opts *opts, dcomm_request **request_p);
+                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                       dcomm_request **request_p);
 DCOMM_API dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts);
 /* sendcounts[p] elements at sendbuf + sdispls[p] go to rank p, and recvcounts[p] come from it to

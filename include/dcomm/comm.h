@@ -30,12 +30,12 @@ typedef struct dcomm_id {
 typedef int (*dcomm_allgather_fn)(const void *mine, size_t bytes, void *all, void *user);
 
 typedef struct dcomm_context_opts {
-    bool progress_thread;   /* a thread that progresses while the caller computes (default: no;
-                               environment DCOMM_PROGRESS_THREAD=1) */
-    const char *iface;      /* network interface for other hosts, e.g. "eth0" (default: DCOMM_IFACE,
-                               else the interface of the default route, else loopback) */
-    const char *host_id;    /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
-                               else boot id, namespaces and host name) */
+    bool progress_thread; /* a thread that progresses while the caller computes (default: no;
+                             environment DCOMM_PROGRESS_THREAD=1) */
+    const char *iface;    /* network interface for other hosts, e.g. "eth0" (default: DCOMM_IFACE,
+                             else the interface of the default route, else loopback) */
+    const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
+                             else boot id, namespaces and host name) */
 } dcomm_context_opts;
 
 /* Open a context. It is closed when its creator has destroyed it and no communicator is left.
@@ -56,20 +56,20 @@ typedef enum dcomm_boot {
 } dcomm_boot;
 
 typedef struct dcomm_comm_opts {
-    dcomm_context *context;   /* (default: a new one that lives as long as the communicator) */
+    dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
     dcomm_context_opts context_opts; /* for that new one */
-    dcomm_boot boot;          /* (default: DCOMM_BOOT_AUTO) */
-    int rank, size;           /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
-    dcomm_id id;              /* with DCOMM_BOOT_ID */
-    dcomm_allgather_fn allgather; /* with DCOMM_BOOT_ALLGATHER */
+    dcomm_boot boot;                 /* (default: DCOMM_BOOT_AUTO) */
+    int rank, size;                  /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
+    dcomm_id id;                     /* with DCOMM_BOOT_ID */
+    dcomm_allgather_fn allgather;    /* with DCOMM_BOOT_ALLGATHER */
     void *allgather_user;
-    double timeout_s;         /* creation and every operation (default: DCOMM_TIMEOUT, else 300) */
-    const char *algo;         /* algorithm forced for every call where it applies (default:
-                                 DCOMM_ALGO, else "auto"); rank 0's is taken by all ranks */
-    bool deterministic;       /* fold in rank order always (default: DCOMM_DETERMINISTIC, else no);
-                                 rank 0's is taken by all ranks */
-    size_t chunk_bytes;       /* pipelining grain of long messages (default: DCOMM_CHUNK, else
-                                 chosen per algorithm); rank 0's is taken by all ranks */
+    double timeout_s;   /* creation and every operation (default: DCOMM_TIMEOUT, else 300) */
+    const char *algo;   /* algorithm forced for every call where it applies (default:
+                           DCOMM_ALGO, else "auto"); rank 0's is taken by all ranks */
+    bool deterministic; /* fold in rank order always (default: DCOMM_DETERMINISTIC, else no);
+                           rank 0's is taken by all ranks */
+    size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
+                           chosen per algorithm); rank 0's is taken by all ranks */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`

@@ -38,8 +38,8 @@ typedef enum dcomm_space {
  * first, counted from 0; an index of a loop that is not open is 0.
  *   CONST   value = add
  *   AFFINE  value = scale * x        + sum(post[d] * i[d]) + add
- *   TABLE   value = scale * table[x] + sum(post[d] * i[d]) + add
- *   WORD    value = scale * words[x] + sum(post[d] * i[d]) + add
+ *   TABLE   value = scale * table[first + x] + sum(post[d] * i[d]) + add
+ *   WORD    value = scale * words[first + x] + sum(post[d] * i[d]) + add
  * where x = base + sum(coef[d] * i[d]), taken modulo `mod` into [0, mod) when mod is not 0.
  * All zero is the constant 0. */
 typedef enum dcomm_expr_kind {
@@ -57,6 +57,7 @@ typedef struct dcomm_expr {
     int64_t base;
     int64_t coef[DCOMM_LOOP_DEPTH];
     int64_t mod;
+    int64_t first; /* TABLE, WORD: where this expression's part begins */
 } dcomm_expr;
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
@@ -69,10 +70,10 @@ typedef struct dcomm_operand {
     uint8_t space; /* dcomm_space */
     uint16_t slot; /* PEER: which of that rank's exposed slots */
     uint32_t repeat;
-    int64_t stride;   /* bytes from one piece to the next */
-    dcomm_expr peer;  /* PEER: rank in the plan */
-    dcomm_expr offset; /* bytes */
-    dcomm_expr length; /* bytes */
+    int64_t stride;     /* bytes from one piece to the next */
+    dcomm_expr peer;    /* PEER: rank in the plan */
+    dcomm_expr offset;  /* bytes */
+    dcomm_expr length;  /* bytes */
     int64_t max_length; /* bytes */
     int64_t clip;       /* bytes; 0: none */
 } dcomm_operand;
@@ -110,23 +111,23 @@ typedef struct dcomm_operand {
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
  * says that it completes the reduction, which is where DCOMM_AVG divides. */
-#define DCOMM_STEP_TABLE(X)                                                                        \
-    X(SEND, "send")                                                                                \
-    X(RECV, "recv")                                                                                \
-    X(RECV_REDUCE, "recv_reduce")                                                                  \
-    X(COPY, "copy")                                                                                \
-    X(EXPOSE, "expose")                                                                            \
-    X(REDUCE, "reduce")                                                                            \
-    X(ENCODE, "encode")                                                                            \
-    X(DECODE, "decode")                                                                            \
-    X(DECODE_REDUCE, "decode_reduce")                                                              \
-    X(COMMIT, "commit")                                                                            \
-    X(COMPUTE, "compute")                                                                          \
-    X(SIGNAL, "signal")                                                                            \
-    X(WAIT, "wait")                                                                                \
-    X(FENCE, "fence")                                                                              \
-    X(LOOP, "loop")                                                                                \
-    X(END, "end")                                                                                  \
+#define DCOMM_STEP_TABLE(X)           \
+    X(SEND, "send")                   \
+    X(RECV, "recv")                   \
+    X(RECV_REDUCE, "recv_reduce")     \
+    X(COPY, "copy")                   \
+    X(EXPOSE, "expose")               \
+    X(REDUCE, "reduce")               \
+    X(ENCODE, "encode")               \
+    X(DECODE, "decode")               \
+    X(DECODE_REDUCE, "decode_reduce") \
+    X(COMMIT, "commit")               \
+    X(COMPUTE, "compute")             \
+    X(SIGNAL, "signal")               \
+    X(WAIT, "wait")                   \
+    X(FENCE, "fence")                 \
+    X(LOOP, "loop")                   \
+    X(END, "end")                     \
     X(CALL, "call")
 
 typedef enum dcomm_step_kind {
@@ -140,9 +141,9 @@ typedef enum dcomm_step_kind {
 #define DCOMM_STEP_FINAL 2u /* this fold completes the reduction */
 
 typedef struct dcomm_step {
-    uint8_t kind;  /* dcomm_step_kind */
-    uint8_t flags; /* DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL */
-    uint16_t slot; /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
+    uint8_t kind;    /* dcomm_step_kind */
+    uint8_t flags;   /* DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL */
+    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
     uint16_t kernel; /* COMPUTE */
     uint32_t src;    /* first source operand, an index into plan.operands */
     uint32_t nsrc;   /* number of source operands, repeats not unfolded */
@@ -243,19 +244,19 @@ typedef struct dcomm_check_spec {
     dcomm_dtype dtype;
     int root;
     bool in_place;
-    bool rank_order;        /* folds must combine contributions in rank order */
-    const size_t *counts;   /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
-    const size_t *displs;   /* v: [nranks] in the concatenated buffer; NULL: packed */
+    bool rank_order;      /* folds must combine contributions in rank order */
+    const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
+    const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
 } dcomm_check_spec;
 
 /* Totals that the checker counted, for one set of plans. */
 typedef struct dcomm_check_report {
-    char message[512];        /* why the plans were refused; "" when they are right */
-    int64_t messages;         /* point-to-point messages, signals not counted */
-    int64_t signals;          /* signals and expositions between ranks */
-    int64_t max_rank_bytes;   /* most payload bytes one rank sends (or reads from peers) */
-    int64_t total_bytes;      /* payload bytes of all ranks */
-    int64_t steps;            /* longest chain of dependent messages: the alpha term */
+    char message[512];      /* why the plans were refused; "" when they are right */
+    int64_t messages;       /* point-to-point messages, signals not counted */
+    int64_t signals;        /* signals and expositions between ranks */
+    int64_t max_rank_bytes; /* most payload bytes one rank sends (or reads from peers) */
+    int64_t total_bytes;    /* payload bytes of all ranks */
+    int64_t steps;          /* longest chain of dependent messages: the alpha term */
 } dcomm_check_report;
 
 /* Prove that plans[0..nranks-1] together (plans[r] is rank r's) are safe and right: every send

@@ -12,7 +12,7 @@ extern "C" {
 typedef struct dcomm_algo_info {
     const char *name;
     dcomm_coll coll;
-    bool rank_order; /* can fold in rank order (deterministic) */
+    bool rank_order;    /* can fold in rank order (deterministic) */
     const char *cost;   /* steps and bytes on the wire, in N ranks and S bytes */
     const char *source; /* paper or origin */
 } dcomm_algo_info;
@@ -36,10 +36,10 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
-    uint64_t operations;     /* completed */
-    uint64_t messages_sent;  /* payload messages */
-    uint64_t bytes_sent;     /* payload bytes sent, headers not counted */
-    uint64_t bytes_read;     /* payload bytes read from peers' exposed memory */
+    uint64_t operations;           /* completed */
+    uint64_t messages_sent;        /* payload messages */
+    uint64_t bytes_sent;           /* payload bytes sent, headers not counted */
+    uint64_t bytes_read;           /* payload bytes read from peers' exposed memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
 } dcomm_stats;

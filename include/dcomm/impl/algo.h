@@ -12,7 +12,7 @@ typedef struct dcommi_algo {
     const char *name;
     dcomm_coll coll;
     dcommi_algo_fn make;
-    bool rank_order;    /* can fold in rank order */
+    bool rank_order; /* can fold in rank order */
     const char *cost;
     const char *source;
 } dcommi_algo;

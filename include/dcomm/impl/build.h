@@ -9,17 +9,21 @@
 #include "../plan.h"
 #include "util.h"
 
+/* What the engine executes and the checker accepts. */
+#define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
     int rank, nranks, root;
     dcomm_dtype dtype;
     dcomm_op op;
-    size_t count;   /* the collective's own count argument, elements */
-    bool in_place;  /* the input lies in OUT, where the collective's rules put it */
-    bool rank_order; /* fold in rank order or refuse */
-    int lanes;            /* parallel instances, >= 1 */
-    int64_t chunk_bytes;  /* pipelining grain, 0: the algorithm's own default */
+    size_t count;        /* the collective's own count argument, elements */
+    bool in_place;       /* the input lies in OUT, where the collective's rules put it */
+    bool rank_order;     /* fold in rank order or refuse */
+    int lanes;           /* parallel instances, >= 1 */
+    int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -53,11 +57,12 @@ static inline dcomm_expr dcommi_modular(int64_t scale, int64_t base, int depth, 
     return e;
 }
 
-/* scale * table[first + (base + coef * i[depth]) mod m]: the table's part begins at `first`, which
- * must be a multiple of what mod leaves free, so the caller gives absolute tables per use. */
-static inline dcomm_expr dcommi_lookup(int64_t scale, int64_t index)
+/* table[first + (base + coef * i[depth]) mod m] */
+static inline dcomm_expr dcommi_lookup(int64_t first, int64_t base, int depth, int64_t coef,
+                                       int64_t mod)
 {
-    dcomm_expr e = {.kind = DCOMM_EXPR_TABLE, .scale = scale, .base = index};
+    dcomm_expr e = {.kind = DCOMM_EXPR_TABLE, .scale = 1, .base = base, .mod = mod, .first = first};
+    e.coef[depth] = coef;
     return e;
 }
 
@@ -249,7 +254,8 @@ static int64_t dcommi_build_tags(dcommi_builder *b, int64_t n)
     if (first + n > INT32_MAX) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                           "%s: more than 2^31 messages between two ranks; use a "
-                                          "larger chunk_bytes", b->head.name));
+                                          "larger chunk_bytes",
+                                          b->head.name));
         return 0;
     }
     b->head.ntags = (uint32_t)(first + n);
@@ -513,9 +519,9 @@ static int64_t dcommi_expr_value(const dcomm_expr *e, const int64_t *index, cons
         x += x < 0 ? e->mod : 0;
     }
     if (e->kind == DCOMM_EXPR_TABLE) {
-        x = table[x];
+        x = table[e->first + x];
     } else if (e->kind == DCOMM_EXPR_WORD) {
-        x = (int64_t)words[x];
+        x = (int64_t)words[e->first + x];
     }
     return value + e->scale * x;
 }

@@ -9,9 +9,8 @@
  * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
  * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
  * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc,
-                                       size_t count, dcomm_dtype dtype, dcomm_op op,
-                                       int64_t divisor);
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
 /* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
  * rounding of the f64 product towards zero; dst may equal src. */
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,

@@ -51,12 +51,12 @@ typedef struct dcommi_region {
 #define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
 
 struct dcommi_transport {
-    const char *name;          /* "local", "net" */
+    const char *name; /* "local", "net" */
     const struct dcommi_transport_vtable *call;
     dcommi_transport_handlers handlers;
-    const void *address;       /* how peers reach us; owned by the transport */
+    const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
-    size_t eager_max;          /* a payload up to this long is copied out before send returns */
+    size_t eager_max; /* a payload up to this long is copied out before send returns */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -70,7 +70,8 @@ typedef struct dcommi_transport_vtable {
      * order; longer ones may be overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);
-    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc. */
+    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
+     */
     dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
     /* Drop a kept payload. */
     void (*release)(dcommi_transport *t, void *desc);

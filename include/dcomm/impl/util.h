@@ -3,13 +3,15 @@
 #define DCOMMI_UTIL_H
 
 #ifdef __cplusplus
-#error "dcomm: the implementation is C; compile DCOMM_IMPLEMENTATION in one .c file (C++ projects: a two-line dcomm.c)"
+#error \
+    "dcomm: the implementation is C; compile DCOMM_IMPLEMENTATION in one .c file (C++ projects: a two-line dcomm.c)"
 #endif
 #ifndef _GNU_SOURCE
 #error "dcomm: define _GNU_SOURCE before the first include of the file with DCOMM_IMPLEMENTATION"
 #endif
 #ifdef __FAST_MATH__
-#error "dcomm: do not compile DCOMM_IMPLEMENTATION with -ffast-math; results would depend on the compiler"
+#error \
+    "dcomm: do not compile DCOMM_IMPLEMENTATION with -ffast-math; results would depend on the compiler"
 #endif
 
 #include "../base.h"
@@ -31,12 +33,12 @@
 #define DCOMMI_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define DCOMMI_CACHE_LINE 64
 
-#define DCOMMI_TRY(expression)                                                                     \
-    do {                                                                                           \
-        dcomm_status dcommi_try_status = (expression);                                             \
-        if (DCOMMI_UNLIKELY(dcommi_try_status < 0)) {                                              \
-            return dcommi_try_status;                                                              \
-        }                                                                                          \
+#define DCOMMI_TRY(expression)                         \
+    do {                                               \
+        dcomm_status dcommi_try_status = (expression); \
+        if (DCOMMI_UNLIKELY(dcommi_try_status < 0)) {  \
+            return dcommi_try_status;                  \
+        }                                              \
     } while (0)
 
 /* ---- the last error's sentence, per thread ---- */
@@ -103,8 +105,9 @@ static dcomm_alloc_fn dcommi_alloc_fn;
 static dcomm_free_fn dcommi_free_fn;
 static void *dcommi_alloc_user;
 
-/* Zeroed, cache-line aligned; NULL (and a sentence) when there is none. Never of 0 bytes. */
-static void *dcommi_alloc(size_t bytes)
+/* Undefined contents, cache-line aligned; NULL (and a sentence) when there is none. Never of 0
+ * bytes. */
+static void *dcommi_alloc_raw(size_t bytes)
 {
     size_t padded = 0;
     void *p = NULL;
@@ -115,9 +118,17 @@ static void *dcommi_alloc(size_t bytes)
     }
     if (p == NULL) {
         dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
-        return NULL;
     }
-    memset(p, 0, padded);
+    return p;
+}
+
+/* The same, zeroed. */
+static void *dcommi_alloc(size_t bytes)
+{
+    void *p = dcommi_alloc_raw(bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
     return p;
 }
 

@@ -1,0 +1,538 @@
+/* dcomm-run.c - starts local ranks with torchrun's variables, binds them to cores, and ends all
+ * when one fails. It needs nothing of dcomm itself. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "run_bind.h"
+#include "run_tag.h"
+
+enum { EXIT_USAGE = 2, EXIT_TIMED_OUT = 124, EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127 };
+#define RANKS_MAX 4096
+#define GRACE_S 2.0
+
+static const char usage[] =
+    "usage: dcomm-run -n N [options] [--] PROGRAM [ARGUMENTS]\n"
+    "\n"
+    "Starts N ranks of PROGRAM on this machine, with the environment variables of torchrun: RANK,\n"
+    "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. When a rank fails, says\n"
+    "which and how, ends the others, and exits as that rank did (128+n for signal n).\n"
+    "\n"
+    "  -n N                   ranks on this machine\n"
+    "  --bind slice|core|none cores of a rank: an equal share, one, or any (default: slice)\n"
+    "  --host-id-every K      ranks 0..K-1, K..2K-1, ... pass for hosts that share no memory\n"
+    "  --nnodes M             machines in all; needs --node-rank and --master (default: 1)\n"
+    "  --node-rank R          which of them this is, from 0\n"
+    "  --master HOST:PORT     machine 0; every machine needs the same DCOMM_SECRET or\n"
+    "                         DCOMM_SECRET_FILE\n"
+    "  --timeout S            end all ranks after S seconds, and exit with 124\n"
+    "  --keep-going           leave the other ranks alone when one fails\n"
+    "  --tag-output           begin each line of output with its rank\n"
+    "  --help                 this text\n"
+    "\n"
+    "SIGINT, SIGTERM and SIGHUP are passed on to the ranks; a second one ends them within 2 s.\n"
+    "Only rank 0 reads standard input, and only where that is no terminal.\n";
+
+typedef struct options {
+    int ranks, nodes, node, host_id_every;
+    enum run_bind bind;
+    double timeout;
+    bool keep_going, tag;
+    char *master_addr, *master_port;
+    char **command;
+} options;
+
+typedef struct launcher {
+    const options *opts;
+    pid_t pids[RANKS_MAX]; /* 0 once the rank has ended */
+    int alive;
+    int status;  /* what to exit with: the first failure */
+    bool failed; /* that is known */
+    bool ending; /* SIGTERM is sent; SIGKILL follows at kill_at */
+    bool killed;
+    int signals; /* passed on so far */
+    double kill_at;
+    double timeout_at;
+} launcher;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- command line ---- */
+
+static _Noreturn void usage_error(const char *what, const char *value)
+{
+    fprintf(stderr, "dcomm-run: %s%s%s; see dcomm-run --help\n", what, value != NULL ? " " : "",
+            value != NULL ? value : "");
+    exit(EXIT_USAGE);
+}
+
+static int number(const char *option, const char *text, int least, int most)
+{
+    char *end = NULL;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0' || value < least || value > most) {
+        fprintf(stderr, "dcomm-run: %s %s: not a number from %d to %d; see dcomm-run --help\n",
+                option, text, least, most);
+        exit(EXIT_USAGE);
+    }
+    return (int)value;
+}
+
+/* HOST:PORT, [IPV6]:PORT. */
+static void parse_master(options *o, char *text)
+{
+    char *colon = strrchr(text, ':');
+    if (colon == NULL || colon == text) {
+        usage_error("--master wants HOST:PORT, not", text);
+    }
+    number("--master: port", colon + 1, 1, 65534);
+    *colon = '\0';
+    o->master_port = colon + 1;
+    o->master_addr = text;
+    size_t length = strlen(text);
+    if (text[0] == '[' && text[length - 1] == ']') {
+        text[length - 1] = '\0';
+        o->master_addr = text + 1;
+    }
+}
+
+static void parse(options *o, int argc, char **argv)
+{
+    enum { BIND = 256, HOST_ID, NNODES, NODE_RANK, MASTER, TIMEOUT, KEEP_GOING, TAG, HELP };
+    static const struct option longs[] = {{"bind", required_argument, NULL, BIND},
+                                          {"host-id-every", required_argument, NULL, HOST_ID},
+                                          {"nnodes", required_argument, NULL, NNODES},
+                                          {"node-rank", required_argument, NULL, NODE_RANK},
+                                          {"master", required_argument, NULL, MASTER},
+                                          {"timeout", required_argument, NULL, TIMEOUT},
+                                          {"keep-going", no_argument, NULL, KEEP_GOING},
+                                          {"tag-output", no_argument, NULL, TAG},
+                                          {"help", no_argument, NULL, HELP},
+                                          {NULL, 0, NULL, 0}};
+    *o = (options){.nodes = 1, .node = -1, .bind = RUN_BIND_SLICE};
+    int c;
+    while ((c = getopt_long(argc, argv, "+n:h", longs, NULL)) != -1) {
+        switch (c) {
+        case 'n':
+            o->ranks = number("-n", optarg, 1, RANKS_MAX);
+            break;
+        case BIND:
+            if (!run_bind_parse(optarg, &o->bind)) {
+                usage_error("--bind takes slice, core or none, not", optarg);
+            }
+            break;
+        case HOST_ID:
+            o->host_id_every = number("--host-id-every", optarg, 1, INT32_MAX);
+            break;
+        case NNODES:
+            o->nodes = number("--nnodes", optarg, 1, 65536);
+            break;
+        case NODE_RANK:
+            o->node = number("--node-rank", optarg, 0, 65535);
+            break;
+        case MASTER:
+            parse_master(o, optarg);
+            break;
+        case TIMEOUT: {
+            char *end = NULL;
+            o->timeout = strtod(optarg, &end);
+            if (end == optarg || *end != '\0' || !(o->timeout > 0) || o->timeout > 1e9) {
+                usage_error("--timeout wants a number of seconds, not", optarg);
+            }
+            break;
+        }
+        case KEEP_GOING:
+            o->keep_going = true;
+            break;
+        case TAG:
+            o->tag = true;
+            break;
+        case HELP:
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            fputs("see dcomm-run --help\n", stderr);
+            exit(EXIT_USAGE);
+        }
+    }
+    o->command = argv + optind;
+    if (o->ranks == 0) {
+        usage_error("-n is missing", NULL);
+    }
+    if (o->command[0] == NULL) {
+        usage_error("the program is missing", NULL);
+    }
+    if (o->nodes > 1 && (o->node < 0 || o->master_addr == NULL)) {
+        usage_error("--nnodes needs --node-rank and --master", NULL);
+    }
+    if (o->node >= o->nodes) {
+        usage_error("--node-rank must be less than --nnodes", NULL);
+    }
+    o->node = o->node < 0 ? 0 : o->node;
+    if (o->nodes > 1 && getenv("DCOMM_SECRET") == NULL && getenv("DCOMM_SECRET_FILE") == NULL) {
+        fputs("dcomm-run: neither DCOMM_SECRET nor DCOMM_SECRET_FILE is set: machines will not "
+              "authenticate each other\n",
+              stderr);
+    }
+}
+
+/* ---- environment ---- */
+
+static void put_number(const char *name, long value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%ld", value);
+    setenv(name, text, 1);
+}
+
+static void random_bytes(void *p, size_t n)
+{
+    if (getrandom(p, n, 0) != (ssize_t)n) {
+        fprintf(stderr, "dcomm-run: no random numbers: %s\n", strerror(errno));
+        exit(1);
+    }
+}
+
+static void random_hex(char *text, size_t bytes)
+{
+    uint8_t raw[32];
+    random_bytes(raw, bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        sprintf(text + 2 * i, "%02x", raw[i]);
+    }
+}
+
+/* A port of the loopback interface that nobody uses. Below the kernel's ephemeral range, so that
+ * no outgoing connection takes it before the ranks do. */
+static int free_port(void)
+{
+    for (int tries = 0; tries < 1000; tries++) {
+        uint16_t r;
+        random_bytes(&r, sizeof r);
+        struct sockaddr_in a = {.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)(20000 + r % 12000)),
+                                .sin_addr.s_addr = htonl(INADDR_ANY)};
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) {
+            break;
+        }
+        bool is_free = bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+        close(fd);
+        if (is_free) {
+            return ntohs(a.sin_port);
+        }
+    }
+    fprintf(stderr, "dcomm-run: no free TCP port: %s\n", strerror(errno));
+    exit(1);
+}
+
+/* What all ranks have in common; `run` names this run for --host-id-every. */
+static void prepare_environment(const options *o, char run[17])
+{
+    random_hex(run, 8);
+    put_number("WORLD_SIZE", (long)o->ranks * o->nodes);
+    put_number("LOCAL_WORLD_SIZE", o->ranks);
+    put_number("GROUP_RANK", o->node);
+    if (o->master_addr != NULL) {
+        setenv("MASTER_ADDR", o->master_addr, 1);
+        setenv("MASTER_PORT", o->master_port, 1);
+    } else {
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        put_number("MASTER_PORT", free_port());
+        put_number("DCOMM_PORT", free_port());
+    }
+    if (o->nodes == 1) {
+        char secret[33];
+        random_hex(secret, 16);
+        setenv("DCOMM_SECRET", secret, 1);
+        unsetenv("DCOMM_SECRET_FILE");
+    }
+}
+
+static void rank_environment(const options *o, int local, const char *run)
+{
+    int rank = o->node * o->ranks + local;
+    put_number("RANK", rank);
+    put_number("LOCAL_RANK", local);
+    if (o->host_id_every > 0) {
+        char id[64];
+        snprintf(id, sizeof id, "run-%s-%d", run, rank / o->host_id_every);
+        setenv("DCOMM_HOSTID", id, 1);
+    }
+}
+
+/* ---- ranks ---- */
+
+/* In the child. Returns only when the program cannot be run. */
+static void become_rank(const options *o, int local, const char *run, pid_t parent,
+                        const sigset_t *mask, const run_cpus *cpus)
+{
+    /* A group of its own, so that what the rank starts can be ended with it. */
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(1);
+    }
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    if (local > 0 || isatty(STDIN_FILENO)) {
+        int null = open("/dev/null", O_RDONLY);
+        dup2(null, STDIN_FILENO);
+        close(null);
+    }
+    rank_environment(o, local, run);
+    run_bind_apply(cpus, o->bind, local, o->ranks);
+    execvp(o->command[0], o->command);
+}
+
+/* Start all ranks. A program that cannot be run is reported once, not by every rank. */
+static void start(launcher *l, const char *run, const sigset_t *mask, run_tags *tags)
+{
+    const options *o = l->opts;
+    run_cpus cpus;
+    int trouble[2];
+    pid_t parent = getpid();
+    run_bind_read(&cpus);
+    if (pipe2(trouble, O_CLOEXEC) != 0) {
+        fprintf(stderr, "dcomm-run: pipe: %s\n", strerror(errno));
+        exit(1);
+    }
+    int error = 0;
+    for (int i = 0; i < o->ranks && error == 0; i++) {
+        if (o->tag && !run_tag_open(tags, i)) {
+            error = errno;
+            break;
+        }
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (o->tag) {
+                run_tag_child(tags, i);
+            }
+            become_rank(o, i, run, parent, mask, &cpus);
+            error = errno;
+            ssize_t written = write(trouble[1], &error, sizeof error);
+            _exit(written > 0 && error == ENOENT ? EXIT_NOT_FOUND : EXIT_CANNOT_RUN);
+        }
+        if (o->tag) {
+            run_tag_parent(tags, i);
+        }
+        if (pid < 0) {
+            error = errno;
+        } else {
+            setpgid(pid, pid); /* whoever comes first: a signal must find the group */
+            l->pids[i] = pid;
+            l->alive++;
+        }
+    }
+    close(trouble[1]);
+    bool started = error == 0;
+    if (read(trouble[0], &error, sizeof error) == (ssize_t)sizeof error || !started) {
+        if (started) {
+            fprintf(stderr, "dcomm-run: cannot run %s: %s\n", o->command[0], strerror(error));
+        } else {
+            fprintf(stderr, "dcomm-run: cannot start %d ranks: %s\n", o->ranks, strerror(error));
+        }
+        for (int i = 0; i < o->ranks; i++) {
+            if (l->pids[i] > 0) {
+                kill(-l->pids[i], SIGKILL);
+            }
+        }
+        exit(!started ? 1 : error == ENOENT ? EXIT_NOT_FOUND : EXIT_CANNOT_RUN);
+    }
+    close(trouble[0]);
+}
+
+static void signal_all(launcher *l, int sig)
+{
+    for (int i = 0; i < l->opts->ranks; i++) {
+        if (l->pids[i] > 0) {
+            kill(-l->pids[i], sig);
+        }
+    }
+}
+
+/* SIGTERM now, SIGKILL when the grace is over. */
+static void end_all(launcher *l)
+{
+    if (!l->ending) {
+        l->ending = true;
+        l->kill_at = now() + GRACE_S;
+        signal_all(l, SIGTERM);
+        signal_all(l, SIGCONT); /* a stopped rank could not end */
+    }
+}
+
+static int exit_status(const siginfo_t *info)
+{
+    return info->si_code == CLD_EXITED ? info->si_status : 128 + info->si_status;
+}
+
+static void report(const launcher *l, int local, const siginfo_t *info)
+{
+    int rank = l->opts->node * l->opts->ranks + local;
+    char fate[128];
+    if (info->si_code == CLD_EXITED) {
+        snprintf(fate, sizeof fate, "exited with status %d", info->si_status);
+    } else {
+        snprintf(fate, sizeof fate, "was killed by signal %d (%s)%s", info->si_status,
+                 strsignal(info->si_status), info->si_code == CLD_DUMPED ? ", core dumped" : "");
+    }
+    fprintf(stderr, "dcomm-run: rank %d (pid %d) %s", rank, (int)info->si_pid, fate);
+    if (!l->opts->keep_going && !l->ending && l->alive > 0) {
+        fprintf(stderr, "; ending the other %d", l->alive);
+    }
+    fputc('\n', stderr);
+}
+
+/* Take in every rank that has ended. Of several that failed at once, one that died of a signal is
+ * more likely to be the cause than one that noticed and exited. */
+static void reap(launcher *l)
+{
+    int first = -1;
+    siginfo_t cause = {0};
+    for (int i = 0; i < l->opts->ranks; i++) {
+        siginfo_t info = {0};
+        if (l->pids[i] == 0 ||
+            waitid(P_PID, (id_t)l->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+            info.si_pid == 0) {
+            continue;
+        }
+        bool bad = exit_status(&info) != 0;
+        if (bad || l->ending) {
+            kill(-l->pids[i],
+                 SIGKILL); /* its own children; while it is unreaped, the number is ours */
+        }
+        waitid(P_PID, (id_t)l->pids[i], &(siginfo_t){0}, WEXITED);
+        l->pids[i] = 0;
+        l->alive--;
+        if (bad && (first < 0 || (cause.si_code == CLD_EXITED && info.si_code != CLD_EXITED))) {
+            first = i;
+            cause = info;
+        }
+    }
+    if (first >= 0 && (!l->failed || l->opts->keep_going)) {
+        report(l, first, &cause);
+        l->status = l->failed ? l->status : exit_status(&cause);
+        l->failed = true;
+        if (!l->opts->keep_going) {
+            end_all(l);
+        }
+    }
+}
+
+static void handle_signal(launcher *l, int sig)
+{
+    if (sig == SIGTSTP) {
+        signal_all(l, SIGSTOP);
+        raise(SIGSTOP);
+        signal_all(l, SIGCONT);
+    } else if (sig != SIGCHLD) {
+        signal_all(l, sig);
+        if (++l->signals > 1) {
+            end_all(l);
+        }
+    }
+}
+
+static void check_deadlines(launcher *l)
+{
+    if (l->timeout_at > 0 && now() >= l->timeout_at) {
+        fprintf(stderr, "dcomm-run: not done after %g s; ending the ranks that are left (%d)\n",
+                l->opts->timeout, l->alive);
+        l->timeout_at = 0;
+        l->status = l->failed ? l->status : EXIT_TIMED_OUT;
+        l->failed = true;
+        end_all(l);
+    }
+    if (l->ending && !l->killed && now() >= l->kill_at) {
+        fprintf(stderr, "dcomm-run: %d of the ranks outlived SIGTERM by %g s; killing them\n",
+                l->alive, GRACE_S);
+        l->killed = true;
+        signal_all(l, SIGKILL);
+    }
+}
+
+static int milliseconds_to_deadline(const launcher *l)
+{
+    double at = l->timeout_at;
+    if (l->ending && !l->killed && (at <= 0 || l->kill_at < at)) {
+        at = l->kill_at;
+    }
+    if (at <= 0) {
+        return -1;
+    }
+    double left = (at - now()) * 1000 + 1;
+    return left < 0 ? 0 : left > 1e6 ? 1000000 : (int)left;
+}
+
+static void supervise(launcher *l, int signals, run_tags *tags)
+{
+    while (l->alive > 0) {
+        struct pollfd *fds = run_tag_poll_set(tags, signals);
+        nfds_t n = 1 + run_tag_streams(tags);
+        if (poll(fds, n, milliseconds_to_deadline(l)) < 0 && errno != EINTR) {
+            fprintf(stderr, "dcomm-run: poll: %s\n", strerror(errno));
+            end_all(l);
+        }
+        run_tag_forward(tags);
+        struct signalfd_siginfo info;
+        while (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
+            handle_signal(l, (int)info.ssi_signo);
+        }
+        reap(l);
+        check_deadlines(l);
+    }
+    run_tag_finish(tags);
+}
+
+int main(int argc, char **argv)
+{
+    static launcher l;
+    static run_tags tags;
+    options opts;
+    char run[17];
+    sigset_t ours, before;
+    parse(&opts, argc, argv);
+    l.opts = &opts;
+    sigemptyset(&ours);
+    static const int watched[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP};
+    for (size_t i = 0; i < sizeof watched / sizeof watched[0]; i++) {
+        sigaddset(&ours, watched[i]);
+    }
+    sigprocmask(SIG_BLOCK, &ours, &before);
+    signal(SIGPIPE, SIG_IGN);
+    int signals = signalfd(-1, &ours, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (signals < 0) {
+        fprintf(stderr, "dcomm-run: signalfd: %s\n", strerror(errno));
+        return 1;
+    }
+    prepare_environment(&opts, run);
+    run_tag_init(&tags, opts.tag ? opts.ranks : 0, opts.node * opts.ranks);
+    l.timeout_at = opts.timeout > 0 ? now() + opts.timeout : 0;
+    start(&l, run, &before, &tags);
+    supervise(&l, signals, &tags);
+    return l.status;
+}

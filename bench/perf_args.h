@@ -1,0 +1,344 @@
+/* perf_args.h - the command line of dcomm-perf. */
+#ifndef PERF_ARGS_H
+#define PERF_ARGS_H
+
+#include "dcomm.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PERF_GOOD = 0, PERF_WRONG = 1, PERF_USAGE = 2, PERF_COMM = 3 };
+
+typedef enum perf_op {
+    PERF_ALLREDUCE,
+    PERF_REDUCE_SCATTER,
+    PERF_ALLGATHER,
+    PERF_BROADCAST,
+    PERF_REDUCE,
+    PERF_GATHER,
+    PERF_SCATTER,
+    PERF_ALLTOALL,
+    PERF_ALLTOALLV,
+    PERF_SENDRECV,
+    PERF_BARRIER,
+    PERF_OP_COUNT
+} perf_op;
+
+typedef struct perf_op_info {
+    const char *name;
+    dcomm_coll coll;
+    bool reduces, rooted, in_place;
+} perf_op_info;
+
+static const perf_op_info perf_ops[PERF_OP_COUNT] = {
+    [PERF_ALLREDUCE] = {"allreduce", DCOMM_COLL_ALLREDUCE, true, false, true},
+    [PERF_REDUCE_SCATTER] = {"reduce_scatter", DCOMM_COLL_REDUCE_SCATTER, true, false, true},
+    [PERF_ALLGATHER] = {"allgather", DCOMM_COLL_ALLGATHER, false, false, true},
+    [PERF_BROADCAST] = {"broadcast", DCOMM_COLL_BROADCAST, false, true, true},
+    [PERF_REDUCE] = {"reduce", DCOMM_COLL_REDUCE, true, true, true},
+    [PERF_GATHER] = {"gather", DCOMM_COLL_GATHER, false, true, true},
+    [PERF_SCATTER] = {"scatter", DCOMM_COLL_SCATTER, false, true, true},
+    [PERF_ALLTOALL] = {"alltoall", DCOMM_COLL_ALLTOALL, false, false, true},
+    [PERF_ALLTOALLV] = {"alltoallv", DCOMM_COLL_ALLTOALLV, false, false, false},
+    [PERF_SENDRECV] = {"sendrecv", DCOMM_COLL_SEND, false, false, false},
+    [PERF_BARRIER] = {"barrier", DCOMM_COLL_BARRIER, false, false, false},
+};
+
+static const char *const perf_dtypes[DCOMM_DTYPE_COUNT] = {
+    [DCOMM_F64] = "double", [DCOMM_F32] = "float",  [DCOMM_F16] = "half",  [DCOMM_BF16] = "bf16",
+    [DCOMM_I8] = "int8",    [DCOMM_U8] = "uint8",   [DCOMM_I32] = "int32", [DCOMM_U32] = "uint32",
+    [DCOMM_I64] = "int64",  [DCOMM_U64] = "uint64",
+};
+
+static const char *const perf_redops[] = {
+    [DCOMM_SUM] = "sum", [DCOMM_PROD] = "prod", [DCOMM_MIN] = "min",
+    [DCOMM_MAX] = "max", [DCOMM_AVG] = "avg",
+};
+enum { PERF_REDOP_COUNT = sizeof perf_redops / sizeof perf_redops[0], PERF_ALGO_MAX = 32 };
+
+typedef struct perf_args {
+    perf_op op;
+    size_t begin, end;
+    double factor;
+    bool dtypes[DCOMM_DTYPE_COUNT], redops[PERF_REDOP_COUNT]; /* which ones are wanted */
+    int root;
+    int iterations; /* 0: adapt */
+    int warmup;
+    bool check, in_place, deterministic, all_algos;
+    char *algo_text;
+    const char *algos[PERF_ALGO_MAX]; /* point into algo_text */
+    int nalgos;
+    int lanes;
+    size_t chunk;
+    const char *json;
+} perf_args;
+
+static void perf_help(FILE *out)
+{
+    fputs("usage: dcomm-perf OP [options], under dcomm-run, mpirun, srun or torchrun's variables\n"
+          "OP: allreduce reduce_scatter allgather broadcast reduce gather scatter alltoall\n"
+          "    alltoallv sendrecv barrier\n"
+          "  -b BYTES     smallest size (4); K, M and G are powers of 1024; 0 is a size too\n"
+          "  -e BYTES     largest size (64M, or -b where that is larger)\n"
+          "  -f FACTOR    from one size to the next (4)\n"
+          "  -d TYPE      float double half bf16 int8 uint8 int32 uint32 int64 uint64 (float);\n"
+          "               several with commas, or all\n"
+          "  -o OP        sum prod min max avg (sum); several with commas, or all\n"
+          "  -r ROOT      for broadcast, reduce, gather, scatter (0)\n"
+          "  -n ITERS     timed iterations (as many as take about 0.3 s, at least 5)\n"
+          "  -w WARMUP    untimed iterations (3)\n"
+          "  -c 0|1       check every element against an f64 reference (1)\n"
+          "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
+          "               refuse are reported and left out\n"
+          "  --mem host   kind of memory; host is what this version has\n"
+          "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
+          "  --deterministic  fold in rank order\n"
+          "  --lanes L    parallel rings or trees (the algorithm's own)\n"
+          "  --chunk BYTES    pipelining grain (the algorithm's own)\n"
+          "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json)\n"
+          "\n"
+          "Time is the median over iterations of the slowest rank's time, ranks aligned by a\n"
+          "barrier before each. Bytes and busbw are those of nccl-tests: bytes is the larger of a\n"
+          "rank's send and receive buffers; busbw is algbw times 2(n-1)/n for allreduce, (n-1)/n\n"
+          "for reduce_scatter, allgather, gather, scatter, alltoall(v), and 1 for the others.\n"
+          "sendrecv sends to the next rank of a ring and receives from the one before. alltoallv\n"
+          "sends ((7i+3j) mod 5)/2 of an even share from rank i to rank j; its bytes are the\n"
+          "average of what the ranks send. wire is the most payload that one rank sends or reads\n"
+          "from its peers. hash is of the result, over all ranks where their results differ.\n"
+          "exit: 0 good, 1 wrong result, 2 usage, 3 communication error\n",
+          out);
+}
+
+/* Only one rank complains about the command line; the communicator does not exist yet. */
+static bool perf_is_first_rank(void)
+{
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *value = getenv(names[i]);
+        if (value != NULL) {
+            return strcmp(value, "0") == 0;
+        }
+    }
+    return true;
+}
+
+static int perf_usage(const char *what, const char *value)
+{
+    if (perf_is_first_rank()) {
+        fprintf(stderr, "dcomm-perf: %s%s%s (--help shows the options)\n", what,
+                value != NULL ? ": " : "", value != NULL ? value : "");
+    }
+    return PERF_USAGE;
+}
+
+static bool perf_parse_bytes(const char *text, size_t *bytes)
+{
+    char *end = NULL;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    int shift = 0;
+    switch (*end) {
+    case 'k':
+    case 'K':
+        shift = 10;
+        break;
+    case 'm':
+    case 'M':
+        shift = 20;
+        break;
+    case 'g':
+    case 'G':
+        shift = 30;
+        break;
+    default:
+        break;
+    }
+    end += shift != 0;
+    if (text[0] < '0' || text[0] > '9' || errno != 0 || *end != '\0' || n > (SIZE_MAX >> shift)) {
+        return false;
+    }
+    *bytes = (size_t)n << shift;
+    return true;
+}
+
+static bool perf_parse_int(const char *text, int low, int *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long n = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || n < low || n > INT_MAX) {
+        return false;
+    }
+    *value = (int)n;
+    return true;
+}
+
+/* Marks each name of a comma list in `wanted`; "all" marks all. */
+static bool perf_parse_names(const char *text, const char *const *names, int n, bool *wanted)
+{
+    memset(wanted, 0, (size_t)n * sizeof *wanted);
+    if (strcmp(text, "all") == 0) {
+        memset(wanted, 1, (size_t)n * sizeof *wanted);
+        return true;
+    }
+    for (const char *at = text;; at++) {
+        size_t length = strcspn(at, ",");
+        int found = -1;
+        for (int i = 0; i < n; i++) {
+            if (strlen(names[i]) == length && strncmp(names[i], at, length) == 0) {
+                found = i;
+            }
+        }
+        if (found < 0) {
+            return false;
+        }
+        wanted[found] = true;
+        at += length;
+        if (*at == '\0') {
+            return true;
+        }
+    }
+}
+
+static bool perf_parse_algos(const char *text, perf_args *args)
+{
+    args->all_algos = false;
+    args->nalgos = 0;
+    free(args->algo_text);
+    args->algo_text = strdup(text);
+    if (args->algo_text == NULL) {
+        return false;
+    }
+    char *save = NULL;
+    for (char *name = strtok_r(args->algo_text, ",", &save); name != NULL;
+         name = strtok_r(NULL, ",", &save)) {
+        if (args->nalgos == PERF_ALGO_MAX) {
+            return false;
+        }
+        args->all_algos = args->all_algos || strcmp(name, "all") == 0;
+        args->algos[args->nalgos++] = name;
+    }
+    return args->nalgos > 0;
+}
+
+/* PERF_GOOD, or PERF_USAGE after a sentence on stderr; *done after --help. */
+static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
+{
+    enum { ALGO = 256, MEM, IN_PLACE, DETERMINISTIC, LANES, CHUNK, JSON, HELP };
+    static const struct option long_options[] = {
+        {"algo", required_argument, NULL, ALGO},
+        {"mem", required_argument, NULL, MEM},
+        {"inplace", no_argument, NULL, IN_PLACE},
+        {"deterministic", no_argument, NULL, DETERMINISTIC},
+        {"lanes", required_argument, NULL, LANES},
+        {"chunk", required_argument, NULL, CHUNK},
+        {"json", required_argument, NULL, JSON},
+        {"help", no_argument, NULL, HELP},
+        {NULL, 0, NULL, 0},
+    };
+    *args = (perf_args){.begin = 4, .factor = 4, .warmup = 3, .check = true};
+    args->dtypes[DCOMM_F32] = true;
+    args->redops[DCOMM_SUM] = true;
+    size_t end = 0;
+    int check = 1;
+    char *tail = NULL;
+    if (!perf_parse_algos("auto", args)) {
+        return perf_usage("no memory", NULL);
+    }
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "b:e:f:d:o:r:n:w:c:h", long_options, NULL)) != -1;) {
+        bool good = true;
+        switch (c) {
+        case 'b':
+            good = perf_parse_bytes(optarg, &args->begin);
+            break;
+        case 'e':
+            good = perf_parse_bytes(optarg, &end) && end > 0;
+            break;
+        case 'f':
+            args->factor = strtod(optarg, &tail);
+            good = *tail == '\0' && args->factor > 1 && args->factor <= 1e6;
+            break;
+        case 'd':
+            good = perf_parse_names(optarg, perf_dtypes, DCOMM_DTYPE_COUNT, args->dtypes);
+            break;
+        case 'o':
+            good = perf_parse_names(optarg, perf_redops, PERF_REDOP_COUNT, args->redops);
+            break;
+        case 'r':
+            good = perf_parse_int(optarg, 0, &args->root);
+            break;
+        case 'n':
+            good = perf_parse_int(optarg, 1, &args->iterations);
+            break;
+        case 'w':
+            good = perf_parse_int(optarg, 0, &args->warmup);
+            break;
+        case 'c':
+            good = perf_parse_int(optarg, 0, &check) && check <= 1;
+            args->check = check == 1;
+            break;
+        case ALGO:
+            good = perf_parse_algos(optarg, args);
+            break;
+        case MEM:
+            good = strcmp(optarg, "host") == 0;
+            break;
+        case IN_PLACE:
+            args->in_place = true;
+            break;
+        case DETERMINISTIC:
+            args->deterministic = true;
+            break;
+        case LANES:
+            good = perf_parse_int(optarg, 1, &args->lanes);
+            break;
+        case CHUNK:
+            good = perf_parse_bytes(optarg, &args->chunk);
+            break;
+        case JSON:
+            args->json = optarg;
+            break;
+        case 'h':
+        case HELP:
+            if (perf_is_first_rank()) {
+                perf_help(stdout);
+            }
+            *done = true;
+            return PERF_GOOD;
+        default:
+            return perf_usage("unknown option or missing value", argv[optind - 1]);
+        }
+        if (!good) {
+            return perf_usage("not a value of this option", argv[optind - 1]);
+        }
+    }
+    if (optind + 1 != argc) {
+        return perf_usage("give one OP, such as allreduce", NULL);
+    }
+    args->op = PERF_OP_COUNT;
+    for (int i = 0; i < PERF_OP_COUNT; i++) {
+        if (strcmp(argv[optind], perf_ops[i].name) == 0) {
+            args->op = (perf_op)i;
+        }
+    }
+    if (args->op == PERF_OP_COUNT) {
+        return perf_usage("unknown OP", argv[optind]);
+    }
+    if (end != 0 && end < args->begin) {
+        return perf_usage("-e is smaller than -b", NULL);
+    }
+    size_t usual = (size_t)64 << 20;
+    args->end = end != 0 ? end : args->begin > usual ? args->begin : usual;
+    if (args->in_place && !perf_ops[args->op].in_place) {
+        return perf_usage("--inplace does not go with this OP", argv[optind]);
+    }
+    return PERF_GOOD;
+}
+
+#endif

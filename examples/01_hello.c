@@ -1,0 +1,34 @@
+/* 01_hello.c - who is there, and one all-reduce. A whole program in one file:
+ *
+ *   cc 01_hello.c -o hello -I../include -lucp -lucs -luct -lhwloc -lm -lpthread
+ *   dcomm-run -n 4 -- ./hello
+ */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION /* in one C file of a program; the others only include dcomm.h */
+#include "dcomm.h"
+
+#include <stdio.h>
+
+int main(void)
+{
+    dcomm_comm *comm = NULL;
+    if (dcomm_comm_create(NULL, &comm) < 0) {
+        fprintf(stderr, "no communicator: %s\n", dcomm_last_error());
+        return 3;
+    }
+    int rank = dcomm_comm_rank(comm);
+    int size = dcomm_comm_size(comm);
+
+    float mine = (float)(rank + 1), sum = 0;
+    if (dcomm_allreduce(comm, &mine, &sum, 1, DCOMM_F32, DCOMM_SUM, NULL) < 0) {
+        fprintf(stderr, "rank %d: %s\n", rank, dcomm_last_error());
+        return 3;
+    }
+    const char *algorithm = NULL;
+    dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, DCOMM_SUM, NULL, &algorithm);
+    printf("rank %d of %d on %s: the sum is %g, by %s\n", rank, size,
+           dcomm_comm_hostname(comm, rank), (double)sum, algorithm);
+
+    dcomm_comm_destroy(&comm);
+    return sum == (float)(size * (size + 1) / 2) ? 0 : 1;
+}

@@ -1,0 +1,319 @@
+/* model.c - the transformer: embeddings, layers of attention and MLP, cross-entropy; and back. */
+#include "model.h"
+#include "ops.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a layer's forward pass leaves for its backward pass; [n][...] for a sequence of n. */
+typedef struct layer_trace {
+    float *x, *inverse1, *normed1, *qkv, *weights, *mixed;   /* attention */
+    float *middle, *inverse2, *normed2, *hidden, *activated; /* MLP */
+} layer_trace;
+
+struct model {
+    model_config config;
+    int padded_vocab; /* a multiple of 8, as matmul_add wants it */
+    size_t count;
+    model_weights params, grads;
+    layer_trace *traces;
+    float *x, *inverse, *normed, *logits; /* after the last layer */
+    float *memory;                        /* of all traces and scratch */
+    float *dx, *dwide, *dqkv, *dnarrow, *dlogits, *turned, *row;
+};
+
+/* Hands out pieces of one block; with base NULL it only counts. */
+typedef struct arena {
+    float *base;
+    size_t used;
+} arena;
+
+static float *take(arena *a, size_t count)
+{
+    float *p = a->base != NULL ? a->base + a->used : NULL;
+    a->used += (count + 15) / 16 * 16;
+    return p;
+}
+
+static void place_weights(const model *m, model_weights *w, arena *a)
+{
+    size_t d = (size_t)m->config.dim;
+    w->token = take(a, (size_t)m->config.vocab * d);
+    for (int l = 0; l < m->config.layers; l++) {
+        model_layer *layer = &w->layers[l];
+        layer->norm1 = take(a, d);
+        layer->qkv = take(a, d * 3 * d);
+        layer->out = take(a, d * d);
+        layer->norm2 = take(a, d);
+        layer->up = take(a, d * 4 * d);
+        layer->down = take(a, 4 * d * d);
+    }
+    w->norm = take(a, d);
+    w->head = take(a, d * (size_t)m->padded_vocab);
+}
+
+static void place_traces(model *m, arena *a)
+{
+    size_t d = (size_t)m->config.dim;
+    size_t n = (size_t)m->config.seq;
+    size_t v = (size_t)m->padded_vocab;
+    for (int l = 0; l < m->config.layers; l++) {
+        layer_trace *t = &m->traces[l];
+        t->x = take(a, n * d);
+        t->inverse1 = take(a, n);
+        t->normed1 = take(a, n * d);
+        t->qkv = take(a, n * 3 * d);
+        t->weights = take(a, (size_t)m->config.heads * n * n);
+        t->mixed = take(a, n * d);
+        t->middle = take(a, n * d);
+        t->inverse2 = take(a, n);
+        t->normed2 = take(a, n * d);
+        t->hidden = take(a, n * 4 * d);
+        t->activated = take(a, n * 4 * d);
+    }
+    m->x = take(a, n * d);
+    m->inverse = take(a, n);
+    m->normed = take(a, n * d);
+    m->logits = take(a, n * v);
+    m->dx = take(a, n * d);
+    m->dwide = take(a, n * 4 * d);
+    m->dqkv = take(a, n * 3 * d);
+    m->dnarrow = take(a, n * d);
+    m->dlogits = take(a, n * v);
+    m->turned = take(a, d * (v > 4 * d ? v : 4 * d));
+    m->row = take(a, n);
+}
+
+model *model_create(const model_config *config)
+{
+    model *m = calloc(1, sizeof *m);
+    if (m == NULL) {
+        return NULL;
+    }
+    size_t layers = (size_t)config->layers;
+    m->config = *config;
+    m->padded_vocab = (config->vocab + 7) / 8 * 8;
+    m->params.layers = calloc(layers, sizeof *m->params.layers);
+    m->grads.layers = calloc(layers, sizeof *m->grads.layers);
+    m->traces = calloc(layers, sizeof *m->traces);
+    bool good = m->params.layers != NULL && m->grads.layers != NULL && m->traces != NULL;
+    if (good) {
+        arena weights = {0}, traces = {0};
+        place_weights(m, &m->params, &weights);
+        place_traces(m, &traces);
+        m->count = weights.used;
+        m->params.all = calloc(m->count, sizeof(float));
+        m->grads.all = calloc(m->count + 1, sizeof(float));
+        m->memory = calloc(traces.used, sizeof(float));
+        good = m->params.all != NULL && m->grads.all != NULL && m->memory != NULL;
+    }
+    if (!good) {
+        model_destroy(m);
+        return NULL;
+    }
+    place_weights(m, &m->params, &(arena){.base = m->params.all});
+    place_weights(m, &m->grads, &(arena){.base = m->grads.all});
+    place_traces(m, &(arena){.base = m->memory});
+    return m;
+}
+
+void model_destroy(model *m)
+{
+    if (m != NULL) {
+        free(m->params.layers);
+        free(m->params.all);
+        free(m->grads.layers);
+        free(m->grads.all);
+        free(m->traces);
+        free(m->memory);
+        free(m);
+    }
+}
+
+size_t model_count(const model *m)
+{
+    return m->count;
+}
+
+float *model_params(model *m)
+{
+    return m->params.all;
+}
+
+float *model_gradients(model *m)
+{
+    return m->grads.all;
+}
+
+const float *model_logits(const model *m, int t)
+{
+    return m->logits + (size_t)t * (size_t)m->padded_vocab;
+}
+
+uint64_t model_random(uint64_t seed, uint64_t a, uint64_t b)
+{
+    uint64_t z = seed * 0x9e3779b97f4a7c15u + a * 0xd1342543de82ef95u + b + 1;
+    for (int round = 0; round < 2; round++) {
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        z ^= z >> 31;
+    }
+    return z;
+}
+
+static float gaussian(uint64_t seed, uint64_t a, uint64_t b)
+{
+    uint64_t bits = model_random(seed, a, b);
+    double u = ((double)(bits >> 32) + 0.5) * 0x1p-32;
+    double angle = 6.283185307179586 * (double)(bits & 0xffffffffu) * 0x1p-32;
+    return (float)(sqrt(-2 * log(u)) * cos(angle));
+}
+
+static void init_matrix(const model *m, float *w, size_t count, uint64_t seed, float deviation)
+{
+    uint64_t place = (uint64_t)(w - m->params.all); /* no two weights draw the same number */
+    for (size_t i = 0; i < count; i++) {
+        w[i] = deviation * gaussian(seed, 1, place + i);
+    }
+}
+
+static void init_ones(float *w, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        w[i] = 1;
+    }
+}
+
+void model_init(model *m, uint64_t seed, float scale)
+{
+    size_t d = (size_t)m->config.dim;
+    const model_weights *p = &m->params;
+    float narrow = scale / sqrtf((float)d);
+    float residual = narrow / sqrtf(2 * (float)m->config.layers);
+    init_matrix(m, p->token, (size_t)m->config.vocab * d, seed, 0.1f * scale);
+    for (int l = 0; l < m->config.layers; l++) {
+        init_ones(p->layers[l].norm1, d);
+        init_matrix(m, p->layers[l].qkv, d * 3 * d, seed, narrow);
+        init_matrix(m, p->layers[l].out, d * d, seed, residual);
+        init_ones(p->layers[l].norm2, d);
+        init_matrix(m, p->layers[l].up, d * 4 * d, seed, narrow);
+        init_matrix(m, p->layers[l].down, 4 * d * d, seed, residual / 2);
+    }
+    init_ones(p->norm, d);
+    init_matrix(m, p->head, d * (size_t)m->padded_vocab, seed, 0.2f * narrow);
+}
+
+/* y[n][out] = x[n][in] w */
+static void linear(float *y, const float *x, const float *w, int n, int in, int out)
+{
+    memset(y, 0, (size_t)n * (size_t)out * sizeof *y);
+    matmul_add(y, x, in, 1, w, n, in, out);
+}
+
+/* dx = dy w^T; dw += x^T dy */
+static void linear_back(model *m, float *dx, float *dw, const float *dy, const float *x,
+                        const float *w, int n, int in, int out)
+{
+    matmul_add(dw, x, 1, in, dy, in, n, out);
+    transpose(m->turned, w, in, out);
+    memset(dx, 0, (size_t)n * (size_t)in * sizeof *dx);
+    matmul_add(dx, dy, out, 1, m->turned, n, out, in);
+}
+
+static void layer_forward(const model *m, int l, float *y, int n)
+{
+    int d = m->config.dim;
+    const model_layer *w = &m->params.layers[l];
+    const layer_trace *t = &m->traces[l];
+    rmsnorm(t->normed1, t->inverse1, t->x, w->norm1, n, d);
+    linear(t->qkv, t->normed1, w->qkv, n, d, 3 * d);
+    attention(t->mixed, t->weights, t->qkv, n, d, m->config.heads);
+    memcpy(t->middle, t->x, (size_t)n * (size_t)d * sizeof(float));
+    matmul_add(t->middle, t->mixed, d, 1, w->out, n, d, d);
+    rmsnorm(t->normed2, t->inverse2, t->middle, w->norm2, n, d);
+    linear(t->hidden, t->normed2, w->up, n, d, 4 * d);
+    gelu(t->activated, t->hidden, n * 4 * d);
+    memcpy(y, t->middle, (size_t)n * (size_t)d * sizeof(float));
+    matmul_add(y, t->activated, 4 * d, 1, w->down, n, 4 * d, d);
+}
+
+/* m->dx: derivatives of the layer's output on entry, of its input on return. */
+static void layer_backward(model *m, int l, int n)
+{
+    int d = m->config.dim;
+    const model_layer *w = &m->params.layers[l];
+    const model_layer *g = &m->grads.layers[l];
+    const layer_trace *t = &m->traces[l];
+    linear_back(m, m->dwide, g->down, m->dx, t->activated, w->down, n, 4 * d, d);
+    gelu_back(m->dwide, m->dwide, t->hidden, n * 4 * d);
+    linear_back(m, m->dnarrow, g->up, m->dwide, t->normed2, w->up, n, d, 4 * d);
+    rmsnorm_back(m->dx, g->norm2, m->dnarrow, t->middle, t->inverse2, w->norm2, n, d);
+    linear_back(m, m->dnarrow, g->out, m->dx, t->mixed, w->out, n, d, d);
+    attention_back(m->dqkv, m->dnarrow, t->weights, t->qkv, m->row, n, d, m->config.heads);
+    linear_back(m, m->dnarrow, g->qkv, m->dqkv, t->normed1, w->qkv, n, d, 3 * d);
+    rmsnorm_back(m->dx, g->norm1, m->dnarrow, t->x, t->inverse1, w->norm1, n, d);
+}
+
+/* Cross-entropy of one position; leaves the derivative, over n positions, in dlogits. */
+static double position_loss(const model *m, int t, int target, int n)
+{
+    int vocab = m->config.vocab;
+    const float *logits = model_logits(m, t);
+    float *dlogits = m->dlogits + (size_t)t * (size_t)m->padded_vocab;
+    float most = logits[0];
+    for (int i = 1; i < vocab; i++) {
+        most = fmaxf(most, logits[i]);
+    }
+    float sum = 0;
+    for (int i = 0; i < vocab; i++) {
+        dlogits[i] = expf(logits[i] - most);
+        sum += dlogits[i];
+    }
+    float scale = 1 / (sum * (float)n);
+    for (int i = 0; i < vocab; i++) {
+        dlogits[i] *= scale;
+    }
+    dlogits[target] -= 1 / (float)n;
+    return log(sum) - (double)(logits[target] - most);
+}
+
+double model_forward(model *m, const int *tokens, const int *targets, int n)
+{
+    int d = m->config.dim;
+    float *first = m->config.layers > 0 ? m->traces[0].x : m->x;
+    for (int t = 0; t < n; t++) {
+        for (int i = 0; i < d; i++) {
+            first[t * d + i] = m->params.token[tokens[t] * d + i];
+        }
+    }
+    for (int l = 0; l < m->config.layers; l++) {
+        layer_forward(m, l, l + 1 < m->config.layers ? m->traces[l + 1].x : m->x, n);
+    }
+    rmsnorm(m->normed, m->inverse, m->x, m->params.norm, n, d);
+    linear(m->logits, m->normed, m->params.head, n, d, m->padded_vocab);
+    double loss = 0;
+    for (int t = 0; targets != NULL && t < n; t++) {
+        loss += position_loss(m, t, targets[t], n) / n;
+    }
+    return loss;
+}
+
+void model_backward(model *m, const int *tokens, const int *targets, int n)
+{
+    int d = m->config.dim;
+    (void)targets; /* position_loss has used them */
+    linear_back(m, m->dnarrow, m->grads.head, m->dlogits, m->normed, m->params.head, n, d,
+                m->padded_vocab);
+    memset(m->dx, 0, (size_t)n * (size_t)d * sizeof(float));
+    rmsnorm_back(m->dx, m->grads.norm, m->dnarrow, m->x, m->inverse, m->params.norm, n, d);
+    for (int l = m->config.layers - 1; l >= 0; l--) {
+        layer_backward(m, l, n);
+    }
+    for (int t = 0; t < n; t++) {
+        for (int i = 0; i < d; i++) {
+            m->grads.token[tokens[t] * d + i] += m->dx[t * d + i];
+        }
+    }
+}

@@ -1,0 +1,54 @@
+/* model.h - a small decoder-only transformer over characters, with its backward pass. */
+#ifndef MODEL_H
+#define MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct model_config {
+    int vocab; /* tokens are 0 .. vocab-1 */
+    int seq;   /* longest sequence */
+    int dim;   /* a multiple of 8 and of heads */
+    int layers;
+    int heads;
+} model_config;
+
+typedef struct model_layer {
+    float *norm1, *qkv, *out, *norm2, *up, *down; /* weights, [in][out] */
+} model_layer;
+
+/* Weights, or, with the same shape, their gradients. All of them lie one after another. */
+typedef struct model_weights {
+    float *all;
+    float *token, *norm, *head;
+    model_layer *layers;
+} model_weights;
+
+typedef struct model model;
+
+/* NULL without memory. All weights and gradients are zero. */
+model *model_create(const model_config *config);
+void model_destroy(model *m);
+/* Random weights, the same for the same seed. `scale` 1 is right for training. */
+void model_init(model *m, uint64_t seed, float scale);
+
+size_t model_count(const model *m);
+float *model_params(model *m);    /* [count] */
+float *model_gradients(model *m); /* [count + 1]: the last one is the caller's */
+
+/* One sequence of n <= seq tokens; returns the mean over its positions of the cross-entropy of
+ * `targets` (nats). targets NULL: only the logits, and 0. */
+double model_forward(model *m, const int *tokens, const int *targets, int n);
+/* After a forward pass with the same arguments: adds the gradient of its result. */
+void model_backward(model *m, const int *tokens, const int *targets, int n);
+/* [vocab], of position t of the last forward pass. */
+const float *model_logits(const model *m, int t);
+
+/* Compare the backward pass with finite differences on a tiny model; the largest error, relative
+ * to the gradient's size. Negative without memory. */
+double model_gradient_error(uint64_t seed);
+
+/* A random number for each (seed, a, b): the same on every rank, whatever was drawn before. */
+uint64_t model_random(uint64_t seed, uint64_t a, uint64_t b);
+
+#endif

@@ -1,0 +1,195 @@
+/* options.c - the trainer's command line. */
+#define _GNU_SOURCE
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void help(void)
+{
+    puts("usage: trainer [options], on one rank or under dcomm-run -n N, mpirun, srun\n"
+         "Trains a small character-level transformer, data-parallel: each rank takes its part of\n"
+         "every batch, and the gradients are summed by an all-reduce.\n"
+         "  --text PATH      a text file, or a directory of them (/usr/share/common-licenses)\n"
+         "  --steps N        (250)\n"
+         "  --batch N        sequences in a batch, over all ranks (32)\n"
+         "  --seq N          characters in a sequence (64)\n"
+         "  --dim N          width, a multiple of 8 and of --heads (64)\n"
+         "  --layers N       (2)\n"
+         "  --heads N        (4)\n"
+         "  --lr X           highest learning rate (0.005)\n"
+         "  --seed N         of weights and batches (1)\n"
+         "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
+         "  --deterministic  sum gradients in rank order\n"
+         "  --log-every N    steps between lines of output (25)\n"
+         "  --sample N       characters to write at the end (300)\n"
+         "  --json FILE      rank 0 writes the run there\n"
+         "  --gradcheck      only check the backward pass by finite differences\n"
+         "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
+}
+
+/* Every rank reads the same command line; one of them talks about it. */
+static bool first_rank(void)
+{
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *value = getenv(names[i]);
+        if (value != NULL) {
+            return atoi(value) == 0;
+        }
+    }
+    return true;
+}
+
+static int usage(const char *what)
+{
+    if (first_rank()) {
+        fprintf(stderr, "trainer: %s (--help shows the options)\n", what);
+    }
+    return EXIT_USAGE;
+}
+
+static bool parse_int(const char *text, int low, int high, int *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long n = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || n < low || n > high) {
+        return false;
+    }
+    *value = (int)n;
+    return true;
+}
+
+static bool parse_rate(const char *text, float *rate)
+{
+    char *end = NULL;
+    *rate = strtof(text, &end);
+    return end != text && *end == '\0' && *rate > 0 && *rate <= 1;
+}
+
+int options_parse(options *o, int argc, char **argv, bool *done)
+{
+    enum {
+        TEXT,
+        STEPS,
+        BATCH,
+        SEQ,
+        DIM,
+        LAYERS,
+        HEADS,
+        RATE,
+        SEED,
+        ALGO,
+        DETERMINISTIC,
+        LOG,
+        SAMPLE,
+        JSON,
+        GRADCHECK,
+        HELP
+    };
+    static const struct option long_options[] = {
+        {"text", required_argument, NULL, TEXT},
+        {"steps", required_argument, NULL, STEPS},
+        {"batch", required_argument, NULL, BATCH},
+        {"seq", required_argument, NULL, SEQ},
+        {"dim", required_argument, NULL, DIM},
+        {"layers", required_argument, NULL, LAYERS},
+        {"heads", required_argument, NULL, HEADS},
+        {"lr", required_argument, NULL, RATE},
+        {"seed", required_argument, NULL, SEED},
+        {"algo", required_argument, NULL, ALGO},
+        {"deterministic", no_argument, NULL, DETERMINISTIC},
+        {"log-every", required_argument, NULL, LOG},
+        {"sample", required_argument, NULL, SAMPLE},
+        {"json", required_argument, NULL, JSON},
+        {"gradcheck", no_argument, NULL, GRADCHECK},
+        {"help", no_argument, NULL, HELP},
+        {NULL, 0, NULL, 0},
+    };
+    *o = (options){.text = "/usr/share/common-licenses",
+                   .steps = 250,
+                   .batch = 32,
+                   .seq = 64,
+                   .dim = 64,
+                   .layers = 2,
+                   .heads = 4,
+                   .rate = 0.005f,
+                   .seed = 1,
+                   .log_every = 25,
+                   .sample = 300};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
+        bool good = true;
+        switch (c) {
+        case TEXT:
+            o->text = optarg;
+            break;
+        case STEPS:
+            good = parse_int(optarg, 1, 1000000, &o->steps);
+            break;
+        case BATCH:
+            good = parse_int(optarg, 1, 65536, &o->batch);
+            break;
+        case SEQ:
+            good = parse_int(optarg, 1, 2048, &o->seq);
+            break;
+        case DIM:
+            good = parse_int(optarg, 8, 2048, &o->dim);
+            break;
+        case LAYERS:
+            good = parse_int(optarg, 1, 64, &o->layers);
+            break;
+        case HEADS:
+            good = parse_int(optarg, 1, 64, &o->heads);
+            break;
+        case RATE:
+            good = parse_rate(optarg, &o->rate);
+            break;
+        case SEED:
+            good = parse_int(optarg, 0, INT_MAX, &o->seed);
+            break;
+        case ALGO:
+            o->algo = optarg;
+            break;
+        case DETERMINISTIC:
+            o->deterministic = true;
+            break;
+        case LOG:
+            good = parse_int(optarg, 1, 1000000, &o->log_every);
+            break;
+        case SAMPLE:
+            good = parse_int(optarg, 0, 100000, &o->sample);
+            break;
+        case JSON:
+            o->json = optarg;
+            break;
+        case GRADCHECK:
+            o->gradcheck = true;
+            break;
+        case HELP:
+            if (first_rank()) {
+                help();
+            }
+            *done = true;
+            return 0;
+        default:
+            return usage("unknown option, or its value is missing");
+        }
+        if (!good) {
+            char text[128];
+            snprintf(text, sizeof text, "%.80s: not a value of this option", optarg);
+            return usage(text);
+        }
+    }
+    if (optind != argc) {
+        return usage("takes no arguments, only options");
+    }
+    if (o->dim % 8 != 0 || o->dim % o->heads != 0) {
+        return usage("--dim must be a multiple of 8 and of --heads");
+    }
+    return 0;
+}

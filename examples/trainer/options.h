@@ -1,0 +1,23 @@
+/* options.h - the trainer's command line. */
+#ifndef OPTIONS_H
+#define OPTIONS_H
+
+#include <stdbool.h>
+
+enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_COMM = 3 };
+
+typedef struct options {
+    const char *text;
+    int steps, batch, seq, dim, layers, heads;
+    float rate;
+    int seed;
+    const char *algo; /* NULL: the library chooses */
+    bool deterministic, gradcheck;
+    const char *json;
+    int log_every, sample;
+} options;
+
+/* 0, or EXIT_USAGE after a sentence on stderr; *done after --help. */
+int options_parse(options *o, int argc, char **argv, bool *done);
+
+#endif

@@ -1,0 +1,362 @@
+/* trainer.c - trains the model data-parallel: every rank takes its part of each batch, and one
+ * all-reduce sums the gradients, so that N ranks do exactly what one rank would do alone. */
+#define _GNU_SOURCE
+#include "dcomm.h"
+#include "model.h"
+#include "options.h"
+#include "text.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { TENTH = 10, EVALUATED = 128, WARM_UP = 20 }; /* of the text; sequences; steps */
+
+typedef struct trainer {
+    const options *o;
+    dcomm_comm *comm;
+    dcomm_coll_opts coll;
+    int rank, nranks;
+    text text;
+    model *model;
+    float *momentum, *variance; /* Adam's */
+    double *losses;             /* of each step */
+    double comm_seconds;
+} trainer;
+
+typedef struct summary {
+    double loss;         /* of the held-out text */
+    double seconds;      /* training */
+    double comm_seconds; /* within all-reduce, mean over ranks */
+    uint64_t wire_bytes; /* sent or read by one rank, the most */
+    uint64_t wire_total; /* by all */
+    uint64_t checksum;   /* of the weights */
+    const char *algo;
+} summary;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int comm_failed(const trainer *t, const char *what)
+{
+    fprintf(stderr, "trainer: rank %d: %s: %s\n", t->rank, what, dcomm_last_error());
+    return EXIT_COMM;
+}
+
+/* Sequence number `sample` of batch `step`. It does not depend on the ranks. Of each tenth of the
+ * text, the last tenth is held out. */
+static const int *draw(const trainer *t, int step, int sample, bool held_out)
+{
+    uint64_t random = model_random((uint64_t)t->o->seed, 2 + (uint64_t)held_out,
+                                   (uint64_t)step * 65536 + (uint64_t)sample);
+    size_t fold = t->text.length / TENTH;
+    size_t kept = fold - fold / TENTH;
+    size_t length = held_out ? fold / TENTH : kept;
+    size_t first = random % TENTH * fold + (held_out ? kept : 0);
+    return t->text.tokens + first + random / TENTH % (length - (size_t)t->o->seq);
+}
+
+/* This rank's part of `total` samples is [part(rank), part(rank + 1)). */
+static int part(const trainer *t, int total, int rank)
+{
+    return (int)((int64_t)total * rank / t->nranks);
+}
+
+/* Adam, with the gradient's sum divided by the batch; every rank does the same. */
+static void update(trainer *t, int step)
+{
+    const float keep1 = 0.9f, keep2 = 0.99f;
+    int steps = t->o->steps;
+    float progress = (float)step / (float)steps;
+    float rate = t->o->rate * (0.55f + 0.45f * cosf(3.14159265f * progress));
+    rate *= step < WARM_UP ? (float)(step + 1) / WARM_UP : 1;
+    float correct1 = 1 / (1 - powf(keep1, (float)(step + 1)));
+    float correct2 = 1 / (1 - powf(keep2, (float)(step + 1)));
+    float per_sample = 1 / (float)t->o->batch;
+    float *params = model_params(t->model);
+    const float *gradients = model_gradients(t->model);
+    size_t count = model_count(t->model);
+    for (size_t i = 0; i < count; i++) {
+        float g = gradients[i] * per_sample;
+        t->momentum[i] = keep1 * t->momentum[i] + (1 - keep1) * g;
+        t->variance[i] = keep2 * t->variance[i] + (1 - keep2) * g * g;
+        params[i] -= rate * t->momentum[i] * correct1 / (sqrtf(t->variance[i] * correct2) + 1e-8f);
+    }
+}
+
+/* One batch: gradients of this rank's part, their sum over all ranks, the update. */
+static dcomm_status train_step(trainer *t, int step)
+{
+    int batch = t->o->batch, seq = t->o->seq;
+    size_t count = model_count(t->model);
+    float *gradients = model_gradients(t->model);
+    memset(gradients, 0, (count + 1) * sizeof *gradients);
+    for (int s = part(t, batch, t->rank); s < part(t, batch, t->rank + 1); s++) {
+        const int *tokens = draw(t, step, s, false);
+        gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
+        model_backward(t->model, tokens, tokens + 1, seq);
+    }
+    double start = now();
+    dcomm_status status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, gradients, count + 1, DCOMM_F32,
+                                          DCOMM_SUM, &t->coll);
+    t->comm_seconds += now() - start;
+    t->losses[step] = (double)gradients[count] / batch;
+    if (status >= 0) {
+        update(t, step);
+    }
+    return status;
+}
+
+static dcomm_status train(trainer *t)
+{
+    double logged = now(), comm_logged = t->comm_seconds;
+    int last = 0;
+    for (int step = 0; step < t->o->steps; step++) {
+        dcomm_status status = train_step(t, step);
+        if (status < 0) {
+            return status;
+        }
+        int done = step + 1;
+        if (t->rank == 0 && (done % t->o->log_every == 0 || done == t->o->steps || step == 0)) {
+            double seconds = now() - logged;
+            double tokens = (double)(done - last) * t->o->batch * t->o->seq;
+            printf("step %5d  loss %.4f  %8.0f tokens/s  all-reduce %6.2f ms\n", done,
+                   t->losses[step], tokens / seconds,
+                   (t->comm_seconds - comm_logged) / (done - last) * 1e3);
+            fflush(stdout);
+            logged = now();
+            comm_logged = t->comm_seconds;
+            last = done;
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Mean loss over the same held-out sequences, whatever the number of ranks. */
+static dcomm_status evaluate(trainer *t, double *loss)
+{
+    *loss = 0;
+    for (int s = part(t, EVALUATED, t->rank); s < part(t, EVALUATED, t->rank + 1); s++) {
+        const int *tokens = draw(t, 0, s, true);
+        *loss += model_forward(t->model, tokens, tokens + 1, t->o->seq) / EVALUATED;
+    }
+    return dcomm_allreduce(t->comm, DCOMM_IN_PLACE, loss, 1, DCOMM_F64, DCOMM_SUM, NULL);
+}
+
+static uint64_t checksum(trainer *t)
+{
+    const float *params = model_params(t->model);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < model_count(t->model); i++) {
+        uint32_t bits = 0;
+        memcpy(&bits, &params[i], sizeof bits);
+        sum = (sum ^ bits) * 0x9e3779b97f4a7c15u;
+        sum ^= sum >> 29;
+    }
+    return sum;
+}
+
+/* The weights must be bitwise the same on all ranks: the smallest checksum is the largest. */
+static dcomm_status compare_weights(trainer *t, uint64_t *sum, bool *equal)
+{
+    uint64_t low = checksum(t), high = low;
+    *sum = low;
+    dcomm_status status =
+        dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &low, 1, DCOMM_U64, DCOMM_MIN, NULL);
+    if (status >= 0) {
+        status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &high, 1, DCOMM_U64, DCOMM_MAX, NULL);
+    }
+    *equal = low == high;
+    return status;
+}
+
+/* Let the model write on from a random place of the held-out text. */
+static void write_sample(trainer *t)
+{
+    int seq = t->o->seq, vocab = t->text.vocab;
+    int *window = malloc((size_t)seq * sizeof *window);
+    double *weights = malloc((size_t)vocab * sizeof *weights);
+    if (window != NULL && weights != NULL) {
+        memcpy(window, draw(t, 1, 0, true), (size_t)seq * sizeof *window);
+        printf("\nThe model writes:\n");
+        for (int i = 0; i < t->o->sample; i++) {
+            model_forward(t->model, window, NULL, seq);
+            const float *logits = model_logits(t->model, seq - 1);
+            double sum = 0;
+            for (int v = 0; v < vocab; v++) {
+                weights[v] = exp((double)logits[v] / 0.7);
+                sum += weights[v];
+            }
+            double at =
+                (double)(model_random((uint64_t)t->o->seed, 4, (uint64_t)i) >> 11) * 0x1p-53 * sum;
+            int next = 0;
+            while (next < vocab - 1 && at >= weights[next]) {
+                at -= weights[next++];
+            }
+            putchar(t->text.byte_of[next]);
+            memmove(window, window + 1, (size_t)(seq - 1) * sizeof *window);
+            window[seq - 1] = next;
+        }
+        printf("\n\n");
+    }
+    free(window);
+    free(weights);
+}
+
+static dcomm_status sum_up(trainer *t, const dcomm_stats *before, summary *s)
+{
+    dcomm_stats after = {0};
+    dcomm_status status = dcomm_comm_stats(t->comm, &after);
+    s->wire_bytes = after.bytes_sent - before->bytes_sent + after.bytes_read - before->bytes_read;
+    s->wire_total = s->wire_bytes;
+    s->comm_seconds = t->comm_seconds;
+    if (status >= 0) {
+        status =
+            dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->wire_bytes, 1, DCOMM_U64, DCOMM_MAX, NULL);
+    }
+    if (status >= 0) {
+        status =
+            dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->wire_total, 1, DCOMM_U64, DCOMM_SUM, NULL);
+    }
+    if (status >= 0) {
+        status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->comm_seconds, 1, DCOMM_F64, DCOMM_AVG,
+                                 NULL);
+    }
+    if (status >= 0) {
+        status = dcomm_explain(t->comm, DCOMM_COLL_ALLREDUCE, model_count(t->model) + 1, DCOMM_F32,
+                               DCOMM_SUM, &t->coll, &s->algo);
+    }
+    return status;
+}
+
+static int write_json(const trainer *t, const summary *s)
+{
+    FILE *file = fopen(t->o->json, "w");
+    if (file == NULL) {
+        fprintf(stderr, "trainer: cannot write %s\n", t->o->json);
+        return EXIT_USAGE;
+    }
+    fprintf(file,
+            "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"steps\":%d,"
+            "\"batch\":%d,\"seq\":%d,\"parameters\":%zu,\"final_loss\":%.9g,\"train_s\":%.6g,"
+            "\"comm_s\":%.6g,\"wire_bytes\":%" PRIu64 ",\"wire_bytes_total\":%" PRIu64
+            ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
+            t->nranks, s->algo, t->o->steps, t->o->batch, t->o->seq, model_count(t->model), s->loss,
+            s->seconds, s->comm_seconds, s->wire_bytes, s->wire_total, s->checksum);
+    for (int i = 0; i < t->o->steps; i++) {
+        fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);
+    }
+    fprintf(file, "]}\n");
+    return fclose(file) == 0 ? EXIT_GOOD : EXIT_USAGE;
+}
+
+/* The whole run, with everything allocated. */
+static int run(trainer *t)
+{
+    size_t count = model_count(t->model);
+    if (t->rank == 0) {
+        printf("%zu parameters, %zu characters of text, %d distinct; %d rank%s, batch %d x %d\n",
+               count, t->text.length, t->text.vocab, t->nranks, t->nranks == 1 ? "" : "s",
+               t->o->batch, t->o->seq);
+    }
+    model_init(t->model, (uint64_t)t->o->seed, 1);
+    /* All have the same seed; libm may still differ from host to host. */
+    if (dcomm_broadcast(t->comm, DCOMM_IN_PLACE, model_params(t->model), count, DCOMM_F32, 0,
+                        NULL) < 0) {
+        return comm_failed(t, "broadcast of the weights");
+    }
+    dcomm_stats before = {0};
+    summary s = {0};
+    bool equal = false;
+    if (dcomm_comm_stats(t->comm, &before) < 0) {
+        return comm_failed(t, "statistics");
+    }
+    double start = now();
+    if (train(t) < 0) {
+        return comm_failed(t, "training");
+    }
+    s.seconds = now() - start;
+    if (sum_up(t, &before, &s) < 0 || evaluate(t, &s.loss) < 0 ||
+        compare_weights(t, &s.checksum, &equal) < 0) {
+        return comm_failed(t, "summary");
+    }
+    if (t->rank == 0) {
+        if (t->o->sample > 0) {
+            write_sample(t);
+        }
+        printf("final loss %.4f (held-out text), %.1f s, of which all-reduce (%s) %.2f s\n"
+               "%.1f MB on the wire per rank, weights %016" PRIx64 " %s all ranks\n",
+               s.loss, s.seconds, s.algo, s.comm_seconds, (double)s.wire_bytes * 1e-6, s.checksum,
+               equal ? "equal on" : "DIFFER between");
+        if (t->o->json != NULL) {
+            int result = write_json(t, &s);
+            if (result != EXIT_GOOD) {
+                return result;
+            }
+        }
+    }
+    return equal && isfinite(s.loss) ? EXIT_GOOD : EXIT_WRONG;
+}
+
+static int gradcheck(void)
+{
+    double worst = model_gradient_error(1);
+    bool good = worst >= 0 && worst < 0.01;
+    printf("gradient check: largest error %.2g of the gradient's size: %s\n", worst,
+           good ? "good" : "WRONG");
+    return good ? EXIT_GOOD : EXIT_WRONG;
+}
+
+int main(int argc, char **argv)
+{
+    options o;
+    bool done = false;
+    int result = options_parse(&o, argc, argv, &done);
+    if (result != 0 || done) {
+        return result;
+    }
+    if (o.gradcheck) {
+        return gradcheck();
+    }
+    trainer t = {.o = &o, .coll = {.algo = o.algo, .deterministic = o.deterministic}};
+    if (text_open(&t.text, o.text) != 0) {
+        return EXIT_USAGE;
+    }
+    if (t.text.length / (TENTH * TENTH) < (size_t)o.seq + 1) {
+        fprintf(stderr, "trainer: %s: %zu characters are too few for --seq %d\n", o.text,
+                t.text.length, o.seq);
+        text_close(&t.text);
+        return EXIT_USAGE;
+    }
+    model_config config = {
+        .vocab = t.text.vocab, .seq = o.seq, .dim = o.dim, .layers = o.layers, .heads = o.heads};
+    t.model = model_create(&config);
+    size_t count = t.model != NULL ? model_count(t.model) : 1;
+    t.momentum = calloc(count, sizeof *t.momentum);
+    t.variance = calloc(count, sizeof *t.variance);
+    t.losses = calloc((size_t)o.steps, sizeof *t.losses);
+    if (t.model == NULL || t.momentum == NULL || t.variance == NULL || t.losses == NULL) {
+        fprintf(stderr, "trainer: no memory\n");
+        result = EXIT_WRONG;
+    } else if (dcomm_comm_create(NULL, &t.comm) < 0) {
+        result = comm_failed(&t, "no communicator");
+    } else {
+        t.rank = dcomm_comm_rank(t.comm);
+        t.nranks = dcomm_comm_size(t.comm);
+        result = run(&t);
+    }
+    dcomm_comm_destroy(&t.comm);
+    model_destroy(t.model);
+    text_close(&t.text);
+    free(t.momentum);
+    free(t.variance);
+    free(t.losses);
+    return result;
+}

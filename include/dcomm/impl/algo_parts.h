@@ -1,0 +1,204 @@
+/* algo_parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
+ * the ranks, chunk loops, folds in rank order. */
+#ifndef DCOMMI_ALGO_PARTS_H
+#define DCOMMI_ALGO_PARTS_H
+
+#include "algo.h"
+
+#define DCOMMI_CHUNK_DEFAULT (256 << 10)
+/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
+ * that every rank decides alike. */
+#define DCOMMI_PEER_READ_MIN 4097
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. A lane may own only
+ * the part of each block that begins at `skip`. */
+typedef struct dcommi_blocks {
+    int64_t n;
+    int64_t base;   /* where the blocks begin in their space */
+    int64_t stride; /* equal blocks: bytes from one to the next */
+    int64_t length; /* equal blocks: bytes of each */
+    int64_t clip;   /* cut all off here, 0: never */
+    int64_t skip;
+    bool listed;
+    int64_t offsets, lengths; /* listed: first index in the table */
+} dcommi_blocks;
+
+/* A block number that depends on a loop: index + coef * i[depth]. */
+typedef struct dcommi_turn {
+    int64_t index;
+    int depth;
+    int64_t coef;
+} dcommi_turn;
+
+static inline dcommi_turn dcommi_turn_at(int64_t index)
+{
+    dcommi_turn t = {index, 0, 0};
+    return t;
+}
+
+/* Length of all of block `turn`. */
+static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
+{
+    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
+                     : dcommi_const(k->length);
+}
+
+/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
+static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t chunk, int chunk_depth)
+{
+    dcomm_expr offset = k->listed
+                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
+                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
+    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
+    o.length =
+        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
+    return o;
+}
+
+/* All of block `turn`, at most max_length bytes. */
+static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t max_length)
+{
+    dcomm_operand o = dcommi_block_chunk(k, space, turn, 0, 0);
+    o.max_length = max_length;
+    return o;
+}
+
+/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
+static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
+                                              int64_t chunk, int depth)
+{
+    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
+    o.length = dcommi_linear(length, depth, -chunk);
+    return o;
+}
+
+/* Rank number (index + coef * i[depth]) mod n. */
+static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
+{
+    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
+}
+
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
+static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
+}
+
+static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    if (trips > 1) {
+        dcommi_end(b, lane);
+    }
+}
+
+/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
+ * the element, at least one element. */
+static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
+    return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+}
+
+/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
+static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
+{
+    return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
+}
+
+/* Put a list of n element counts into the table as bytes; returns the first index. */
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    int64_t first = (int64_t)b->ntable;
+    for (int i = 0; i < s->nranks; i++) {
+        int64_t bytes = dcommi_shape_bytes(s, elements[i]);
+        dcommi_build_table(b, &bytes, 1);
+    }
+    return first;
+}
+
+/* The longest of n counts, in bytes. */
+static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
+{
+    size_t longest = 0;
+    for (int i = 0; i < s->nranks; i++) {
+        longest = elements[i] > longest ? elements[i] : longest;
+    }
+    return dcommi_shape_bytes(s, longest);
+}
+
+/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
+static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
+{
+    dcommi_turn t = {s->rank + 1, depth, 1};
+    return t;
+}
+
+/* Send `what` to every other rank, without waiting. */
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+                                         dcomm_operand what, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them. */
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    dcommi_blocks blocks = {.n = s->nranks};
+    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
+        blocks.listed = true;
+        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
+        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        *longest = dcommi_longest(s, s->counts);
+    } else {
+        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+    }
+    return blocks;
+}
+
+/* Where this rank's own block begins, and how long it is. */
+static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
+}
+
+static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
+}
+
+/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
+ * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
+ */
+static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
+                                          int64_t stride, dcomm_operand own, dcomm_operand out[3])
+{
+    size_t n = 0;
+    if (s->rank > 0) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)s->rank;
+        out[n].stride = stride;
+        n++;
+    }
+    out[n++] = own;
+    if (s->rank + 1 < s->nranks) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
+        out[n].stride = stride;
+        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
+        out[n].peer = dcommi_const(s->rank + 1);
+        n++;
+    }
+    return n;
+}
+
+#endif

@@ -1,0 +1,122 @@
+/* algo_table.h - the table of all algorithms. */
+#ifndef DCOMMI_ALGO_TABLE_H
+#define DCOMMI_ALGO_TABLE_H
+
+#include "algo_alltoall.h"
+#include "algo_direct.h"
+#include "algo_doubling.h"
+#include "algo_misc.h"
+#include "algo_ring.h"
+#include "algo_tree.h"
+
+static const dcommi_algo dcommi_algo_table[] = {
+    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
+     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
+    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
+     "about 4 log2 N steps, pipelined; at most 2 S per rank and half-tree pair",
+     "Sanders, Speck and Traeff 2009"},
+    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
+     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
+     "log2 N steps (other N: floor + 2); as many S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
+     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, "1 step; (N-1) S per rank",
+     "direct exchange"},
+    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, "2 steps; 2(N-1)/N S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
+     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
+     "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
+     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
+     "1 step; all blocks but one per rank", "direct exchange"},
+    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
+     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
+     "1 step; N-1 times the own block per rank", "direct exchange"},
+    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
+     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
+     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, "1 step; (N-1) S at the root",
+     "direct exchange"},
+    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
+     "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
+     "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
+     "direct exchange"},
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false,
+     "1 step; every block but the root's once", "direct exchange"},
+    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
+     "ceil(log2 N) steps; at most N/2 blocks per message", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
+     "1 step; every block but the root's once", "direct exchange"},
+    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
+     "ceil(log2 N) steps; at most N/2 blocks per message", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false,
+     "1 step; every block but the root's once", "direct exchange"},
+    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
+     "1 step; every block but the root's once", "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
+     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false,
+     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
+    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
+     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false,
+     "1 step; all blocks but the own per rank", "direct exchange"},
+    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
+     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
+    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
+};
+
+enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
+
+/* The i-th algorithm of an operation, NULL past the last one. */
+static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+/* An algorithm by name, NULL when the operation has none such. */
+static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && strcmp(dcommi_algo_table[k].name, name) == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,599 @@
+/* api_coll.h - the public collectives: each names its buffers' rules and leaves the rest to call.h.
+ * The blocking form is the non-blocking one without a request. */
+#ifndef DCOMMI_API_COLL_H
+#define DCOMMI_API_COLL_H
+
+#include "call.h"
+
+/* Sizes of both buffers checked; `in` at `alias` bytes behind `out` is the in-place call. */
+static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const void *in,
+                                        void *out, int64_t alias, bool aliased,
+                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    int64_t in_bytes, out_bytes;
+    dcommi_shape_spaces(s, &in_bytes, &out_bytes);
+    if (in == DCOMM_IN_PLACE) {
+        in = out != NULL ? (const uint8_t *)out + alias : NULL;
+    }
+    DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
+    DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
+    s->in_place = aliased && in != NULL && out != NULL && in == (const uint8_t *)out + alias;
+    return dcommi_collective(comm, s, in, out, -1, opts, request_p);
+}
+
+static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, dcomm_op op,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
+}
+
+/* In place the output is a part of the input: algorithms write it only as they read it last, so it
+ * needs no plan of its own. */
+static dcomm_status dcommi_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                          size_t recvcount, dcomm_dtype dtype, dcomm_op op,
+                                          const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_REDUCE_SCATTER, recvcount, dtype, op, 0, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE) {
+        sendbuf = recvbuf;
+        recvbuf = recvbuf != NULL
+                      ? (uint8_t *)recvbuf + dcommi_shape_bytes(&s, recvcount) * comm->rank
+                      : NULL;
+    }
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, false, opts, request_p);
+}
+
+static dcomm_status dcommi_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t sendcount, dcomm_dtype dtype,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLGATHER, sendcount, dtype, DCOMM_SUM, 0, opts, &s));
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
+                               dcommi_shape_bytes(&s, sendcount) * comm->rank, true, opts,
+                               request_p);
+}
+
+static dcomm_status dcommi_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, int root,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, count, dtype, DCOMM_SUM, root, opts, &s));
+    return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, true,
+                               opts, request_p);
+}
+
+static dcomm_status dcommi_reduce_to(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, dcomm_op op, int root,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_REDUCE, count, dtype, op, root, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
+        sendbuf = recvbuf;
+    }
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, comm->rank == root, opts, request_p);
+}
+
+static dcomm_status dcommi_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                  size_t sendcount, dcomm_dtype dtype, int root,
+                                  const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_GATHER, sendcount, dtype, DCOMM_SUM, root, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "gather: in place is for the root, %d, only", root);
+    }
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
+                               dcommi_shape_bytes(&s, sendcount) * comm->rank, comm->rank == root,
+                               opts, request_p);
+}
+
+static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                   size_t recvcount, dcomm_dtype dtype, int root,
+                                   const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_SCATTER, recvcount, dtype, DCOMM_SUM, root, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: in place is for the root, %d, only", root);
+    }
+    if (sendbuf == DCOMM_IN_PLACE && recvbuf != NULL) { /* recvbuf is the whole buffer */
+        sendbuf = recvbuf;
+        recvbuf = (uint8_t *)recvbuf + dcommi_shape_bytes(&s, recvcount) * root;
+    }
+    return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, false,
+                               opts, request_p);
+}
+
+static dcomm_status dcommi_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                    size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                    dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLTOALL, count, dtype, DCOMM_SUM, 0, opts, &s));
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
+}
+
+static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                   dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
+    return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
+}
+
+/* ---- counts that differ by rank ---- */
+
+/* Counts checked, and displacements filled in where there are none; *packed must be freed. */
+static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
+                                        const size_t *counts, const size_t **displs,
+                                        size_t **packed)
+{
+    size_t limit = (size_t)INT64_MAX / 2 / dcomm_dtype_size(s->dtype), sum = 0;
+    *packed = NULL;
+    if (counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", dcomm_coll_name(s->coll), name);
+    }
+    if (*displs == NULL) {
+        *packed = dcommi_calloc((size_t)s->nranks, sizeof **packed);
+        if (*packed == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    for (int r = 0; r < s->nranks; r++) {
+        size_t at = *displs != NULL ? (*displs)[r] : sum;
+        if (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r]) {
+            dcommi_free(*packed);
+            *packed = NULL;
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s[%d] is %zu at %zu, beyond 2^62 bytes",
+                               dcomm_coll_name(s->coll), name, r, counts[r], at);
+        }
+        if (*packed != NULL) {
+            (*packed)[r] = sum;
+        }
+        sum += counts[r];
+    }
+    *displs = *packed != NULL ? *packed : *displs;
+    return DCOMM_OK;
+}
+
+/* reduce-scatter-v, all-gather-v, gather-v, scatter-v. */
+static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
+                                  const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                  dcomm_op op, int root, const dcomm_coll_opts *opts,
+                                  dcomm_request **request_p)
+{
+    dcommi_shape s;
+    size_t *packed;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, 0, dtype, op, root, opts, &s));
+    DCOMMI_TRY(dcommi_check_counts(&s, "counts", counts, &displs, &packed));
+    s.counts = counts;
+    s.displs = displs;
+    int64_t own = dcommi_shape_bytes(&s, displs[comm->rank]);
+    bool rooted = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
+    bool gathers = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
+    dcomm_status status = DCOMM_OK;
+    if (in == DCOMM_IN_PLACE && rooted && comm->rank != root) {
+        status = dcommi_fail(DCOMM_ERR_INVALID, "%s: in place is for the root, %d, only",
+                             dcomm_coll_name(coll), root);
+    } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) {
+        in = out;
+        out = (uint8_t *)out + own;
+    }
+    if (coll == DCOMM_COLL_SCATTERV && comm->rank != root) {
+        in = NULL;
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0,
+                                     gathers && (!rooted || comm->rank == root), opts, request_p);
+    }
+    dcommi_free(packed);
+    return status;
+}
+
+static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
+                                     const size_t *sendcounts, const size_t *sdispls, void *recvbuf,
+                                     const size_t *recvcounts, const size_t *rdispls,
+                                     dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                     dcomm_request **request_p)
+{
+    dcommi_shape s;
+    size_t *packed_send = NULL, *packed_recv = NULL;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLTOALLV, 0, dtype, DCOMM_SUM, 0, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE || (sendbuf == recvbuf && sendbuf != NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "all-to-all-v cannot work in place");
+    }
+    dcomm_status status = dcommi_check_counts(&s, "sendcounts", sendcounts, &sdispls, &packed_send);
+    if (status >= 0) {
+        status = dcommi_check_counts(&s, "recvcounts", recvcounts, &rdispls, &packed_recv);
+    }
+    if (status >= 0 && sendcounts[comm->rank] != recvcounts[comm->rank]) {
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "all-to-all-v: rank %d sends %zu elements to itself and expects %zu",
+                             comm->rank, sendcounts[comm->rank], recvcounts[comm->rank]);
+    }
+    if (status >= 0) {
+        s.counts = recvcounts;
+        s.displs = rdispls;
+        s.send_counts = sendcounts;
+        s.send_displs = sdispls;
+        status = dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, false, opts, request_p);
+    }
+    dcommi_free(packed_send);
+    dcommi_free(packed_recv);
+    return status;
+}
+
+/* ---- point-to-point ---- */
+
+static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
+                               size_t count, dcomm_dtype dtype, int peer,
+                               const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, DCOMM_SUM, peer, opts, &s));
+    if (peer == comm->rank) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is the caller itself",
+                           dcomm_coll_name(coll), peer);
+    }
+    DCOMMI_TRY(dcommi_check_buffer(&s, "buf", coll == DCOMM_COLL_SEND ? in : out,
+                                   dcommi_shape_bytes(&s, count)));
+    return dcommi_collective(comm, &s, in, out, peer, opts, request_p);
+}
+
+/* ---- plans of the caller's own ---- */
+
+static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                    void *out, void *state, uint32_t signature,
+                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (plan == NULL || plan->rank != comm->rank || plan->nranks != comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan is %s; this is rank %d of %d",
+                           plan == NULL ? "NULL" : "for another rank or number of ranks",
+                           comm->rank, comm->size);
+    }
+    pthread_mutex_lock(&comm->lock);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        pthread_mutex_unlock(&comm->lock);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->plan = plan;
+    run->in = in;
+    run->out = out;
+    run->state = state;
+    run->signature.hash = signature;
+    run->signature.coll = DCOMM_COLL_PLAN;
+    run->signature.dtype = plan->dtype;
+    run->signature.op = plan->op;
+    run->signature.algo = plan->name;
+    run->p2p_peer = -1;
+    run->seq = comm->next_seq++;
+    pthread_mutex_unlock(&comm->lock);
+    return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
+                             request_p);
+}
+
+/* ---- the two forms of each ---- */
+
+/* A non-blocking call needs somewhere to put its request. */
+static inline dcomm_status dcommi_check_request(dcomm_request **request_p)
+{
+    if (request_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
+    }
+    *request_p = NULL;
+    return DCOMM_OK;
+}
+
+static inline dcomm_status dcommi_called(dcomm_status status)
+{
+    return DCOMMI_LIKELY(status >= 0) ? status : dcommi_call_failed(status);
+}
+
+DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                        size_t count, dcomm_dtype dtype, dcomm_op op,
+                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                       size_t count, dcomm_dtype dtype, dcomm_op op,
+                                       const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                             size_t recvcount, dcomm_dtype dtype, dcomm_op op,
+                                             const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                            size_t recvcount, dcomm_dtype dtype, dcomm_op op,
+                                            const dcomm_coll_opts *opts)
+{
+    return dcommi_called(
+        dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                              const size_t *recvcounts, dcomm_dtype dtype,
+                                              dcomm_op op, const dcomm_coll_opts *opts,
+                                              dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
+                                       recvcounts, NULL, dtype, op, 0, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                             const size_t *recvcounts, dcomm_dtype dtype,
+                                             dcomm_op op, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
+                                       recvcounts, NULL, dtype, op, 0, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                        size_t sendcount, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                       size_t sendcount, dcomm_dtype dtype,
+                                       const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                         const size_t *recvcounts, const size_t *displs,
+                                         dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                         dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
+                                       displs, dtype, DCOMM_SUM, 0, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                        const size_t *recvcounts, const size_t *displs,
+                                        dcomm_dtype dtype, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
+                                       displs, dtype, DCOMM_SUM, 0, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                        size_t count, dcomm_dtype dtype, int root,
+                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                       size_t count, dcomm_dtype dtype, int root,
+                                       const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, dcomm_op op, int root,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                    size_t count, dcomm_dtype dtype, dcomm_op op, int root,
+                                    const dcomm_coll_opts *opts)
+{
+    return dcommi_called(
+        dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t sendcount, dcomm_dtype dtype, int root,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                    size_t sendcount, dcomm_dtype dtype, int root,
+                                    const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                      int root, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs,
+                                       dtype, DCOMM_SUM, root, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                     int root, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs,
+                                       dtype, DCOMM_SUM, root, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                      size_t recvcount, dcomm_dtype dtype, int root,
+                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t recvcount, dcomm_dtype dtype, int root,
+                                     const dcomm_coll_opts *opts)
+{
+    return dcommi_called(
+        dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                       const size_t *counts, const size_t *displs,
+                                       dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
+                                       dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs,
+                                       dtype, DCOMM_SUM, root, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                      int root, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs,
+                                       dtype, DCOMM_SUM, root, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                       dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                      size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
+                                        const size_t *sendcounts, const size_t *sdispls,
+                                        void *recvbuf, const size_t *recvcounts,
+                                        const size_t *rdispls, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf, recvcounts,
+                                          rdispls, dtype, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
+                                       const size_t *sendcounts, const size_t *sdispls,
+                                       void *recvbuf, const size_t *recvcounts,
+                                       const size_t *rdispls, dcomm_dtype dtype,
+                                       const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf, recvcounts,
+                                          rdispls, dtype, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_barrier(comm, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_barrier(comm, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
+                                   dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts,
+                                   dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
+                                  dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(
+        dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
+                                   int peer, const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(
+        dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
+                                  int peer, const dcomm_coll_opts *opts)
+{
+    return dcommi_called(
+        dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, NULL));
+}
+
+DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                       void *out, void *state, uint32_t signature,
+                                       const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_request(request_p));
+    return dcommi_called(dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
+}
+
+DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                      void *out, void *state, uint32_t signature,
+                                      const dcomm_coll_opts *opts)
+{
+    return dcommi_called(dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
+}
+
+#endif

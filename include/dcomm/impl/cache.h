@@ -1,0 +1,93 @@
+/* cache.h - plans by what they were made for: bounded, least recently used goes first, a plan in
+ * use stays until its last run has ended. */
+#ifndef DCOMMI_CACHE_H
+#define DCOMMI_CACHE_H
+
+#include "types.h"
+
+static void dcommi_cached_free(dcommi_cached *cached)
+{
+    dcommi_free(cached->plan);
+    dcommi_free(cached->inner);
+    dcommi_free(cached);
+}
+
+/* With comm->lock, like all below. */
+static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
+{
+    (void)comm;
+    if (--cached->refs == 0 && cached->retired) {
+        dcommi_cached_free(cached);
+    }
+}
+
+static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
+{
+    dcommi_cached *cached = *at;
+    *at = cached->next;
+    comm->ncached--;
+    cached->retired = true;
+    if (cached->refs == 0) {
+        dcommi_cached_free(cached);
+    }
+}
+
+static void dcommi_cache_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+        while (comm->cache[i] != NULL) {
+            dcommi_cache_retire(comm, &comm->cache[i]);
+        }
+    }
+}
+
+/* The plan of a key with a reference taken; NULL: not there. */
+static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
+{
+    for (dcommi_cached *c = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS]; c != NULL; c = c->next) {
+        if (c->key[0] == key[0] && c->key[1] == key[1]) {
+            c->used = ++comm->cache_clock;
+            c->refs++;
+            comm->stats.plans_reused++;
+            return c;
+        }
+    }
+    return NULL;
+}
+
+/* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
+ * without memory, in which case the plans are freed. */
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], dcomm_plan *plan,
+                                       dcomm_plan *inner)
+{
+    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
+    if (cached == NULL) {
+        dcommi_free(plan);
+        dcommi_free(inner);
+        return NULL;
+    }
+    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
+        dcommi_cached **oldest = NULL;
+        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
+                if (oldest == NULL || (*at)->used < (*oldest)->used) {
+                    oldest = at;
+                }
+            }
+        }
+        dcommi_cache_retire(comm, oldest);
+    }
+    cached->key[0] = key[0];
+    cached->key[1] = key[1];
+    cached->used = ++comm->cache_clock;
+    cached->refs = 1;
+    cached->plan = plan;
+    cached->inner = inner;
+    cached->next = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS];
+    comm->cache[key[0] % DCOMMI_CACHE_BUCKETS] = cached;
+    comm->ncached++;
+    comm->stats.plans_built++;
+    return cached;
+}
+
+#endif

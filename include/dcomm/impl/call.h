@@ -1,0 +1,414 @@
+/* call.h - what every collective call does: check the arguments, pick the algorithm, find or make
+ * the plan, number the operation, hand it to the engine. Requests and groups. */
+#ifndef DCOMMI_CALL_H
+#define DCOMMI_CALL_H
+
+#include "comm_life.h"
+
+/* ---- groups ---- */
+
+/* Operations that this thread has queued since dcomm_group_start. */
+typedef struct dcommi_group {
+    int depth;
+    dcommi_run *first, *last;
+    dcomm_status status;
+    char message[DCOMMI_MESSAGE_MAX];
+} dcommi_group;
+
+static _Thread_local dcommi_group dcommi_this_group;
+
+/* ---- checks ---- */
+
+static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
+{
+    DCOMMI_TRY(dcommi_check_fork());
+    if (comm == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
+    }
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is not created yet (see dcomm_comm_ready)");
+    }
+    return DCOMM_OK;
+}
+
+static const dcomm_coll_opts dcommi_default_opts;
+
+/* Fill in the parts of a shape that all calls have, and check them. */
+static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int root,
+                                       const dcomm_coll_opts *opts, dcommi_shape *s)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    const char *name = dcomm_coll_name(coll);
+    size_t element = dcomm_dtype_size(dtype);
+    if (element == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: dtype is %d, which is none", name, (int)dtype);
+    }
+    if (op < 0 || (op >= DCOMM_OP_COUNT && op < DCOMM_OP_USER) || op > DCOMM_OP_USER_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+    }
+    if (root < 0 || root >= comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is not one of the %d ranks", name, root,
+                           comm->size);
+    }
+    if (count > (size_t)INT64_MAX / 2 / element / (size_t)comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: count %zu of %zu-byte elements on %d ranks "
+                           "exceeds 2^62 bytes",
+                           name, count, element, comm->size);
+    }
+    if (opts->lanes < 0 || opts->lanes > DCOMM_PLAN_MAX_LANES / 4) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.lanes is %d; it may be 0 to %d", name,
+                           opts->lanes, DCOMM_PLAN_MAX_LANES / 4);
+    }
+    if (opts->timeout_s < 0 || opts->chunk_bytes > (size_t)INT64_MAX / 2) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
+                           name, opts->timeout_s, opts->chunk_bytes);
+    }
+    memset(s, 0, sizeof *s);
+    s->coll = coll;
+    s->rank = comm->rank;
+    s->nranks = comm->size;
+    s->root = root;
+    s->dtype = dtype;
+    s->op = op;
+    s->count = count;
+    s->lanes = opts->lanes > 0 ? opts->lanes : 1;
+    s->chunk_bytes = opts->chunk_bytes > 0 ? (int64_t)opts->chunk_bytes : comm->chunk_bytes;
+    if (s->chunk_bytes > 0) {
+        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
+    }
+    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_buffer(const dcommi_shape *s, const char *name, const void *buffer,
+                                        int64_t bytes)
+{
+    return buffer == NULL && bytes > 0
+               ? dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL and %" PRId64 " bytes long",
+                             dcomm_coll_name(s->coll), name, bytes)
+               : DCOMM_OK;
+}
+
+/* ---- keys ---- */
+
+static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
+{
+    for (int i = 0; values != NULL && i < n; i++) {
+        key[0] = dcommi_mix(key[0], values[i]);
+        key[1] = dcommi_mix(key[1], values[i] ^ 0x5bd1e9955bd1e995u);
+    }
+}
+
+/* What the ranks must agree on, as a number. */
+static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
+        uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
+        return (uint32_t)(pair ^ (pair >> 32));
+    }
+    uint64_t h =
+        dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
+    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
+    h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
+    h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
+        uint64_t key[2] = {h, h};
+        dcommi_mix_counts(key, s->counts, s->nranks);
+        h = key[0];
+    }
+    return (uint32_t)(h ^ (h >> 32));
+}
+
+static void dcommi_shape_key(const dcommi_shape *s, const dcommi_algo *algo, uint64_t key[2])
+{
+    const uint64_t facts[] = {(uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op,
+                              s->count,
+                              (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
+                                  (uint64_t)s->rank_order << 1 | s->in_place,
+                              (uint64_t)s->chunk_bytes, (uint64_t)(algo - dcommi_algo_table)};
+    key[0] = 1;
+    key[1] = 2;
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        key[0] = dcommi_mix(key[0], facts[i]);
+        key[1] = dcommi_mix(key[1], facts[i] ^ 0x5bd1e9955bd1e995u);
+    }
+    dcommi_mix_counts(key, s->counts, s->nranks);
+    dcommi_mix_counts(key, s->displs, s->nranks);
+    dcommi_mix_counts(key, s->send_counts, s->nranks);
+    dcommi_mix_counts(key, s->send_displs, s->nranks);
+}
+
+/* ---- submission ---- */
+
+/* With comm->lock. */
+static dcommi_run *dcommi_run_new(dcomm_comm *comm)
+{
+    dcommi_run *run = comm->free_runs;
+    if (run != NULL) {
+        comm->free_runs = run->next;
+        uint8_t *memory = run->memory;
+        size_t memory_len = run->memory_len;
+        memset(run, 0, sizeof *run);
+        run->memory = memory;
+        run->memory_len = memory_len;
+    } else {
+        run = dcommi_alloc(sizeof(dcomm_request));
+        if (run == NULL) {
+            return NULL;
+        }
+    }
+    run->comm = comm;
+    atomic_store_explicit(&run->refs, 2, memory_order_relaxed); /* its user's and the engine's */
+    atomic_store_explicit(&run->status, DCOMM_IN_PROGRESS, memory_order_relaxed);
+    atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
+    return run;
+}
+
+static dcomm_status dcommi_run_wait(dcommi_run *run)
+{
+    int status;
+    while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
+           DCOMM_IN_PROGRESS) {
+        dcommi_progress_or_yield(run->comm->context);
+    }
+    if (status < 0) {
+        dcommi_fail((dcomm_status)status, "%s", run->comm->message);
+    }
+    dcommi_run_unref(run);
+    return (dcomm_status)status;
+}
+
+/* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
+ * the call is blocking. */
+static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
+{
+    dcommi_group *group = &dcommi_this_group;
+    run->timeout_s = timeout_s;
+    run->submitted_at = dcommi_now();
+    run->idle_since = run->submitted_at;
+    run->next_query = run->submitted_at + DCOMMI_QUERY_AFTER;
+    run->blocking = request_p == NULL;
+    if (request_p != NULL) {
+        *request_p = (dcomm_request *)run;
+    }
+    if (group->depth > 0) {
+        run->queued = true;
+        *(group->last != NULL ? &group->last->next_group : &group->first) = run;
+        group->last = run;
+        return DCOMM_OK;
+    }
+    dcommi_submit(run->comm->context, run);
+    return request_p == NULL ? dcommi_run_wait(run) : DCOMM_OK;
+}
+
+/* An error before anything was sent. Within a group it also becomes the group's. */
+static dcomm_status dcommi_call_failed(dcomm_status status)
+{
+    dcommi_group *group = &dcommi_this_group;
+    if (group->depth > 0 && group->status == DCOMM_OK) {
+        group->status = status;
+        memcpy(group->message, dcommi_message, sizeof group->message);
+    }
+    return status;
+}
+
+/* The plan of a shape, from the cache or made now; with comm->lock. */
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
+                                     const dcommi_algo *algo, dcommi_cached **cached_p)
+{
+    uint64_t key[2];
+    dcommi_shape_key(s, algo, key);
+    *cached_p = dcommi_cache_find(comm, key);
+    if (*cached_p != NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_plan *plan = NULL, *inner = NULL;
+    if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
+        dcommi_shape sum = *s;
+        sum.in_place = false;
+        DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
+        dcomm_status status = dcommi_plan_premul(s, inner, &plan);
+        if (status < 0) {
+            dcommi_free(inner);
+            return status;
+        }
+    } else {
+        DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
+    }
+    *cached_p = dcommi_cache_add(comm, key, plan, inner);
+    return *cached_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
+                                int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    const dcommi_algo *algo = NULL;
+    bool soft = opts->algo == NULL;
+    dcomm_status status =
+        dcommi_algo_pick(s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo);
+    if (status < 0) {
+        return status;
+    }
+    pthread_mutex_lock(&comm->lock);
+    dcommi_cached *cached = NULL;
+    status = dcommi_plan_find(comm, s, algo, &cached);
+    dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
+    if (run == NULL) {
+        if (cached != NULL) {
+            dcommi_cached_release(comm, cached);
+        }
+        pthread_mutex_unlock(&comm->lock);
+        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    }
+    run->cached = cached;
+    run->plan = cached->plan;
+    run->in = in;
+    run->out = out;
+    run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
+    run->signature.hash = dcommi_shape_signature(s, algo);
+    run->signature.coll = (uint8_t)s->coll;
+    run->signature.dtype = (uint8_t)s->dtype;
+    run->signature.op = (uint8_t)s->op;
+    run->signature.root = s->root;
+    run->signature.count = s->count;
+    run->signature.algo = algo->name;
+    run->p2p_peer = p2p;
+    if (p2p < 0) {
+        run->stream = DCOMMI_STREAM_COLL;
+        run->seq = comm->next_seq++;
+    } else {
+        run->stream = DCOMMI_STREAM_P2P;
+        dcommi_member *m = &comm->members[p2p];
+        run->seq =
+            atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
+                             request_p);
+}
+
+/* ---- requests ---- */
+
+DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
+{
+    if (request_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
+    }
+    if (*request_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    if ((*request_p)->run.queued) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "the operation is still queued in a group; call "
+                                              "dcomm_group_end before waiting for it");
+    }
+    dcommi_run *run = &(*request_p)->run;
+    *request_p = NULL;
+    return dcommi_run_wait(run);
+}
+
+DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n)
+{
+    if (requests == NULL && n > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "requests is NULL and n is %zu", n);
+    }
+    dcomm_status first = DCOMM_OK;
+    char message[DCOMMI_MESSAGE_MAX];
+    for (size_t i = 0; i < n; i++) {
+        dcomm_status status = dcomm_wait(&requests[i]);
+        if (status < 0 && first == DCOMM_OK) {
+            first = status;
+            memcpy(message, dcommi_message, sizeof message);
+        }
+    }
+    return first < 0 ? dcommi_fail(first, "%s", message) : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p)
+{
+    if (request_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
+    }
+    if (*request_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcommi_run *run = &(*request_p)->run;
+    if (!run->queued &&
+        atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+        dcomm_context_progress(run->comm->context);
+    }
+    if (run->queued ||
+        atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+        return DCOMM_IN_PROGRESS;
+    }
+    return dcomm_wait(request_p);
+}
+
+DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_request_info *info)
+{
+    if (request == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", request == NULL ? "request" : "info");
+    }
+    info->coll = (dcomm_coll)request->run.signature.coll;
+    info->algo = request->run.signature.algo;
+    info->sequence = request->run.seq;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_group_start(void)
+{
+    dcommi_this_group.depth++;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_group_end(void)
+{
+    dcommi_group *group = &dcommi_this_group;
+    if (group->depth == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_group_end without dcomm_group_start");
+    }
+    if (--group->depth > 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcommi_run *first = group->first;
+    dcomm_status status = group->status;
+    group->first = group->last = NULL;
+    group->status = DCOMM_OK;
+    /* Once started, a non-blocking run may end and be waited for: read its links before. */
+    dcommi_run *blocking = NULL;
+    for (dcommi_run *run = first, *next; run != NULL; run = next) {
+        next = run->next_group;
+        run->queued = false;
+        if (run->blocking) {
+            run->next_group = blocking;
+            blocking = run;
+        }
+        dcommi_submit(run->comm->context, run);
+    }
+    bool all_done = false;
+    while (!all_done) {
+        all_done = true;
+        for (dcommi_run *run = blocking; run != NULL; run = run->next_group) {
+            if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+                all_done = false;
+                dcommi_progress_or_yield(run->comm->context);
+            }
+        }
+    }
+    for (dcommi_run *run = blocking, *next; run != NULL; run = next) {
+        next = run->next_group;
+        dcomm_status one = dcommi_run_wait(run);
+        if (one < 0 && status == DCOMM_OK) {
+            status = one;
+            memcpy(group->message, dcommi_message, sizeof group->message);
+        }
+    }
+    return status < 0 ? dcommi_fail(status, "%s", group->message) : DCOMM_OK;
+}
+
+#endif

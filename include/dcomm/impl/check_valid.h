@@ -1,0 +1,360 @@
+/* check_valid.h - is a plan well formed? Every index is in range, loops match, spaces fit the step,
+ * sub-plans fit their caller. What depends on loop indices is checked when it is executed. */
+#ifndef DCOMMI_CHECK_VALID_H
+#define DCOMMI_CHECK_VALID_H
+
+#include "print.h"
+
+#define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
+#define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
+
+#define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
+#define DCOMMI_CHECK_OWN                                                        \
+    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | \
+     DCOMMI_CHECK_BIT(STATE))
+#define DCOMMI_CHECK_LOCAL (DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(WORDS))
+#define DCOMMI_CHECK_ANY (DCOMMI_CHECK_LOCAL | DCOMMI_CHECK_BIT(PEER))
+#define DCOMMI_CHECK_RESULT \
+    (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(WORDS))
+#define DCOMMI_CHECK_BYTES (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
+
+/* What a step kind may have. */
+typedef struct dcommi_check_form {
+    const char *name;
+    unsigned dst, src; /* bits of spaces; dst 0: none */
+    uint32_t src_min, src_max;
+    bool async, repeats, messages;
+} dcommi_check_form;
+
+static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
+{
+    static const dcommi_check_form forms[DCOMM_STEP_KIND_COUNT] = {
+        [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
+        [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
+        [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
+                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_MAX,
+                                    true, false, true},
+        [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
+                             false},
+        [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
+        [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
+                               false},
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
+                               false},
+        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1,
+                                      false, false, false},
+        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
+                               false, false},
+        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
+                                DCOMMI_FOLD_MAX, false, false, false},
+        [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
+                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
+    };
+    return &forms[kind];
+}
+
+static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
+                                            const char *where, const char *what)
+{
+    if (e->kind > DCOMM_EXPR_WORD) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has expression kind %d", where, what, e->kind);
+    }
+    if (e->kind != DCOMM_EXPR_CONST && e->mod < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64, where, what, e->mod);
+    }
+    if ((e->kind == DCOMM_EXPR_TABLE && p->ntable == 0) ||
+        (e->kind == DCOMM_EXPR_WORD && p->nwords == 0)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s reads a %s of an empty %s", where, what,
+                           e->kind == DCOMM_EXPR_TABLE ? "value" : "word",
+                           e->kind == DCOMM_EXPR_TABLE ? "table" : "WORDS space");
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_operand *o,
+                                               unsigned allowed, bool repeats, const char *where,
+                                               const char *what)
+{
+    if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
+                           dcommi_print_space(o->space), o->space);
+    }
+    if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
+        return DCOMM_OK;
+    }
+    if (o->max_length < 0 || o->clip < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has max_length %" PRId64 ", clip %" PRId64,
+                           where, what, o->max_length, o->clip);
+    }
+    if (o->repeat > (repeats ? DCOMMI_CHECK_REPEAT : 1u)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has %" PRIu32 " pieces, more than %u", where,
+                           what, o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
+    }
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, where, what));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, where, what));
+    if (o->space == DCOMM_SPACE_PEER) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, where, what));
+        if (o->slot >= p->nslots) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d of %" PRIu32, where, what,
+                               o->slot, p->nslots);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s,
+                                            const char *where)
+{
+    if (s->sub >= p->nsubs || p->subs[s->sub] == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: there is no sub-plan %" PRIu32 " of %" PRIu32,
+                           where, s->sub, p->nsubs);
+    }
+    const dcomm_plan *sub = p->subs[s->sub];
+    if (sub->nranks < 1 || sub->nranks > p->nranks || sub->rank < 0 || sub->rank >= sub->nranks ||
+        s->group > p->ntable || p->ntable - s->group < (uint32_t)sub->nranks) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: the group of %d ranks (this is %d) at table[%" PRIu32
+                           "] does not fit %d ranks and %" PRIu32 " table values",
+                           where, sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
+    }
+    const int64_t *group = p->table + s->group;
+    for (int i = 0; i < sub->nranks; i++) {
+        if (group[i] < 0 || group[i] >= p->nranks) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " in the group is none of %d",
+                               where, group[i], p->nranks);
+        }
+        for (int j = 0; j < i; j++) {
+            if (group[i] == group[j]) {
+                return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " is twice in the group",
+                                   where, group[i]);
+            }
+        }
+    }
+    if (group[sub->rank] != p->rank) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d of the group is %" PRId64 ", not %d", where,
+                           sub->rank, group[sub->rank], p->rank);
+    }
+    int64_t slots = s->word > 0 ? s->word : 0;
+    if (sub->ncounters > p->ncounters || s->slot > p->ncounters - sub->ncounters ||
+        sub->nslots > p->nslots || slots > (int64_t)(p->nslots - sub->nslots)) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
+                           " of %" PRIu32 ": the sub-plan's do not fit",
+                           where, s->slot, sub->ncounters, p->ncounters, slots, sub->nslots,
+                           p->nslots);
+    }
+    if (sub->next != NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
+    }
+    return dcommi_check_expr_valid(p, &s->tag, where, "tag");
+}
+
+static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s,
+                                            const char *where)
+{
+    const dcommi_check_form *form = dcommi_check_form_of(s->kind);
+    if ((s->flags & ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL)) != 0 ||
+        ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
+                           form->name);
+    }
+    if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: sources %" PRIu32 "+%" PRIu32 " of %" PRIu32 " operands", where,
+                           s->src, s->nsrc, p->noperands);
+    }
+    if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources", where, s->nsrc);
+    }
+    uint32_t arriving = 0;
+    for (uint32_t i = 0; i < s->nsrc; i++) {
+        const dcomm_operand *o = &p->operands[s->src + i];
+        DCOMMI_TRY(dcommi_check_operand_valid(p, o, form->src, form->repeats, where, "the source"));
+        arriving += o->space == DCOMM_SPACE_MSG;
+    }
+    if (form->dst != 0) {
+        DCOMMI_TRY(
+            dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
+    }
+    if (s->kind == DCOMM_STEP_RECV_REDUCE) {
+        if (arriving != 1) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
+                               arriving);
+        }
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
+    }
+    bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
+    if (peers) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
+    }
+    if (form->messages) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
+    }
+    switch (s->kind) {
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_ENCODE:
+        if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
+                               p->nwords);
+        }
+        break;
+    case DCOMM_STEP_EXPOSE:
+        if (s->slot >= p->nslots) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %d of %" PRIu32, where, s->slot,
+                               p->nslots);
+        }
+        break;
+    case DCOMM_STEP_SIGNAL:
+    case DCOMM_STEP_WAIT:
+        if (s->slot >= p->ncounters) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %d of %" PRIu32, where, s->slot,
+                               p->ncounters);
+        }
+        return dcommi_check_expr_valid(p, &s->value, where, "value");
+    case DCOMM_STEP_LOOP:
+        return dcommi_check_expr_valid(p, &s->value, where, "value");
+    case DCOMM_STEP_COMPUTE:
+        if (s->kernel >= p->nkernels) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel %d of %" PRIu32, where, s->kernel,
+                               p->nkernels);
+        }
+        break;
+    case DCOMM_STEP_CALL:
+        return dcommi_check_call_valid(p, s, where);
+    default:
+        break;
+    }
+    bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
+                 s->kind == DCOMM_STEP_DECODE_REDUCE;
+    if (codes && p->codec == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
+{
+    uint32_t open[DCOMM_LOOP_DEPTH];
+    int depth = 0;
+    const dcomm_lane *l = &p->lanes[lane];
+    if (l->first > p->nsteps || p->nsteps - l->first < l->count) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s lane %" PRIu32 ": steps %" PRIu32 "+%" PRIu32 " of %" PRIu32, where,
+                           lane, l->first, l->count, p->nsteps);
+    }
+    for (uint32_t i = 0; i < l->count; i++) {
+        const dcomm_step *s = &p->steps[l->first + i];
+        char place[160];
+        if (s->kind >= DCOMM_STEP_KIND_COUNT) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 ": kind %d",
+                               where, lane, i, s->kind);
+        }
+        snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
+                 dcommi_check_form_of(s->kind)->name);
+        DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
+        if (s->kind == DCOMM_STEP_LOOP) {
+            if (depth == DCOMM_LOOP_DEPTH) {
+                return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,
+                                   DCOMM_LOOP_DEPTH);
+            }
+            open[depth++] = i;
+        } else if (s->kind == DCOMM_STEP_END) {
+            if (depth == 0) {
+                return dcommi_fail(DCOMM_ERR_PLAN, "%s: no loop is open", place);
+            }
+            uint32_t body = i - open[--depth] - 1;
+            if (s->body != body || p->steps[l->first + open[depth]].body != body) {
+                return dcommi_fail(DCOMM_ERR_PLAN,
+                                   "%s: its loop has %" PRIu32 " steps, not %" PRIu32
+                                   " and %" PRIu32,
+                                   place, body, p->steps[l->first + open[depth]].body, s->body);
+            }
+        }
+    }
+    if (depth != 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 " (loop): no end",
+                           where, lane, open[depth - 1]);
+    }
+    return DCOMM_OK;
+}
+
+/* `where` names the plan in messages ("rank 2"); budget bounds how many sub-plans are looked at. */
+static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *where, int depth,
+                                            uint32_t *budget)
+{
+    if (depth >= DCOMMI_CALL_DEPTH || *budget == 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: sub-plans nest deeper than %d, or are too many",
+                           where, DCOMMI_CALL_DEPTH);
+    }
+    --*budget;
+    if (p->nlanes > DCOMM_PLAN_MAX_LANES || p->nslots > DCOMM_PLAN_MAX_SLOTS ||
+        p->nwords > DCOMM_PLAN_MAX_WORDS || p->ncounters > UINT16_MAX + 1u) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: too many lanes (%" PRIu32 "), slots (%" PRIu32 "), words (%" PRIu32
+                           ") or counters (%" PRIu32 ")",
+                           where, p->nlanes, p->nslots, p->nwords, p->ncounters);
+    }
+    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0 || p->state_bytes < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: a space has a negative size: IN %" PRId64 ", OUT %" PRId64
+                           ", SCRATCH %" PRId64 ", STATE %" PRId64,
+                           where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
+    }
+    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > DCOMM_OP_USER_MAX) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %d, op %d", where, p->dtype, p->op);
+    }
+    if ((p->nlanes > 0 && p->lanes == NULL) || (p->nsteps > 0 && p->steps == NULL) ||
+        (p->noperands > 0 && p->operands == NULL) || (p->ntable > 0 && p->table == NULL) ||
+        (p->nsubs > 0 && p->subs == NULL) || (p->nkernels > 0 && p->kernels == NULL)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a table of the plan is NULL", where);
+    }
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        DCOMMI_TRY(dcommi_check_lane_valid(p, i, where));
+    }
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        char place[96];
+        if (p->subs[i] != NULL) {
+            snprintf(place, sizeof place, "%.64s sub %" PRIu32, where, i);
+            DCOMMI_TRY(dcommi_check_plan_valid(p->subs[i], place, depth + 1, budget));
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Do lengths depend on the data? Then several are tried. */
+static bool dcommi_check_expr_varies(const dcomm_expr *e)
+{
+    return e->kind == DCOMM_EXPR_WORD;
+}
+
+static bool dcommi_check_plan_varies(const dcomm_plan *p)
+{
+    for (uint32_t i = 0; i < p->noperands; i++) {
+        if (dcommi_check_expr_varies(&p->operands[i].length)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < p->nsteps; i++) {
+        const dcomm_step *s = &p->steps[i];
+        if (s->kind == DCOMM_STEP_ENCODE || dcommi_check_expr_varies(&s->dst.length) ||
+            dcommi_check_expr_varies(&s->value)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        if (p->subs[i] != NULL && dcommi_check_plan_varies(p->subs[i])) {
+            return true;
+        }
+    }
+    return p->next != NULL;
+}
+
+#endif

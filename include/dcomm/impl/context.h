@@ -1,0 +1,249 @@
+/* context.h - the life of a context: transports, peers, the optional progress thread. */
+#ifndef DCOMMI_CONTEXT_H
+#define DCOMMI_CONTEXT_H
+
+#include "engine.h"
+#include "host.h"
+#include "sha256.h"
+#include "ucx.h"
+
+/* ---- forked children ---- */
+
+static _Atomic int dcommi_forked;
+static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
+
+static void dcommi_in_child(void)
+{
+    atomic_store(&dcommi_forked, 1);
+}
+
+static void dcommi_watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, dcommi_in_child);
+}
+
+static inline dcomm_status dcommi_check_fork(void)
+{
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
+        return dcommi_fail(DCOMM_ERR_FORKED,
+                           "process %d was forked after dcomm was initialized and shares its "
+                           "parent's connections; create communicators in the child before, or "
+                           "use exec",
+                           (int)getpid());
+    }
+    return DCOMM_OK;
+}
+
+/* ---- peers ---- */
+
+/* What one rank tells the others of itself when a communicator is created. Fixed layout; checked
+ * for version, byte order and header size before anything else is believed. */
+typedef struct dcommi_card {
+    uint32_t magic, version;
+    uint8_t uuid[16];
+    uint64_t nonce; /* rank 0's makes the communicator's id */
+    uint64_t started;
+    int32_t pid, size;
+    double timeout_s;
+    uint64_t chunk_bytes;
+    uint32_t deterministic;
+    uint32_t local_address, net_address; /* lengths of what follows the card */
+    char algo[32];
+    char hostname[64];
+    char host_id[DCOMMI_HOST_ID_MAX];
+} dcommi_card;
+
+#define DCOMMI_CARD_MAGIC 0x44434f4du
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 1u)
+
+/* The context's number for a peer, new or known. */
+static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
+                                    const void *local_address, const void *net_address, int *peer_p)
+{
+    for (size_t i = 0; i < context->npeers; i++) {
+        if (memcmp(context->peers[i].uuid, card->uuid, sizeof card->uuid) == 0) {
+            context->peers[i].users++;
+            *peer_p = (int)i;
+            return DCOMM_OK;
+        }
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&context->peers, &context->peers_capacity, context->npeers + 1,
+                           sizeof *context->peers));
+    dcommi_remote *peer = &context->peers[context->npeers];
+    memset(peer, 0, sizeof *peer);
+    memcpy(peer->uuid, card->uuid, sizeof card->uuid);
+    peer->pid = card->pid;
+    peer->started = card->started;
+    peer->same_host = strcmp(card->host_id, context->host_id) == 0;
+    peer->transport = peer->same_host ? context->local : context->net;
+    peer->users = 1;
+    const char *no_cma = getenv("DCOMM_CMA");
+    if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
+        peer->unreadable = true;
+    }
+    DCOMMI_TRY(peer->transport->call->add_peer(
+        peer->transport, (int)context->npeers, peer->same_host ? local_address : net_address,
+        peer->same_host ? card->local_address : card->net_address));
+    *peer_p = (int)context->npeers++;
+    return DCOMM_OK;
+}
+
+/* ---- progress thread ---- */
+
+static void *dcommi_progress_main(void *user)
+{
+    dcomm_context *context = user;
+    while (atomic_load_explicit(&context->stop, memory_order_acquire) == 0) {
+        bool idle = true;
+        if (dcommi_token_try(context)) {
+            idle = !dcommi_progress(context) && context->active == 0;
+            dcommi_token_release(context);
+        }
+        if (idle) {
+            struct timespec nap = {0, 50000};
+            nanosleep(&nap, NULL); /* nothing is outstanding: peers can wait this long */
+        } else {
+            sched_yield();
+        }
+    }
+    return NULL;
+}
+
+/* ---- create and destroy ---- */
+
+static unsigned dcommi_spin_limit(void)
+{
+    cpu_set_t cores;
+    const char *local = getenv("LOCAL_WORLD_SIZE");
+    int mine = 1;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
+        mine = CPU_COUNT(&cores);
+    }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int ranks = local != NULL ? atoi(local) : 1;
+    /* With a core to itself a rank loses nothing by spinning; where ranks share cores, the one
+     * that is waited for must get the core. */
+    return ranks <= online && mine >= 1 ? 2000 : 20;
+}
+
+DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
+                                            dcomm_context **context_p)
+{
+    dcomm_context_opts defaults = {0};
+    if (context_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context_p is NULL");
+    }
+    *context_p = NULL;
+    pthread_once(&dcommi_fork_once, dcommi_watch_forks);
+    DCOMMI_TRY(dcommi_check_fork());
+    opts = opts != NULL ? opts : &defaults;
+    dcomm_context *context = dcommi_alloc(sizeof *context);
+    if (context == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    atomic_store(&context->refs, 1);
+    context->spin_limit = dcommi_spin_limit();
+    dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
+    dcommi_host_identity(opts->host_id, context->host_id);
+    if (status >= 0 && opts->iface != NULL) {
+        if (strlen(opts->iface) >= sizeof context->iface) {
+            status = dcommi_fail(DCOMM_ERR_INVALID, "iface \"%s\" is too long", opts->iface);
+        } else {
+            snprintf(context->iface, sizeof context->iface, "%s", opts->iface);
+        }
+    }
+    if (status >= 0) {
+        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
+        status = dcommi_ucx_open_local(&handlers, &context->local);
+    }
+    const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
+    if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
+        int error = pthread_create(&context->thread, NULL, dcommi_progress_main, context);
+        context->has_thread = error == 0;
+        if (error != 0) {
+            status = dcommi_fail(DCOMM_ERR_SYSTEM, "no progress thread: %s", strerror(error));
+        }
+    }
+    if (status < 0) {
+        dcommi_context_release(context);
+        return status;
+    }
+    *context_p = context;
+    return DCOMM_OK;
+}
+
+/* Other hosts take part: open the network. With the token. */
+static dcomm_status dcommi_context_open_net(dcomm_context *context)
+{
+    if (context->net != NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
+    return dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
+                               &context->net);
+}
+
+static dcomm_status dcommi_context_release(dcomm_context *context)
+{
+    if (atomic_fetch_sub(&context->refs, 1) != 1) {
+        return DCOMM_OK;
+    }
+    if (context->has_thread) {
+        atomic_store_explicit(&context->stop, 1, memory_order_release);
+        pthread_join(context->thread, NULL);
+    }
+    while (context->strays != NULL) {
+        dcommi_stray *stray = context->strays;
+        context->strays = stray->next;
+        dcommi_early_free(stray->early);
+        dcommi_free(stray);
+    }
+    if (context->net != NULL) {
+        context->net->call->close(context->net, 1.0, false);
+    }
+    if (context->local != NULL) {
+        context->local->call->close(context->local, 1.0, false);
+    }
+    while (context->finished != NULL) { /* ended by the close */
+        dcommi_run *run = context->finished;
+        context->finished = run->next_finished;
+        dcommi_run_unref(run);
+    }
+    while (context->free_moves != NULL) {
+        dcommi_move *move = context->free_moves;
+        context->free_moves = move->next;
+        dcommi_free(move);
+    }
+    dcommi_free(context->staging);
+    dcommi_free((void *)context->pointers);
+    dcommi_free(context->pieces);
+    dcommi_free(context->peers);
+    dcommi_free(context);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p)
+{
+    if (context_p == NULL || *context_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcomm_context *context = *context_p;
+    *context_p = NULL;
+    return dcommi_context_release(context);
+}
+
+DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
+{
+    if (context == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    if (dcommi_token_try(context)) {
+        dcommi_progress(context);
+        dcommi_token_release(context);
+    }
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,379 @@
+/* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
+ *
+ * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
+ * rank that it might wait for, with its own description of the operation; who has entered the same
+ * number with another description has found the mismatch. Silence makes a suspect whose process is
+ * looked at, and when the time is up the answers make the report. */
+#ifndef DCOMMI_FAILURE_H
+#define DCOMMI_FAILURE_H
+
+#include "lanes.h"
+
+#define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
+#define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
+
+/* ---- descriptions ---- */
+
+static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t len)
+{
+    snprintf(text, len, "%s(count %" PRIu64 ", %s, %s, root %d, algorithm %s, signature %08x)",
+             dcomm_coll_name((dcomm_coll)s->coll), s->count,
+             dcomm_dtype_name((dcomm_dtype)s->dtype), dcomm_op_name((dcomm_op)s->op), s->root,
+             s->algo, s->hash);
+}
+
+/* What the first waiting lane of a run waits for. */
+static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
+{
+    text[0] = 0;
+    for (uint32_t i = 0; i < run->plan->nlanes; i++) {
+        const dcommi_lane *lane = &run->root.lanes[i];
+        if (lane->state == DCOMMI_LANE_DONE || lane->state == DCOMMI_LANE_READY) {
+            continue;
+        }
+        uint32_t pc = lane->pc;
+        if ((lane->state == DCOMMI_LANE_MOVE || lane->state == DCOMMI_LANE_FENCE ||
+             lane->state == DCOMMI_LANE_COUNTER || lane->state == DCOMMI_LANE_CALL) &&
+            pc > 0) {
+            pc--; /* these go on behind the step that they wait in */
+        }
+        static const char *const names[] = {
+#define DCOMMI_STEP_NAME(kind, name) name,
+            DCOMM_STEP_TABLE(DCOMMI_STEP_NAME)
+#undef DCOMMI_STEP_NAME
+        };
+        const dcomm_step *step = pc < lane->count ? &lane->steps[pc] : NULL;
+        snprintf(text, len, "lane %u step %u (%s)", i, pc,
+                 step != NULL ? names[step->kind] : "end");
+        return;
+    }
+}
+
+/* "0-2, 5": the ranks r with wanted[r]. */
+static void dcommi_rank_list(const bool *wanted, int size, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int r = 0; r < size && at + 32 < len; r++) {
+        if (!wanted[r]) {
+            continue;
+        }
+        int last = r;
+        while (last + 1 < size && wanted[last + 1]) {
+            last++;
+        }
+        at += (size_t)snprintf(text + at, len - at, last > r + 1 ? "%s%d-%d" : "%s%d",
+                               at > 0 ? ", " : "", r, last);
+        r = last > r + 1 ? last : r;
+    }
+}
+
+/* ---- poison ---- */
+
+static void dcommi_send_abort(dcomm_comm *comm, int rank)
+{
+    dcommi_member *m = &comm->members[rank];
+    if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+        return;
+    }
+    dcommi_header h = {.type = DCOMMI_MSG_ABORT,
+                       .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned)};
+    size_t len = strnlen(comm->message, DCOMMI_TEXT_MAX);
+    dcommi_send_header(comm, rank, &h, comm->message, len);
+}
+
+/* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
+ * told us, or -1 when we found it: the finder tells all, the others pass it on to ranks at powers
+ * of two, so that it arrives even when the finder dies meanwhile. The first error stays. */
+static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const char *text)
+{
+    if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+        return;
+    }
+    snprintf(comm->message, sizeof comm->message, "%s", text);
+    atomic_store_explicit(&comm->poisoned, status, memory_order_release);
+    dcommi_log(DCOMMI_LOG_INFO, "rank %d: %s: %s", comm->rank, dcomm_strerror(status), text);
+    if (from < 0) {
+        for (int r = 0; r < comm->size; r++) {
+            dcommi_send_abort(comm, r);
+        }
+    } else {
+        for (int64_t step = 1; step < comm->size; step *= 2) {
+            dcommi_send_abort(comm, (int)((comm->rank + step) % comm->size));
+        }
+    }
+    while (comm->runs != NULL) {
+        dcommi_run_finish(comm->runs, status);
+    }
+    dcommi_match_clear(comm);
+}
+
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
+{
+    dcommi_remote *p = &context->peers[peer];
+    if (p->lost) {
+        return;
+    }
+    p->lost = true;
+    snprintf(p->why, sizeof p->why, "%s", why);
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                char text[DCOMMI_MESSAGE_MAX];
+                snprintf(text, sizeof text, "rank %d (process %d on %s) was lost: %s", r,
+                         (int)p->pid, comm->members[r].hostname, p->why);
+                dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+            }
+        }
+    }
+}
+
+/* ---- looking at a process of this host ---- */
+
+/* Start time of a process in clock ticks since boot; 0 when it is gone or a zombie. */
+static uint64_t dcommi_process_started(pid_t pid)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return 0;
+    }
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    char state = 0;
+    unsigned long long started = 0;
+    if (at == NULL ||
+        sscanf(at + 1,
+               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+               "%*d %llu",
+               &state, &started) != 2) {
+        return 0;
+    }
+    return state == 'Z' || state == 'X' ? 0 : started;
+}
+
+/* ---- queries ---- */
+
+static void dcommi_query(dcommi_run *run, int rank)
+{
+    char text[DCOMMI_TEXT_MAX];
+    dcommi_signature_text(&run->signature, text, sizeof text);
+    dcommi_header h = dcommi_header_of(run, DCOMMI_MSG_QUERY, 0);
+    h.slot = run->signature.coll;
+    dcommi_send_header(run->comm, rank, &h, text, strlen(text));
+}
+
+/* Messages of one sequence number carry different signatures: let the peer, which will then know
+ * both descriptions, say so. */
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank)
+{
+    (void)comm;
+    dcommi_query(run, rank);
+}
+
+static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
+{
+    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->stream == h->stream && run->seq == h->seq &&
+            (run->stream == DCOMMI_STREAM_COLL || run->p2p_peer == (int32_t)h->src)) {
+            return run;
+        }
+    }
+    return NULL;
+}
+
+static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+{
+    dcommi_header reply = {.type = DCOMMI_MSG_REPLY,
+                           .stream = h->stream,
+                           .seq = h->seq,
+                           .slot = h->slot,
+                           .a = DCOMMI_NOT_ENTERED};
+    char where[64] = "";
+    if (atomic_load(&comm->poisoned) != 0) {
+        dcommi_send_abort(comm, (int)h->src);
+        return;
+    }
+    const dcommi_signature *mine = NULL;
+    dcommi_run *run = NULL;
+    if (h->stream == DCOMMI_STREAM_COLL) {
+        const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
+        run = dcommi_run_find(comm, h);
+        reply.b = comm->entered;
+        if (run != NULL) {
+            reply.a = DCOMMI_ENTERED;
+            dcommi_run_where(run, where, sizeof where);
+        } else if (h->seq < comm->entered) {
+            reply.a = DCOMMI_COMPLETED;
+        }
+        mine = entry->known && entry->seq == h->seq ? &entry->signature : NULL;
+    } else {
+        /* The asker's send meets our receive and the other way round. */
+        uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+        const dcommi_member *m = &comm->members[h->src];
+        reply.a = h->seq < (wanted == DCOMM_COLL_RECV ? m->p2p_received : m->p2p_sent)
+                      ? DCOMMI_COMPLETED
+                      : DCOMMI_NOT_ENTERED;
+        for (run = comm->runs; run != NULL; run = run->next) {
+            if (run->stream == DCOMMI_STREAM_P2P && run->seq == h->seq &&
+                run->p2p_peer == (int32_t)h->src && run->signature.coll == wanted) {
+                reply.a = DCOMMI_ENTERED;
+                mine = &run->signature;
+                dcommi_run_where(run, where, sizeof where);
+                break;
+            }
+        }
+    }
+    if (mine != NULL && mine->hash != h->signature) {
+        char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
+        memcpy(theirs, data, len);
+        theirs[len] = 0;
+        dcommi_signature_text(mine, ours, sizeof ours);
+        snprintf(text, sizeof text,
+                 "ranks disagree about operation #%" PRIu64 ": rank %d calls %s, rank %d calls %s",
+                 h->seq, (int)h->src, theirs, comm->rank, ours);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        return;
+    }
+    dcommi_send_header(comm, (int)h->src, &reply, where, strlen(where));
+}
+
+static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+{
+    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->peers == NULL || run->stream != h->stream || run->seq != h->seq ||
+            run->signature.coll != h->slot || h->a > DCOMMI_COMPLETED) {
+            continue;
+        }
+        dcommi_peer_state *peer = &run->peers[h->src];
+        peer->replied = true;
+        peer->entry = (uint8_t)h->a;
+        size_t n = len < sizeof peer->where - 1 ? len : sizeof peer->where - 1;
+        memcpy(peer->where, data, n);
+        peer->where[n] = 0;
+    }
+}
+
+/* Whether a run may wait for a rank. */
+static bool dcommi_run_involves(const dcommi_run *run, int rank)
+{
+    return rank != run->comm->rank && (run->stream == DCOMMI_STREAM_COLL || run->p2p_peer == rank);
+}
+
+/* A run has been idle: ask around, look at silent processes, notice who has left. */
+static void dcommi_run_ask(dcommi_run *run, double now)
+{
+    dcomm_comm *comm = run->comm;
+    if (run->peers == NULL) {
+        run->peers = dcommi_calloc((size_t)comm->size, sizeof *run->peers);
+        if (run->peers == NULL) {
+            return;
+        }
+        for (int r = 0; r < comm->size; r++) {
+            run->peers[r].replied = true; /* nobody has been asked yet */
+        }
+    }
+    for (int r = 0; r < comm->size; r++) {
+        if (!dcommi_run_involves(run, r)) {
+            continue;
+        }
+        dcommi_member *m = &comm->members[r];
+        dcommi_remote *p = &comm->context->peers[m->peer];
+        if (m->gone) {
+            if (run->stream == DCOMMI_STREAM_COLL ? m->gone_after <= run->seq
+                                                  : now - run->idle_since > 2.0) {
+                char text[DCOMMI_MESSAGE_MAX];
+                snprintf(text, sizeof text,
+                         "rank %d has left the communicator after %" PRIu64
+                         " collectives; %s #%" PRIu64 " cannot complete",
+                         r, m->gone_after, dcomm_coll_name((dcomm_coll)run->signature.coll),
+                         run->seq);
+                dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+                return;
+            }
+            continue;
+        }
+        if (p->lost) {
+            char text[DCOMMI_MESSAGE_MAX];
+            snprintf(text, sizeof text, "rank %d (process %d on %s) was lost: %s", r, (int)p->pid,
+                     m->hostname, p->why);
+            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+            return;
+        }
+        if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
+            dcommi_process_started(p->pid) != p->started) {
+            dcommi_peer_lost(comm->context, m->peer, "its process has ended");
+            return;
+        }
+        run->peers[r].replied = false;
+        dcommi_query(run, r);
+        if (!run->active) {
+            return;
+        }
+    }
+}
+
+/* The time of a run is up: say who is to blame, as far as their answers tell. */
+static void dcommi_run_timeout(dcommi_run *run)
+{
+    dcomm_comm *comm = run->comm;
+    char text[DCOMMI_MESSAGE_MAX], where[64], missing[96] = "", silent[96] = "", waiting[96] = "";
+    dcommi_run_where(run, where, sizeof where);
+    bool *flags = dcommi_calloc((size_t)comm->size, 3 * sizeof *flags);
+    if (flags != NULL && run->peers != NULL) {
+        bool *never = flags, *mute = flags + comm->size, *there = flags + 2 * comm->size;
+        for (int r = 0; r < comm->size; r++) {
+            bool self = r == comm->rank;
+            bool asked = !self && dcommi_run_involves(run, r);
+            never[r] = asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_NOT_ENTERED;
+            mute[r] = asked && !run->peers[r].replied;
+            there[r] =
+                self || (asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_ENTERED);
+        }
+        dcommi_rank_list(never, comm->size, missing, sizeof missing);
+        dcommi_rank_list(mute, comm->size, silent, sizeof silent);
+        dcommi_rank_list(there, comm->size, waiting, sizeof waiting);
+    }
+    dcommi_free(flags);
+    size_t at = (size_t)snprintf(text, sizeof text, "%s #%" PRIu64 " timed out after %.3g s: ",
+                                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
+                                 run->timeout_s);
+    if (missing[0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s never entered it; ", missing);
+    }
+    if (silent[0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s does not answer; ", silent);
+    }
+    snprintf(text + at, sizeof text - at, "rank %s wait%s for it in %s", waiting,
+             strpbrk(waiting, ",-") == NULL ? "s" : "", where);
+    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
+}
+
+/* Look after every run of a communicator; about 20 times a second while there are any. */
+static void dcommi_comm_check(dcomm_comm *comm, double now)
+{
+    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->events != run->events_seen) {
+            run->events_seen = run->events;
+            run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
+        if (now - run->submitted_at > run->timeout_s) {
+            dcommi_run_timeout(run);
+            return;
+        }
+        if (now >= run->next_query) {
+            run->next_query =
+                now + (now - run->idle_since < 1.0 ? 2 * DCOMMI_QUERY_AFTER : DCOMMI_QUERY_EVERY);
+            dcommi_run_ask(run, now);
+            if (atomic_load(&comm->poisoned) != 0) {
+                return;
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* message.h - the header of every message between engines, and its validation. All ranks of a
+ * communicator run on machines of one byte order (checked when it is created). */
+#ifndef DCOMMI_MESSAGE_H
+#define DCOMMI_MESSAGE_H
+
+#include "transport.h"
+
+/* a, b and the payload by type:
+ *   DATA        payload of a send                         a = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length
+ *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
+ *   FIN         the receiver has read what RTS offered
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length
+ *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
+ *   READ_REPLY  the part                                  a = length, tag = reader's id
+ *   SIGNAL      counter `slot` grows                      a = by how much
+ *   CREDIT      only carries `done`
+ *   QUERY       have you entered `seq`?                   payload = the asker's description of it
+ *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   ABORT       a = status (two's complement)             payload = sentence
+ *   GOODBYE     a = number of collectives it took part in */
+enum dcommi_message_type {
+    DCOMMI_MSG_DATA = 1,
+    DCOMMI_MSG_RTS,
+    DCOMMI_MSG_PULL,
+    DCOMMI_MSG_FIN,
+    DCOMMI_MSG_EXPOSE,
+    DCOMMI_MSG_READ,
+    DCOMMI_MSG_READ_REPLY,
+    DCOMMI_MSG_SIGNAL,
+    DCOMMI_MSG_CREDIT,
+    DCOMMI_MSG_QUERY,
+    DCOMMI_MSG_REPLY,
+    DCOMMI_MSG_ABORT,
+    DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_TYPE_END
+};
+
+/* Collectives and point-to-point count their sequence numbers apart. */
+enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
+
+enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
+
+typedef struct dcommi_header {
+    uint8_t type;
+    uint8_t stream;
+    uint16_t stage;
+    uint16_t slot;
+    uint16_t reserved;
+    uint32_t signature;
+    uint32_t src; /* rank in the communicator */
+    uint64_t comm;
+    uint64_t seq;
+    uint32_t tag;
+    uint32_t done; /* low bits of the number of collectives that src has completed */
+    uint64_t a, b;
+} dcommi_header;
+
+_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
+_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
+
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
+
+/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
+ * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
+                                dcommi_header *header)
+{
+    if (bytes_len != sizeof *header) {
+        return false;
+    }
+    memcpy(header, bytes, sizeof *header);
+    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
+        header->stream > DCOMMI_STREAM_P2P || header->reserved != 0) {
+        return false;
+    }
+    switch (header->type) {
+    case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_READ_REPLY:
+        return header->a == len;
+    case DCOMMI_MSG_QUERY:
+    case DCOMMI_MSG_REPLY:
+    case DCOMMI_MSG_ABORT:
+        return len <= DCOMMI_TEXT_MAX;
+    default:
+        return len == 0;
+    }
+}
+
+#endif

@@ -1,0 +1,444 @@
+/* moves.h - sends and receives of the engine: the payload goes along with the message, or, on one
+ * host and when long, waits in the sender's memory until the receiver has read it. */
+#ifndef DCOMMI_MOVES_H
+#define DCOMMI_MOVES_H
+
+#include "match.h"
+
+#include <sys/uio.h>
+
+static inline dcommi_remote *dcommi_peer_of(dcomm_comm *comm, int rank)
+{
+    return &comm->context->peers[comm->members[rank].peer];
+}
+
+/* ---- the life of a move ---- */
+
+static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
+{
+    dcomm_context *context = run->comm->context;
+    dcommi_move *move = context->free_moves;
+    if (move != NULL) {
+        context->free_moves = move->next;
+        memset(move, 0, offsetof(dcommi_move, src));
+    } else {
+        move = dcommi_alloc(sizeof *move);
+        if (move == NULL) {
+            return NULL;
+        }
+    }
+    move->run = run;
+    move->lane = lane;
+    move->word = -1;
+    move->next = run->moves;
+    move->prev = &run->moves;
+    if (move->next != NULL) {
+        move->next->prev = &move->next;
+    }
+    run->moves = move;
+    return move;
+}
+
+static void dcommi_move_free(dcommi_move *move)
+{
+    dcomm_context *context = move->run->comm->context;
+    *move->prev = move->next;
+    if (move->next != NULL) {
+        move->next->prev = move->prev;
+    }
+    move->next = context->free_moves;
+    context->free_moves = move;
+}
+
+static void dcommi_run_unref(dcommi_run *run);
+
+static void dcommi_move_in_transport(dcommi_move *move)
+{
+    move->in_transport = true;
+    atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
+}
+
+static void dcommi_move_complete(dcommi_move *move)
+{
+    dcommi_lane *lane = move->lane;
+    bool async = move->async;
+    dcommi_run_event(move->run);
+    dcommi_move_free(move);
+    if (lane != NULL) {
+        dcommi_lane_moved(lane, async);
+    }
+}
+
+/* ---- reading a peer's memory ---- */
+
+/* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
+static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
+{
+    if (peer->pid == getpid()) {
+        memcpy(dst, (const void *)(uintptr_t)address, len);
+        return DCOMM_OK;
+    }
+    uint8_t *to = dst;
+    while (len > 0) {
+        struct iovec local = {to, len};
+        struct iovec remote = {(void *)(uintptr_t)address, len};
+        ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
+        if (n <= 0) {
+            if (n < 0 && errno == ESRCH) {
+                return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
+            }
+            peer->unreadable = true;
+            return DCOMM_ERR_UNSUPPORTED;
+        }
+        to += n;
+        address += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return DCOMM_OK;
+}
+
+static inline bool dcommi_peer_readable(const dcommi_remote *peer)
+{
+    return peer->same_host && !peer->unreadable;
+}
+
+/* Staging memory of the context, at least `len` bytes. */
+static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
+{
+    if (context->staging_len < len) {
+        dcommi_free(context->staging);
+        context->staging = dcommi_alloc_raw(len);
+        context->staging_len = context->staging != NULL ? len : 0;
+    }
+    return context->staging;
+}
+
+/* ---- posting ---- */
+
+/* Give a header with the communicator's facts filled in, and a payload, to the transport. */
+static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
+                                size_t len, dcommi_op *op)
+{
+    dcommi_member *member = &comm->members[rank];
+    dcommi_remote *peer = &comm->context->peers[member->peer];
+    if (peer->lost) {
+        return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
+    }
+    header->comm = comm->id;
+    header->src = (uint32_t)comm->rank;
+    header->done = (uint32_t)comm->done;
+    member->told = comm->done;
+    member->addressed = true;
+    return peer->transport->call->send(peer->transport, member->peer, header, sizeof *header, data,
+                                       len, op);
+}
+
+/* Header fields of a message of a run. */
+static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type, uint32_t tag)
+{
+    dcommi_header h = {.type = type,
+                       .stream = run->stream,
+                       .stage = run->stage,
+                       .signature = run->signature.hash,
+                       .seq = run->seq,
+                       .tag = tag};
+    return h;
+}
+
+typedef struct dcommi_control {
+    dcommi_op op;
+    uint8_t data[];
+} dcommi_control;
+
+static void dcommi_control_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status; /* a peer that cannot be told is reported as lost by the transport */
+    dcommi_free(op);
+}
+
+/* Send a control message; its payload is copied. */
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len)
+{
+    dcommi_control *control = dcommi_alloc_raw(sizeof *control + len);
+    if (control == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memset(control, 0, sizeof *control);
+    control->op.done = dcommi_control_done;
+    if (len > 0) {
+        memcpy(control->data, data, len);
+    }
+    dcomm_status status =
+        dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_free(control);
+    }
+    return status < 0 ? status : DCOMM_OK;
+}
+
+/* ---- sending ---- */
+
+static void dcommi_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    bool live = run->active;
+    if (live && status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "sending to rank %d failed: %s", move->node.peer,
+                 dcomm_strerror(status));
+        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                      -1, text);
+        live = false; /* poisoning has finished the run and orphaned the move */
+    }
+    move->in_transport = false;
+    if (live) {
+        dcommi_move_complete(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
+}
+
+/* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
+static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
+                                      size_t len, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    move->op.done = dcommi_sent;
+    move->kind = DCOMMI_MOVE_SEND;
+    move->async = async;
+    move->buf = (uint8_t *)(uintptr_t)data;
+    move->len = len;
+    move->node = dcommi_key(DCOMMI_NODE_SENT, run->stream, run->seq, run->stage, rank, tag);
+    comm->stats.messages_sent++;
+    comm->stats.bytes_sent += len;
+
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
+    if (peer->same_host && len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) {
+        header.type = DCOMMI_MSG_RTS;
+        header.a = (uint64_t)(uintptr_t)data;
+        header.b = len;
+        dcommi_match_insert(comm, &move->node);
+        dcomm_status status = dcommi_send_header(comm, rank, &header, NULL, 0);
+        if (status < 0) {
+            dcommi_match_remove(comm, &move->node);
+            dcommi_move_free(move);
+            return status;
+        }
+        return DCOMM_IN_PROGRESS;
+    }
+    header.a = len;
+    dcomm_status status = dcommi_post(comm, rank, &header, data, len, &move->op);
+    if (status == DCOMM_IN_PROGRESS) {
+        dcommi_move_in_transport(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    return status;
+}
+
+/* FIN or PULL for one of our RTS. */
+static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_take(comm, &key);
+    if (node == NULL) {
+        return; /* of a run that failed meanwhile */
+    }
+    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    if (h->type == DCOMMI_MSG_FIN) {
+        dcommi_move_complete(move);
+        return;
+    }
+    dcommi_peer_of(comm, (int)h->src)->cannot_read_us = true;
+    dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_DATA, h->tag);
+    header.stage = h->stage;
+    header.a = move->len;
+    dcomm_status status = dcommi_post(comm, (int)h->src, &header, move->buf, move->len, &move->op);
+    if (status == DCOMM_OK) {
+        dcommi_move_complete(move);
+    } else if (status == DCOMM_IN_PROGRESS) {
+        dcommi_move_in_transport(move);
+    } else {
+        dcommi_poison(comm, status, -1, dcommi_message);
+    }
+}
+
+/* ---- receiving ---- */
+
+static dcomm_status dcommi_fold(dcommi_move *move, const void *message, size_t offset, size_t len)
+{
+    const dcomm_plan *plan = move->lane->frame->plan;
+    const void *src[DCOMMI_FOLD_MAX];
+    for (int i = 0; i < move->nsrc; i++) {
+        src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
+    }
+    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    return dcommi_host_reduce(move->dst + offset, src, move->nsrc, len / element,
+                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                              move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1);
+}
+
+/* The payload has come: fold it, or it is where it belongs. */
+static void dcommi_received(dcommi_move *move, const void *message, size_t len)
+{
+    dcomm_status status = DCOMM_OK;
+    if (move->kind == DCOMMI_MOVE_FOLD) {
+        status = dcommi_fold(move, message, 0, len);
+    } else if (message != move->buf && len > 0) {
+        memcpy(move->buf, message, len);
+    }
+    if (move->word >= 0) {
+        move->lane->frame->words[move->word] = len;
+    }
+    if (status < 0) {
+        dcommi_poison(move->run->comm, status, -1, dcommi_message);
+        return;
+    }
+    dcommi_move_complete(move);
+}
+
+static void dcommi_fetched(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    bool live = run->active;
+    move->in_transport = false;
+    if (live && status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
+                 dcomm_strerror(status));
+        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                      -1, text);
+    } else if (live) {
+        dcommi_received(move, move->buf, move->arrived);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
+}
+
+/* Read what an RTS offers, folding it block by block while it is in cache. */
+static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_t len)
+{
+    dcomm_comm *comm = move->run->comm;
+    dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
+    if (!dcommi_peer_readable(peer)) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    if (move->kind == DCOMMI_MOVE_RECV) {
+        return dcommi_read_process(peer, move->buf, address, len);
+    }
+    uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
+    if (staging == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
+        size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
+        DCOMMI_TRY(dcommi_read_process(peer, staging, address + at, n));
+        DCOMMI_TRY(dcommi_fold(move, staging, at, n));
+    }
+    return DCOMM_OK;
+}
+
+/* A message meets its receive. Returns what becomes of the arrival. */
+static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
+                                     dcommi_transport *transport, const void *data, void *desc)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    if (h->signature != run->signature.hash) {
+        dcommi_suspect_mismatch(comm, run, (int)h->src);
+        dcommi_match_insert(comm, &move->node);
+        return DCOMMI_CONSUMED;
+    }
+    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
+    bool exact = move->word < 0;
+    if (len > move->len || (exact && len != move->len)) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
+                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
+                 comm->rank, exact ? "" : "at most ", move->len);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        return DCOMMI_CONSUMED;
+    }
+    move->arrived = len;
+    if (h->type == DCOMMI_MSG_RTS) {
+        dcommi_header answer = dcommi_header_of(run, DCOMMI_MSG_FIN, h->tag);
+        answer.stage = h->stage;
+        dcomm_status status = dcommi_read_offer(move, h->a, len);
+        if (status == DCOMM_ERR_UNSUPPORTED) {
+            answer.type = DCOMMI_MSG_PULL;
+            dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */
+            status = DCOMM_OK;
+        }
+        if (status == DCOMM_OK) {
+            status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
+        }
+        if (status < 0) {
+            char text[DCOMMI_MESSAGE_MAX + 64];
+            snprintf(text, sizeof text, "reading from rank %d failed: %s", (int)h->src,
+                     dcommi_message);
+            dcommi_poison(comm, status, -1, text);
+        } else if (answer.type == DCOMMI_MSG_FIN) {
+            if (move->word >= 0) {
+                move->lane->frame->words[move->word] = len;
+            }
+            dcommi_move_complete(move);
+        }
+        return DCOMMI_CONSUMED;
+    }
+    if (data != NULL || len == 0) {
+        dcommi_received(move, data, len);
+        return DCOMMI_CONSUMED;
+    }
+    move->op.done = dcommi_fetched;
+    dcommi_move_in_transport(move);
+    dcomm_status status = transport->call->fetch(transport, desc, move->buf, len, &move->op);
+    if (status == DCOMM_OK) {
+        dcommi_fetched(&move->op, DCOMM_OK);
+    } else if (status < 0) {
+        dcommi_fetched(&move->op, status);
+    }
+    return DCOMMI_KEEP;
+}
+
+/* Post the receive of a filled-in move: it may have come already. */
+static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    move->node = dcommi_key(DCOMMI_NODE_POSTED, run->stream, run->seq, run->stage, rank, tag);
+    if (comm->early_count > 0) {
+        dcommi_match_node key = move->node;
+        key.cls = DCOMMI_NODE_EARLY;
+        dcommi_match_node *node = dcommi_match_take(comm, &key);
+        if (node != NULL) {
+            dcommi_early *early = (dcommi_early *)node;
+            comm->early_bytes -= early->len;
+            comm->early_count--;
+            dcommi_run_event(run);
+            dcommi_verdict verdict =
+                dcommi_deliver(move, &early->header, early->transport, early->data, early->desc);
+            if (verdict == DCOMMI_KEEP) {
+                early->desc = NULL; /* the fetch has taken it */
+                early->data = NULL;
+            }
+            dcommi_early_free(early);
+            return;
+        }
+    }
+    dcommi_match_insert(comm, &move->node);
+}
+
+#endif

@@ -1,0 +1,333 @@
+/* types.h - contexts, communicators and runs as the engine sees them. */
+#ifndef DCOMMI_TYPES_H
+#define DCOMMI_TYPES_H
+
+#include "../tune.h"
+#include "algo.h"
+#include "device.h"
+#include "host.h"
+#include "message.h"
+
+#define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
+#define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
+#define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
+#define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
+#define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
+
+typedef struct dcommi_run dcommi_run;
+typedef struct dcommi_frame dcommi_frame;
+typedef struct dcommi_lane dcommi_lane;
+typedef struct dcommi_move dcommi_move;
+typedef struct dcommi_pull dcommi_pull;
+
+/* ---- matching ---- */
+
+enum dcommi_node_class {
+    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
+    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
+    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
+    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
+    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
+    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
+};
+
+typedef struct dcommi_match_node {
+    struct dcommi_match_node *next;
+    uint64_t seq;
+    uint32_t tag; /* EXPOSED: the slot */
+    int32_t peer; /* EARLY_RUN: 0 */
+    uint16_t stage;
+    uint8_t stream;
+    uint8_t cls;
+} dcommi_match_node;
+
+/* A message that came before anybody asked for it. */
+typedef struct dcommi_early {
+    dcommi_match_node node;
+    dcommi_header header;
+    dcommi_transport *transport;
+    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
+    void *data; /* NULL: still at the sender */
+    size_t len;
+} dcommi_early;
+
+/* A peer's memory that this run may read. */
+typedef struct dcommi_exposed {
+    dcommi_match_node node;
+    struct dcommi_exposed *next_of_run;
+    uint64_t address, len;
+} dcommi_exposed;
+
+/* ---- runs ---- */
+
+enum dcommi_lane_state {
+    DCOMMI_LANE_READY = 0,
+    DCOMMI_LANE_MOVE,    /* the step's move is under way */
+    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
+    DCOMMI_LANE_COUNTER, /* a counter is too low */
+    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
+    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
+    DCOMMI_LANE_CALL,    /* a sub-plan runs */
+    DCOMMI_LANE_DONE
+};
+
+struct dcommi_lane {
+    dcommi_frame *frame;
+    dcommi_lane *next_ready;
+    const dcomm_step *steps;
+    uint32_t count, pc;
+    int64_t index[DCOMM_LOOP_DEPTH];
+    int64_t trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint8_t state;
+    bool queued;
+    uint32_t pending; /* asynchronous moves under way */
+    uint32_t counter; /* what it waits for, where it waits */
+    uint64_t target;
+    int32_t peer;
+};
+
+/* A plan being executed: the run's own, or a sub-plan's. */
+struct dcommi_frame {
+    dcommi_run *run;
+    dcommi_frame *parent;
+    dcommi_lane *caller; /* lane of the parent that waits for this frame */
+    dcommi_frame *next;  /* in run->children */
+    const dcomm_plan *plan;
+    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
+    uint8_t *space[DCOMM_SPACE_STATE + 1];
+    int64_t space_len[DCOMM_SPACE_STATE + 1];
+    uint64_t *words;
+    int64_t tag_base;
+    uint32_t counter_base, slot_base;
+    uint32_t lanes_left;
+    int depth;
+    dcommi_lane *lanes;
+};
+
+enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
+
+/* A send or receive under way. */
+struct dcommi_move {
+    dcommi_op op; /* first: the transport gives it back */
+    dcommi_match_node node;
+    dcommi_lane *lane;
+    dcommi_run *run;
+    dcommi_move *next; /* in run->moves */
+    dcommi_move **prev;
+    dcommi_pull *pull; /* of a PULL node */
+    uint8_t kind;
+    bool async, final, in_transport;
+    uint8_t nsrc, msg_at;
+    int32_t word; /* absolute pointer is lane->frame->words + word */
+    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
+    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
+    uint8_t *dst;
+    const void *src[DCOMMI_FOLD_MAX];
+    size_t arrived;
+};
+
+/* What all ranks must agree on, kept for the sentence that says they do not. */
+typedef struct dcommi_signature {
+    uint32_t hash;
+    uint8_t coll, dtype, op;
+    int32_t root;
+    uint64_t count;
+    const char *algo;
+} dcommi_signature;
+
+typedef struct dcommi_peer_state {
+    uint8_t entry; /* dcommi_entry as last heard */
+    bool replied;  /* since the last query */
+    char where[64];
+} dcommi_peer_state;
+
+/* A cached plan with its users counted. */
+typedef struct dcommi_cached {
+    struct dcommi_cached *next; /* in its bucket */
+    uint64_t key[2];
+    uint64_t used; /* clock for eviction */
+    int refs;
+    bool retired; /* not in the cache any more: free at the last release */
+    dcomm_plan *plan;
+    dcomm_plan *inner; /* called by plan; NULL without */
+} dcommi_cached;
+
+struct dcommi_run {
+    dcomm_comm *comm;
+    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
+    dcommi_run *next_submitted; /* in the context's submission queue */
+    dcommi_run *next_group;     /* in the thread's group */
+    dcommi_run *next_finished;  /* in the context, until the engine has left it */
+    dcommi_cached *cached;
+    const dcomm_plan *plan; /* of the current stage */
+    dcommi_signature signature;
+    uint64_t seq;
+    uint8_t stream;
+    int32_t p2p_peer;
+    uint16_t stage;
+    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
+    void *give_back_user;
+    const void *in;
+    void *out, *state;
+    double premul;
+    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
+    bool active, blocking, queued; /* queued: in a group that has not ended */
+    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
+    double timeout_s, submitted_at, idle_since, next_query;
+    uint64_t events, events_seen;
+    dcommi_frame root;
+    dcommi_frame *children;
+    dcommi_move *moves;
+    dcommi_pull *pulls;
+    dcommi_exposed *exposed_list;
+    uint64_t *counters;
+    struct dcommi_offer {
+        uint8_t *base;
+        int64_t len;
+    } * offers;               /* [nslots] of what we exposed */
+    dcommi_peer_state *peers; /* [size], from the first query on */
+    uint32_t next_pull;
+    uint8_t *memory; /* lanes, words, counters, scratch */
+    size_t memory_len;
+};
+
+struct dcomm_request {
+    dcommi_run run; /* a request is its run */
+};
+
+/* ---- communicators ---- */
+
+typedef struct dcommi_history {
+    uint64_t seq;
+    bool known;
+    dcommi_signature signature;
+} dcommi_history;
+
+typedef struct dcommi_member {
+    int peer; /* the context's number for it; -1: this rank itself */
+    int host;
+    uint64_t done;                           /* collectives that it has told us it completed */
+    uint64_t told;                           /* what we told it of ours */
+    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
+    uint64_t p2p_done; /* of our sends, received there as far as we were told */
+    uint64_t p2p_completed, p2p_told;
+    bool heard;     /* has sent to us: gets credits and a goodbye */
+    bool addressed; /* we have sent to it: gets a goodbye */
+    bool gone;      /* has said goodbye */
+    uint64_t gone_after;
+    char *hostname;
+} dcommi_member;
+
+#define DCOMMI_CACHE_PLANS 64
+#define DCOMMI_CACHE_BUCKETS 128
+
+struct dcomm_comm {
+    dcomm_context *context;
+    dcomm_comm *next; /* in the context */
+    _Atomic int refs; /* its creator, its runs */
+    uint64_t id;
+    int rank, size, nhosts;
+    dcommi_member *members;
+    double timeout_s;
+    char algo[32];
+    bool deterministic;
+    int64_t chunk_bytes;
+    pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
+    uint64_t next_seq;
+    uint64_t children; /* communicators derived so far, for their ids */
+    dcommi_run *free_runs;
+    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
+    int ncached;
+    uint64_t cache_clock;
+    /* below: only with the context's token */
+    dcommi_run *runs, *last_run;
+    uint64_t entered; /* collectives that have reached the engine */
+    uint64_t done;    /* collectives completed, without gaps */
+    dcommi_match_node *table[DCOMMI_BUCKETS];
+    dcommi_history history[DCOMMI_HISTORY];
+    size_t early_bytes, early_count;
+    dcomm_stats stats;
+    _Atomic int abort_wanted;
+    char abort_reason[DCOMMI_TEXT_MAX];
+    _Atomic int poisoned; /* the status, 0: none */
+    char message[DCOMMI_MESSAGE_MAX];
+    /* non-blocking creation */
+    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
+    _Atomic int cancel;
+    pthread_t creator;
+    bool has_creator;
+    dcomm_comm_opts opts;
+};
+
+/* ---- contexts ---- */
+
+typedef struct dcommi_remote {
+    uint8_t uuid[16];
+    dcommi_transport *transport;
+    pid_t pid;
+    uint64_t started; /* start time of that process, 0: unknown */
+    bool same_host, lost;
+    bool cannot_read_us; /* it asked us to send by message instead */
+    bool unreadable;     /* we may not read its memory */
+    int users;           /* communicators */
+    char why[160];
+} dcommi_remote;
+
+/* A message for a communicator that does not exist here yet. */
+typedef struct dcommi_stray {
+    struct dcommi_stray *next;
+    dcommi_early *early;
+    double arrived_at;
+} dcommi_stray;
+
+struct dcomm_context {
+    _Atomic int refs;  /* its creator, its communicators */
+    _Atomic int token; /* who holds it progresses */
+    uint8_t uuid[16];
+    char host_id[DCOMMI_HOST_ID_MAX];
+    char iface[64];
+    _Atomic(dcommi_run *) submitted;
+    dcommi_transport *local, *net;
+    dcommi_remote *peers;
+    size_t npeers, peers_capacity;
+    dcomm_comm *comms;
+    dcommi_lane *ready_first, *ready_last;
+    dcommi_move *free_moves;
+    dcommi_stray *strays;
+    size_t nstrays;
+    uint64_t buried[64]; /* ids of communicators that are no more */
+    unsigned nburied;
+    uint8_t *staging; /* blocks read from peers */
+    size_t staging_len;
+    const void **pointers;
+    struct dcommi_piece *pieces;
+    size_t pointers_capacity, pieces_capacity;
+    size_t active; /* runs under way */
+    dcommi_run *finished;
+    _Atomic int aborts;  /* some communicator has abort_wanted */
+    unsigned idle;       /* polls in a row in which nothing happened */
+    unsigned busy;       /* polls in which something did */
+    unsigned spin_limit; /* polls before yielding the core */
+    double next_check;
+    bool has_thread;
+    _Atomic int stop;
+    pthread_t thread;
+};
+
+/* ---- what the parts of the engine call of each other ---- */
+
+static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
+static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
+static inline void dcommi_run_event(dcommi_run *run);
+static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
+static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_lane_moved(dcommi_lane *lane, bool async);
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank);
+static dcomm_status dcommi_context_release(dcomm_context *context);
+static void dcommi_comm_release(dcomm_comm *comm);
+
+#endif

@@ -1,0 +1,540 @@
+/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
+ * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
+ * worker with both polls ten times slower and would listen on every interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
+#include "transport.h"
+#include "ucx_config.h"
+#include "ucx_peer.h"
+#include "ucx_region.h"
+
+#include <sched.h>
+
+#define DCOMMI_UCX_AM_ID 1
+/* Longest payload that is sent without asking the receiver for a place first. The local one and
+ * our largest header fill one segment (DCOMMI_UCX_SEG) of UCX's shared-memory queue. */
+#define DCOMMI_UCX_EAGER_LOCAL 8192
+#define DCOMMI_UCX_EAGER_NET 65536
+#define DCOMMI_UCX_SEG "8448"
+/* What a worker's own queues take of /dev/shm at first. */
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
+
+/* ---- the table ---- */
+
+static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
+                                        size_t len)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_card card;
+    if (peer < 0 || len <= sizeof card || dcommi_ucx_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    void *array = u->peers;
+    DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    u->peers = array;
+    dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof card) : NULL;
+    if (copy == NULL) {
+        dcommi_free(p);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(&card, address, sizeof card);
+    memcpy(copy, (const char *)address + sizeof card, len - sizeof card);
+    *p = (dcommi_ucx_peer){
+        .ucx = u, .index = peer, .id = card.id, .pidfd = -1, .address = copy, .failure = UCS_OK};
+    if (u->maps) {
+        p->pidfd = dcommi_ucx_watch_add(&u->epoll, &u->card, &card, p);
+    }
+    u->peers[peer] = p;
+    return DCOMM_OK;
+}
+
+static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
+    if (p == NULL) {
+        return;
+    }
+    bool direct = u->direct;
+    u->direct = false;
+    u->peers[peer] = NULL;
+    dcommi_ucx_kept_forget_peer(u, p);
+    p->next = u->removed;
+    u->removed = p;
+    u->chores = true;
+    if (!force) {
+        dcommi_ucx_peer_flush(p);
+    }
+    if (!u->inside) {
+        dcommi_ucx_sweep_removed(u);
+    }
+    u->direct = direct;
+}
+
+/* What UCX answered: done, under way (the flight stays pending), or refused. */
+static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
+{
+    if (UCS_PTR_IS_PTR(answer)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcommi_ucx_flight_end(f);
+    return dcommi_ucx_status(UCS_PTR_STATUS(answer));
+}
+
+static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
+                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = NULL;
+    if (header_len > DCOMMI_HEADER_MAX) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
+    }
+    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, op);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(f->header, header, header_len);
+    ucp_request_param_t param = {.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                     UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+                                 .flags = UCP_AM_SEND_FLAG_EAGER,
+                                 .cb.send = dcommi_ucx_on_sent,
+                                 .user_data = f,
+                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+    if (len > t->eager_max) {
+        memcpy(f->header + header_len, &u->card.id, sizeof u->card.id);
+        header_len += sizeof u->card.id;
+        param.flags = UCP_AM_SEND_FLAG_RNDV;
+    }
+    bool direct = u->direct;
+    u->direct = false;
+    ucs_status_ptr_t answer =
+        ucp_am_send_nbx(p->ep, DCOMMI_UCX_AM_ID, f->header, header_len, data, len, &param);
+    u->direct = direct;
+    dcomm_status status = dcommi_ucx_launched(f, answer);
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", t->name, len,
+                    peer, ucs_status_string(UCS_PTR_STATUS(answer)));
+    }
+    return status;
+}
+
+static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_kept *k = desc;
+    bool direct = u->direct;
+    u->direct = false;
+    ucp_am_data_release(u->worker, k->data);
+    dcommi_ucx_kept_put(u, k);
+    u->direct = direct;
+}
+
+static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                     dcommi_op *op)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_kept *k = desc;
+    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
+        dcommi_ucx_release(t, desc);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, op);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+                                 .cb.recv_am = dcommi_ucx_on_fetched,
+                                 .user_data = f,
+                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+    bool direct = u->direct;
+    u->direct = false;
+    ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, k->data, buf, len, &param);
+    dcommi_ucx_kept_put(u, k);
+    u->direct = direct;
+    dcomm_status status = dcommi_ucx_launched(f, answer);
+    if (status < 0) {
+        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", t->name, len,
+                    ucs_status_string(UCS_PTR_STATUS(answer)));
+    }
+    return status;
+}
+
+static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
+                                     size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    dcommi_arrival arrival = {.peer = -1,
+                              .header = header,
+                              .header_len = header_len,
+                              .data = data != NULL ? data : "",
+                              .len = len};
+    if (DCOMMI_UNLIKELY(u->closing)) {
+        return UCS_OK;
+    }
+    if (!stays) {
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return UCS_OK;
+    }
+    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
+        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
+    }
+    dcommi_ucx_kept *k = u->spare_kept;
+    u->spare_kept = k->next;
+    k->data = data;
+    k->is_long = is_long;
+    k->peer = NULL;
+    k->removed = false;
+    dcommi_ucx_kept_link(u, k);
+    arrival.desc = k;
+    if (is_long) {
+        uint64_t id = 0;
+        if (header_len < sizeof id) {
+            dcommi_ucx_kept_put(u, k);
+            return UCS_ERR_INVALID_PARAM;
+        }
+        arrival.header_len -= sizeof id;
+        memcpy(&id, (const char *)header + arrival.header_len, sizeof id);
+        k->peer = dcommi_ucx_peer_by_id(u, id);
+        arrival.peer = k->peer != NULL ? k->peer->index : -1;
+        arrival.data = NULL;
+    }
+    if (u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival) == DCOMMI_KEEP) {
+        return UCS_INPROGRESS;
+    }
+    dcommi_ucx_kept_put(u, k);
+    return UCS_OK;
+}
+
+static unsigned dcommi_ucx_chores(dcommi_ucx *u)
+{
+    u->chores = false;
+    unsigned n = dcommi_ucx_report_lost(u);
+    dcommi_ucx_sweep_removed(u);
+    return n + dcommi_ucx_deliver(u);
+}
+
+static unsigned dcommi_ucx_progress(dcommi_transport *t)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    if (u->inside) {
+        return 0;
+    }
+    u->inside = true;
+    u->direct = true;
+    unsigned n = ucp_worker_progress(u->worker);
+    u->direct = false;
+    u->inside = false;
+    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
+        n += dcommi_ucx_watch(u);
+    }
+    if (DCOMMI_UNLIKELY(u->ended > 0) && (n == 0 || ++u->ended_turns > 1000)) {
+        dcommi_ucx_bury(u);
+    }
+    if (DCOMMI_UNLIKELY(u->chores)) {
+        n += dcommi_ucx_chores(u);
+    }
+    return n;
+}
+
+static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    if (!u->maps || len == 0) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name,
+                           len);
+    }
+    return dcommi_ucx_region_allocate(u->context, &u->mappings, len, region);
+}
+
+static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
+{
+    if (region->handle != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, region->handle);
+    }
+    *region = (dcommi_region){0};
+}
+
+static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
+                                          size_t key_len, void *remote_base, void **ptr, void **map)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = NULL;
+    if (!u->maps) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory", t->name);
+    }
+    if (key_len == 0) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "peer %d's memory key is empty", peer);
+    }
+    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
+    return dcommi_ucx_region_attach(u->context, &u->mappings, p->ep, key, remote_base, ptr, map);
+}
+
+static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
+{
+    if (map != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, map);
+    }
+}
+
+/* ---- closing ---- */
+
+static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
+{
+    bool busy = u->done.next != &u->done;
+    for (const dcommi_ucx_flight *f = u->pending.next; f != &u->pending && !busy; f = f->next) {
+        busy = f->op != NULL;
+    }
+    for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
+        busy = u->peers[i] != NULL && u->peers[i]->flushing && u->peers[i]->failure == UCS_OK;
+    }
+    for (const dcommi_ucx_peer *p = u->removed; p != NULL && !busy; p = p->next) {
+        busy = p->flushing && p->failure == UCS_OK;
+    }
+    return busy;
+}
+
+static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
+{
+    while (dcommi_ucx_is_busy(u) && dcommi_now() < deadline) {
+        if (dcommi_ucx_progress(&u->base) == 0) {
+            sched_yield();
+        }
+    }
+}
+
+static void dcommi_ucx_free(dcommi_ucx *u)
+{
+    while (u->mappings.next != &u->mappings) {
+        dcommi_ucx_mapping_drop(u->context, u->mappings.next);
+    }
+    if (u->worker != NULL) {
+        ucp_worker_destroy(u->worker);
+    }
+    if (u->context != NULL) {
+        ucp_cleanup(u->context);
+    }
+    dcommi_ucx_deliver(u);
+    while (u->pending.next != &u->pending) { /* UCX has forgotten them with the worker */
+        u->pending.next->status = DCOMM_ERR_ABORTED;
+        dcommi_ucx_flight_finish(u->pending.next);
+    }
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        dcommi_ucx_peer_free(u->peers[i]);
+    }
+    if (u->epoll >= 0) {
+        close(u->epoll);
+    }
+    while (u->removed != NULL) {
+        dcommi_ucx_peer *p = u->removed;
+        u->removed = p->next;
+        dcommi_ucx_peer_free(p);
+    }
+    while (u->slabs != NULL) {
+        dcommi_ucx_slab *slab = u->slabs;
+        u->slabs = slab->next;
+        dcommi_free(slab);
+    }
+    dcommi_free(u->peers);
+    dcommi_free((void *)(uintptr_t)u->base.address);
+    dcommi_free(u);
+}
+
+static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    double deadline = dcommi_now() + timeout_s;
+    if (!force) {
+        dcommi_ucx_settle(u, deadline);
+        for (size_t i = 0; i < u->peers_capacity; i++) {
+            if (u->peers[i] != NULL) {
+                dcommi_ucx_peer_flush(u->peers[i]);
+            }
+        }
+        dcommi_ucx_settle(u, deadline);
+    }
+    u->closing = true;
+    while (u->kept.next != &u->kept) {
+        dcommi_ucx_release(t, u->kept.next);
+    }
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        if (u->peers[i] != NULL) {
+            dcommi_ucx_peer_close(u->peers[i]);
+        }
+    }
+    for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
+        dcommi_ucx_peer_close(p);
+    }
+    /* Cancelled requests come back in a few rounds; what UCX keeps longer goes with the worker. */
+    dcommi_ucx_settle(u, dcommi_now() + 0.1);
+    dcommi_ucx_hush++;
+    dcommi_ucx_free(u);
+    dcommi_ucx_hush--;
+}
+
+static const dcommi_transport_vtable dcommi_ucx_vtable = {
+    .add_peer = dcommi_ucx_add_peer,
+    .remove_peer = dcommi_ucx_remove_peer,
+    .send = dcommi_ucx_send,
+    .fetch = dcommi_ucx_fetch,
+    .release = dcommi_ucx_release,
+    .progress = dcommi_ucx_progress,
+    .region_create = dcommi_ucx_region_create,
+    .region_destroy = dcommi_ucx_region_destroy,
+    .region_map = dcommi_ucx_region_map,
+    .region_unmap = dcommi_ucx_region_unmap,
+    .close = dcommi_ucx_close,
+};
+
+/* ---- opening ---- */
+
+static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
+                                           const dcommi_ucx_option *options, size_t n_options)
+{
+    ucp_config_t *config = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s",
+                           u->base.name, ucs_status_string(status));
+    }
+    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
+    if (set == DCOMM_OK) {
+        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
+        status = ucp_init(&params, config, &u->context);
+    }
+    ucp_config_release(config);
+    DCOMMI_TRY(set);
+    if (status != UCS_OK) {
+        u->context = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", u->base.name,
+                           ucs_status_string(status));
+    }
+    ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(u->context, &worker_params, &u->worker);
+    if (status != UCS_OK) {
+        u->worker = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", u->base.name,
+                           ucs_status_string(status));
+    }
+    ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = DCOMMI_UCX_AM_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = dcommi_ucx_on_am,
+        .arg = u};
+    status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
+    if (status == UCS_OK) {
+        status = ucp_worker_query(u->worker, &attr);
+    }
+    if (status != UCS_OK) {
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
+                           ucs_status_string(status));
+    }
+    dcommi_ucx_card_make(&u->card);
+    char *copy = dcommi_alloc(sizeof u->card + attr.address_length);
+    if (copy != NULL) {
+        memcpy(copy, &u->card, sizeof u->card);
+        memcpy(copy + sizeof u->card, attr.address, attr.address_length);
+        u->base.address = copy;
+        u->base.address_len = sizeof u->card + attr.address_length;
+    }
+    ucp_worker_release_address(u->worker, attr.address);
+    return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_handlers *handlers,
+                                    size_t eager_max, uint64_t features,
+                                    const dcommi_ucx_option *options, size_t n_options,
+                                    dcommi_transport **t_p)
+{
+    dcommi_ucx *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){
+        .name = name, .call = &dcommi_ucx_vtable, .handlers = *handlers, .eager_max = eager_max};
+    u->maps = (features & UCP_FEATURE_RMA) != 0;
+    u->pending.next = u->pending.prev = &u->pending;
+    u->done.next = u->done.prev = &u->done;
+    u->kept.next = u->kept.prev = &u->kept;
+    u->mappings.next = u->mappings.prev = &u->mappings;
+    u->epoll = -1;
+    dcomm_status status = dcommi_ucx_make_worker(u, features, options, n_options);
+    if (status != DCOMM_OK) {
+        dcommi_ucx_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
+}
+
+/* Shared memory with the processes of this host. */
+static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handlers,
+                                          dcommi_transport **t_p)
+{
+    static const dcommi_ucx_option options[] = {
+        {"TLS", "posix,sysv,self", NULL},
+        {"SHM_DEVICES", "all", NULL},
+        {"SELF_DEVICES", "all", NULL},
+        {"NET_DEVICES", "all", NULL},
+        {"MM_ERROR_HANDLING", "y", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
+        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
+        {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
+        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
+        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+    };
+    dcommi_ucx_tame_once();
+    DCOMMI_TRY(dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED));
+    return dcommi_ucx_open("local", handlers, DCOMMI_UCX_EAGER_LOCAL,
+                           UCP_FEATURE_AM | UCP_FEATURE_RMA, options,
+                           sizeof options / sizeof *options, t_p);
+}
+
+/* One network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
+ * NULL: DCOMM_IFACE, else the default route's, else lo. */
+static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handlers,
+                                        const char *iface, dcommi_transport **t_p)
+{
+    dcommi_ucx_name device;
+    bool tcp = true;
+    dcommi_ucx_tame_once();
+    DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
+    const dcommi_ucx_option options[] = {
+        {"TLS", tcp ? "tcp" : "ib", NULL},
+        {"NET_DEVICES", device, NULL},
+        {"MAX_EAGER_LANES", "1", NULL},
+        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
+        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
+         * up for the copy; both ends must agree on them. */
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
+        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
+        /* Connecting to a dead host must not stop progress. */
+        {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
+        /* A host that vanished sends no reset. */
+        {tcp ? "KEEPIDLE" : NULL, "1s", "UCX_TCP_KEEPIDLE"},
+        {tcp ? "KEEPINTVL" : NULL, "1s", "UCX_TCP_KEEPINTVL"},
+        {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
+    };
+    dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
+    return dcommi_ucx_open("net", handlers, DCOMMI_UCX_EAGER_NET, UCP_FEATURE_AM, options,
+                           sizeof options / sizeof *options, t_p);
+}
+
+#endif

@@ -1,0 +1,171 @@
+#!/usr/bin/env bash
+# header.sh BUILD - the generated header as its users meet it: languages, compilers, linking,
+# names, installation.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+build=${1:-build}
+warnings=(-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Werror)
+cxx_warnings=(-Wall -Wextra -Wpedantic -Wshadow -Werror)
+libraries=(-lucp -lucs -luct -lhwloc -lm -lpthread -ldl)
+compilers=()
+for cc in gcc clang; do
+    command -v $cc >/dev/null && compilers+=($cc) || skip "$cc" "not installed"
+done
+cxx_of() {
+    case $1 in gcc) echo g++ ;; *) echo clang++ ;; esac
+}
+
+# ---- declarations ----
+echo '#include "dcomm.h"' >"$scratch/declare.c"
+cp "$scratch/declare.c" "$scratch/declare.cpp"
+for cc in "${compilers[@]}"; do
+    for std in c11 c17 gnu17; do
+        check "declarations: $cc -std=$std" $cc -std=$std "${warnings[@]}" -I include \
+            -fsyntax-only "$scratch/declare.c"
+    done
+    for std in c++17 c++20; do
+        check "declarations: $(cxx_of $cc) -std=$std" "$(cxx_of $cc)" -std=$std \
+            "${cxx_warnings[@]}" -I include -fsyntax-only "$scratch/declare.cpp"
+    done
+done
+if command -v nvcc >/dev/null; then
+    cp "$scratch/declare.c" "$scratch/declare.cu"
+    check "declarations: nvcc" nvcc -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra \
+        -I include -c -o "$scratch/declare.o" "$scratch/declare.cu"
+else
+    skip "declarations: nvcc" "not installed"
+fi
+few_includes() {
+    gcc -M -I include "$scratch/declare.c" >"$scratch/deps" && cat "$scratch/deps" &&
+        ! grep -qE '/(ucp|uct|ucs|hwloc|pthread|stdio)' "$scratch/deps"
+}
+check "declarations need neither UCX nor hwloc nor stdio" few_includes
+public_macros() {
+    gcc -dM -E -I include "$scratch/declare.c" | cut -d' ' -f2 | sed 's/(.*//' | sort >"$scratch/with"
+    printf '#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n' >"$scratch/none.c"
+    gcc -dM -E "$scratch/none.c" | cut -d' ' -f2 | sed 's/(.*//' | sort >"$scratch/without"
+    ! comm -23 "$scratch/with" "$scratch/without" | grep -v '^DCOMM_'
+}
+check "declarations define only macros in DCOMM_" public_macros
+
+# ---- the implementation ----
+printf '#define _GNU_SOURCE\n#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/impl.c"
+printf '#include "dcomm.h"\n' | cat "$scratch/impl.c" - >"$scratch/impl_first.c"
+printf '#define _GNU_SOURCE\n#include "dcomm.h"\n#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' \
+    >"$scratch/impl_last.c"
+for cc in "${compilers[@]}"; do
+    for std in c11 gnu17; do
+        check "implementation: $cc -std=$std -O2" $cc -std=$std -O2 "${warnings[@]}" -I include \
+            -c -o "$scratch/impl.$cc.$std.o" "$scratch/impl.c"
+    done
+done
+check "implementation, then declarations" gcc -std=c11 "${warnings[@]}" -I include \
+    -fsyntax-only "$scratch/impl_first.c"
+check "declarations, then implementation" gcc -std=c11 "${warnings[@]}" -I include \
+    -fsyntax-only "$scratch/impl_last.c"
+own_names() {
+    nm -g --defined-only "$scratch/impl.$1.c11.o" | awk '{print $3}' >"$scratch/names" &&
+        ! grep -v '^dcomm_' "$scratch/names"
+}
+for cc in "${compilers[@]}"; do
+    check "global symbols begin with dcomm_: $cc" own_names $cc
+done
+private_macros() { # include guards stay, so that the header can be included again
+    gcc -dM -E -I include "$scratch/impl.c" | cut -d' ' -f2 | grep '^DCOMMI_' | sed 's/(.*//' >"$scratch/left"
+    ! grep -vE '^DCOMMI_[A-Z0-9_]+_H$' "$scratch/left"
+}
+check "helper macros are undefined at the end" private_macros
+
+refused() {
+    local pattern=$1
+    shift
+    ! "$@" -I include -fsyntax-only >"$scratch/refusal" 2>&1 &&
+        grep -q "#error.*$pattern\|error:.*$pattern" "$scratch/refusal"
+}
+cp "$scratch/impl.c" "$scratch/impl.cpp"
+tail -n +2 "$scratch/impl.c" >"$scratch/no_gnu.c"
+for cc in "${compilers[@]}"; do
+    check "refused as C++: $cc" refused "the implementation is C" "$(cxx_of $cc)" "$scratch/impl.cpp"
+    check "refused without _GNU_SOURCE: $cc" refused "define _GNU_SOURCE" $cc -std=c11 "$scratch/no_gnu.c"
+    check "refused with -ffast-math: $cc" refused "ffast-math" $cc -ffast-math "$scratch/impl.c"
+done
+
+# ---- programs ----
+cat >"$scratch/one.c" <<'END'
+#include "dcomm.h"
+const char *one(void);
+const char *one(void)
+{
+    return dcomm_version();
+}
+END
+sed 's/one/two/' "$scratch/one.c" >"$scratch/two.c"
+cat >"$scratch/main.cpp" <<'END'
+#include "dcomm.h"
+#include <cstring>
+extern "C" const char *one(void);
+extern "C" const char *two(void);
+int main()
+{
+    dcomm_comm *none = nullptr;
+    return std::strcmp(one(), DCOMM_VERSION_STRING) != 0 || one() != two() ||
+           dcomm_comm_destroy(&none) != DCOMM_OK || DCOMM_IN_PLACE == nullptr;
+}
+END
+cat >"$scratch/main.c" <<'END'
+#include "dcomm.h"
+#include <string.h>
+int main(void)
+{
+    dcomm_comm *none = NULL;
+    return strcmp(dcomm_version(), DCOMM_VERSION_STRING) != 0 || dcomm_comm_destroy(&none) != DCOMM_OK;
+}
+END
+four_files() {
+    local cc=$1 cxx f
+    cxx=$(cxx_of "$cc")
+    for f in one two; do
+        $cc -std=c11 "${warnings[@]}" -I include -c -o "$scratch/$f.o" "$scratch/$f.c" || return 1
+    done
+    $cxx -std=c++17 "${cxx_warnings[@]}" -I include -c -o "$scratch/main.o" "$scratch/main.cpp" &&
+        $cxx -o "$scratch/four" "$scratch"/{main,one,two}.o "$scratch/impl.$cc.c11.o" "${libraries[@]}" &&
+        "$scratch/four"
+}
+installed() {
+    DESTDIR=$scratch/root meson install -C "$build" --no-rebuild --quiet || return 1
+    (cd "$scratch/root" && find . -type f | sort) | tee "$scratch/files"
+    [ "$(sed 's|.*/||' "$scratch/files" | sort | tr '\n' ' ')" = "dcomm.h dcomm.pc " ]
+}
+with_pkg_config() {
+    local pc prefix flags
+    pc=$(find "$scratch/root" -name dcomm.pc)
+    prefix=$(dirname "$(dirname "$(find "$scratch/root" -name dcomm.h)")")
+    flags=$(PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --define-variable=prefix="$prefix" \
+        --cflags --libs dcomm) || return 1
+    echo "$flags"
+    # shellcheck disable=SC2086
+    gcc -o "$scratch/installed" "$scratch/impl.c" "$scratch/main.c" $flags && "$scratch/installed"
+}
+subproject() {
+    local dir=$scratch/user
+    mkdir -p "$dir/subprojects/dcomm"
+    cp -r meson.build meson_options.txt dcomm.c include tests bench examples "$dir/subprojects/dcomm/" &&
+        cp "$scratch"/{impl.c,main.c,main.cpp,one.c,two.c} "$dir/" || return 1
+    cat >"$dir/meson.build" <<'END'
+project('user', 'c', 'cpp')
+dcomm = dependency('dcomm', fallback: 'dcomm')
+executable('own', 'main.c', 'impl.c', dependencies: dcomm)
+dcomm_static = dependency('dcomm-static', fallback: 'dcomm')
+executable('static', 'main.cpp', 'one.c', 'two.c', dependencies: dcomm_static)
+END
+    meson setup "$dir/build" "$dir" --buildtype=debug && ninja -C "$dir/build" &&
+        "$dir/build/own" && "$dir/build/static" &&
+        [ ! -e "$dir/build/subprojects/dcomm/dcomm-run" ]
+}
+check "meson install ships one header and dcomm.pc" installed
+for cc in "${compilers[@]}"; do
+    check "three C files and a C++ file in one program: $cc" four_files $cc
+done
+check "a program built with pkg-config" with_pkg_config
+check "a meson project with dcomm as subproject" subproject
+finish

@@ -1,0 +1,147 @@
+/* procs.h - tests of several processes: fork them, let them exchange small blobs and count each
+ * other's steps through shared memory, collect how they ended, kill them when time is up. */
+#ifndef PROCS_H
+#define PROCS_H
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PROCS_MAX 16
+#define PROCS_BLOB 4096
+
+typedef struct procs_shared {
+    _Atomic int posted[PROCS_MAX]; /* the last step that a process has reached */
+    struct {
+        _Atomic size_t len; /* 0: not there yet */
+        unsigned char bytes[PROCS_BLOB];
+    } blobs[PROCS_MAX];
+    _Atomic long words[64]; /* for the test's own use */
+} procs_shared;
+
+typedef int (*procs_fn)(int rank, int n, procs_shared *shared, void *arg);
+
+static inline double procs_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static inline void procs_nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+}
+
+/* Publish this process's blob, once. */
+static inline void procs_give(procs_shared *s, int rank, const void *bytes, size_t len)
+{
+    if (len == 0 || len > PROCS_BLOB) {
+        fprintf(stderr, "procs: a blob of %zu bytes does not fit\n", len);
+        _exit(99);
+    }
+    memcpy(s->blobs[rank].bytes, bytes, len);
+    atomic_store(&s->blobs[rank].len, len);
+}
+
+/* Wait for another's blob. */
+static inline const void *procs_take(procs_shared *s, int rank, size_t *len)
+{
+    while ((*len = atomic_load(&s->blobs[rank].len)) == 0) {
+        procs_nap();
+    }
+    return s->blobs[rank].bytes;
+}
+
+/* Say that this process has reached a step; see whether the others (but `skip`) have. */
+static inline void procs_post(procs_shared *s, int rank, int step)
+{
+    atomic_store(&s->posted[rank], step);
+}
+
+static inline bool procs_all(procs_shared *s, int n, int step, int skip)
+{
+    for (int r = 0; r < n; r++) {
+        if (r != skip && atomic_load(&s->posted[r]) < step) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Run fn in n forked processes. ended[r] is the exit code, 128 + n for signal n. Returns how many
+ * did not exit with 0. After timeout_s all are killed. */
+static inline int procs_run(int n, double timeout_s, procs_fn fn, void *arg, int *ended)
+{
+    pid_t pids[PROCS_MAX];
+    bool over[PROCS_MAX] = {false};
+    int left = n, bad = 0;
+    double deadline = procs_now() + timeout_s;
+    procs_shared *s =
+        mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (s == MAP_FAILED || n > PROCS_MAX) {
+        fprintf(stderr, "procs: cannot start %d processes\n", n);
+        return n;
+    }
+    fflush(NULL);
+    for (int r = 0; r < n; r++) {
+        pids[r] = fork();
+        if (pids[r] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            int code = fn(r, n, s, arg);
+            fflush(NULL);
+            _exit(code);
+        }
+    }
+    while (left > 0) {
+        for (int r = 0; r < n; r++) {
+            int status = 0;
+            if (over[r] || (pids[r] > 0 && waitpid(pids[r], &status, WNOHANG) == 0)) {
+                continue;
+            }
+            over[r] = true;
+            left--;
+            ended[r] = pids[r] < 0           ? 98
+                       : WIFSIGNALED(status) ? 128 + WTERMSIG(status)
+                                             : WEXITSTATUS(status);
+            bad += ended[r] != 0;
+        }
+        if (left > 0 && procs_now() > deadline) {
+            fprintf(stderr, "procs: %d of %d processes still ran after %.0f s\n", left, n,
+                    timeout_s);
+            for (int r = 0; r < n; r++) {
+                if (!over[r] && pids[r] > 0) {
+                    kill(pids[r], SIGKILL);
+                }
+            }
+            deadline += 1e9;
+        }
+        procs_nap();
+    }
+    munmap(s, sizeof *s);
+    return bad;
+}
+
+/* In a child: say what is wrong and leave with 1. */
+#define PROCS_CHECK(condition, ...)                                         \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__);                                   \
+            fputc('\n', stderr);                                            \
+            fflush(NULL);                                                   \
+            _exit(1);                                                       \
+        }                                                                   \
+    } while (0)
+#define PROCS_TRUE(condition) PROCS_CHECK(condition, "does not hold")
+
+#endif

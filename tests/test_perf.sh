@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# test_perf.sh BUILD - dcomm-perf: every operation is right, its JSON fits the schema, exit codes.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+build=${1:-build}
+if [ ! -x "$build/dcomm-perf" ]; then
+    skip "dcomm-perf" "not built"
+    finish
+fi
+
+# perf RANKS ARGUMENTS...
+perf() {
+    local ranks=$1
+    shift
+    timeout 120 "$build/dcomm-run" -n "$ranks" -- "$build/dcomm-perf" "$@"
+}
+
+# schema FILE: it fits docs/dcomm-perf.schema.json, and every row in it is right.
+schema() {
+    python3 - docs/dcomm-perf.schema.json "$1" <<'PY'
+import json, sys
+import jsonschema
+schema, document = (json.load(open(name)) for name in sys.argv[1:])
+jsonschema.validate(document, schema)
+assert document["results"], "no rows"
+assert all(row["wrong"] == 0 for row in document["results"]), "wrong elements"
+PY
+}
+
+for op in allreduce reduce_scatter allgather broadcast reduce gather scatter alltoall alltoallv \
+          sendrecv barrier; do
+    check "$op" perf 3 $op -b 0 -e 70000 -f 17 -d float,int8 -n 2 -w 1 --json "$scratch/$op.json"
+    if python3 -c 'import jsonschema' 2>/dev/null; then
+        check "$op: JSON" schema "$scratch/$op.json"
+    else
+        skip "$op: JSON" "python3-jsonschema is not installed"
+    fi
+done
+for op in allreduce reduce_scatter allgather broadcast reduce gather scatter alltoall; do
+    check "$op in place" perf 3 $op -b 12 -e 70000 -f 17 -n 2 -w 1 --inplace
+done
+check "every type and operator, another root" perf 3 reduce -r 2 -b 400 -e 400 -n 2 -o all -d all
+expect "auto says what it chose" 0 " auto:[a-z]" perf 2 allreduce -b 4 -e 4 -n 2
+
+expect "--help" 0 "^usage: dcomm-perf OP" "$build/dcomm-perf" --help
+expect "no operation" 2 "give one OP" "$build/dcomm-perf"
+expect "unknown operation" 2 "unknown OP: allreduced" "$build/dcomm-perf" allreduced
+expect "bad size" 2 "not a value of this option: 4x" "$build/dcomm-perf" allreduce -b 4x
+expect "bad type" 2 "float,flat" "$build/dcomm-perf" allreduce -d float,flat
+expect "bad memory" 2 "floppy" "$build/dcomm-perf" allreduce --mem floppy
+expect "unknown option" 2 "unknown option" "$build/dcomm-perf" allreduce --nosuch
+expect "bad algorithm" 2 "no_such" perf 2 allreduce -b 4 -e 4 --algo no_such
+expect "in place alltoallv" 2 "inplace" "$build/dcomm-perf" alltoallv --inplace
+expect "root out of range" 2 "not a rank" perf 2 broadcast -r 2
+finish

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# test_trainer.sh BUILD - the trainer: its gradients, and that N ranks do what one rank does.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+build=${1:-build}
+trainer=$build/examples/trainer
+if [ ! -x "$trainer" ]; then
+    skip "the trainer" "not built"
+    finish
+fi
+
+# train NAME RANKS OPTIONS...: a short run; its JSON goes to $scratch/NAME.json.
+train() {
+    local name=$1 ranks=$2
+    shift 2
+    timeout 120 "$build/dcomm-run" -n "$ranks" -- "$trainer" --steps 40 --batch 10 --seq 32 \
+        --dim 32 --sample 0 --json "$scratch/$name.json" "$@"
+}
+
+# same KEY RELATIVE NAME NAME: the number or text KEY of two runs; RELATIVE 0 means exactly equal.
+same() {
+    python3 - "$1" "$2" "$scratch/$3.json" "$scratch/$4.json" <<'PY'
+import json, sys
+key, relative = sys.argv[1], float(sys.argv[2])
+a, b = (json.load(open(name))[key] for name in sys.argv[3:])
+print(key, a, b)
+sys.exit(not (a == b if relative == 0 else abs(a - b) <= relative * abs(a)))
+PY
+}
+
+# falls NAME: training has got somewhere.
+falls() {
+    python3 - "$scratch/$1.json" <<'PY'
+import json, sys
+loss = json.load(open(sys.argv[1]))["loss"]
+print(loss)
+sys.exit(not loss[-1] < 0.75 * loss[0])
+PY
+}
+
+check "gradients are the derivatives of the loss" "$trainer" --gradcheck
+check "1 rank" train one 1
+check "the loss falls" falls one
+# 10 sequences on 3 or 4 ranks: uneven parts.
+for n in 2 3 4; do
+    check "$n ranks" train "$n" "$n"
+    check "$n ranks end at the loss of one" same final_loss 1e-3 one "$n"
+done
+check "more ranks than sequences" train many 3 --batch 2
+check "3 ranks, deterministic" train fixed 3 --deterministic
+check "deterministic ends at the loss of one rank" same final_loss 1e-3 one fixed
+check "the same in small chunks" env DCOMM_CHUNK=4096 "$build/dcomm-run" -n 3 -- "$trainer" \
+    --steps 40 --batch 10 --seq 32 --dim 32 --sample 0 --deterministic --json "$scratch/chunks.json"
+check "deterministic means the same bits" same checksum 0 fixed chunks
+check "a file of one's own" train own 2 --text LICENSE --seq 8
+expect "a text that is too short" 2 "are too few for --seq" "$trainer" --text LICENSE --seq 512
+expect "no such text" 2 "No such file" "$trainer" --text /nonexistent
+expect "unknown option" 2 "unknown option" "$trainer" --speed 11
+expect "impossible width" 2 "multiple of 8 and of --heads" "$trainer" --dim 24 --heads 5
+finish

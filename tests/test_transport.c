@@ -1,0 +1,302 @@
+/* test_transport.c - the UCX transports between processes: messages of every length and verdict,
+ * their order, mapped memory, what they do to the process around them. */
+#define _GNU_SOURCE
+#include "transport_node.h"
+
+#include <dlfcn.h>
+#include <sys/mount.h>
+
+/* ---- messages ---- */
+
+static int every_size(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    size_t eager = me->t->eager_max;
+    const size_t sizes[] = {0,         1,     7,     64,    1000,    eager - 1,     eager,
+                            eager + 1, 65535, 65536, 65537, 1 << 20, (1 << 20) + 3, BIG};
+    const int n_sizes = sizeof sizes / sizeof *sizes;
+    for (int i = 0; i < n_sizes; i++) {
+        for (int to = 0; to < n; to++) { /* itself as well */
+            size_t header_len = i % 2 ? DCOMMI_HEADER_MAX : sizeof(head);
+            PROCS_CHECK(post(me, to, (unsigned)i, sizes[i], PLAIN, header_len) >= 0, "%s",
+                        dcommi_message);
+        }
+    }
+    for (int from = 0; from < n; from++) {
+        while (me->received[from] < n_sizes) {
+            work(me);
+        }
+    }
+    while (me->under_way > 0) {
+        work(me);
+    }
+    meet(me, 1, -1);
+    PROCS_TRUE(me->failed == 0);
+    leave(me, false);
+    return 0;
+}
+BOTH(every_size, 3, 40)
+
+static int in_order(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { MESSAGES = 5000 };
+    node *me = join(rank, n, s, *(int *)arg);
+    unsigned x = 12345;
+    me->ordered = true;
+    for (unsigned i = 0; i < MESSAGES; i++) {
+        x = x * 1664525u + 1013904223u;
+        size_t len = (x >> 28) < 4 ? (x >> 8) % (me->t->eager_max + 1) : (x >> 8) % 100;
+        while (me->under_way > 2000) {
+            work(me);
+        }
+        PROCS_TRUE(post(me, 1 - rank, i, len, PLAIN, sizeof(head)) >= 0);
+        if (i % 500 == 0) {
+            PROCS_TRUE(post(me, 1 - rank, i, 100000, PLAIN, sizeof(head)) >= 0);
+        }
+    }
+    while (me->received[1 - rank] < MESSAGES + MESSAGES / 500 || me->under_way > 0) {
+        work(me);
+    }
+    meet(me, 1, -1);
+    leave(me, false);
+    return 0;
+}
+BOTH(in_order, 2, 40)
+
+static int keep_and_release(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    size_t eager = me->t->eager_max;
+    const size_t sizes[] = {0, 8, 3000, eager, eager + 1, 300000};
+    int copied = 0;
+    for (unsigned i = 0; i < 48; i++) {
+        PROCS_TRUE(post(me, 1 - rank, i, sizes[i % 6], i % 7 == 6 ? DROP : HOLD, sizeof(head)) >=
+                   0);
+    }
+    while (me->held_n + me->received[1 - rank] - me->late < 48) {
+        work(me);
+    }
+    copied = 48 - me->held_n;
+    /* More traffic must not touch what is kept. */
+    for (unsigned i = 0; i < 300; i++) {
+        PROCS_TRUE(post(me, 1 - rank, LATE + i, eager, PLAIN, sizeof(head)) >= 0);
+    }
+    while (me->late < 300) {
+        work(me);
+    }
+    int fetched = 0;
+    for (int i = me->held_n - 1; i >= 0; i--) {
+        if (me->held[i].data != NULL) {
+            check_payload(&me->held[i].h, me->held[i].data);
+            me->t->call->release(me->t, me->held[i].desc);
+        } else if (i % 3 == 0) {
+            me->t->call->release(me->t, me->held[i].desc);
+        } else {
+            fetch(me, &me->held[i].h, me->held[i].desc);
+            fetched++;
+        }
+    }
+    while (me->received[1 - rank] < copied + 300 + fetched || me->under_way > 0) {
+        work(me);
+    }
+    meet(me, 1, -1);
+    PROCS_TRUE(me->failed == 0 && fetched > 0);
+    leave(me, false);
+    return 0;
+}
+BOTH(keep_and_release, 2, 40)
+
+static int many_outstanding(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    int each = 60;
+    for (int i = 0; i < each; i++) {
+        for (int to = 0; to < n; to++) {
+            if (to != rank) {
+                PROCS_TRUE(post(me, to, (unsigned)i, 200000 + (size_t)i, PLAIN, sizeof(head)) >= 0);
+            }
+        }
+    }
+    for (int from = 0; from < n; from++) {
+        while (from != rank && me->received[from] < each) {
+            work(me);
+        }
+    }
+    while (me->under_way > 0) {
+        work(me);
+    }
+    meet(me, 1, -1);
+    PROCS_TRUE(me->failed == 0);
+    leave(me, false);
+    return 0;
+}
+BOTH(many_outstanding, 4, 60)
+
+/* ---- mapped memory ---- */
+
+static int mapped(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { LEN = 3 << 20 };
+    node *me = join(rank, n, s, *(int *)arg);
+    dcommi_region region;
+    dcomm_status status = me->t->call->region_create(me->t, LEN, &region);
+    if (*(int *)arg == NET) {
+        PROCS_TRUE(status == DCOMM_ERR_UNSUPPORTED);
+        leave(me, false);
+        return 0;
+    }
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
+    PROCS_TRUE(region.len == LEN && region.key_len > 0 && region.key_len < 1000);
+    memset(region.base, rank + 1, LEN);
+    /* The blobs have served; reuse them for the keys. */
+    meet(me, 1, -1);
+    unsigned char blob[PROCS_BLOB];
+    memcpy(blob, &region.base, sizeof region.base);
+    memcpy(blob + 8, region.key, region.key_len);
+    procs_give(s, rank, blob, 8 + region.key_len);
+    meet(me, 2, -1);
+    for (int round = 0; round < 2; round++) {
+        size_t len;
+        const unsigned char *theirs = procs_take(s, 1 - rank, &len);
+        void *base, *ptr = NULL, *map = NULL;
+        memcpy(&base, theirs, sizeof base);
+        PROCS_CHECK(me->t->call->region_map(me->t, 1 - rank, theirs + 8, len - 8, base, &ptr,
+                                            &map) == DCOMM_OK,
+                    "%s", dcommi_message);
+        if (round == 0) {
+            PROCS_TRUE(((unsigned char *)ptr)[LEN - 1] == 2 - rank);
+        }
+        /* Count up in turns through the peer's word. */
+        _Atomic long *mine = region.base, *other = ptr;
+        meet(me, 3 + 4 * round, -1);
+        atomic_store(mine, 0);
+        meet(me, 4 + 4 * round, -1);
+        for (long i = 1; i <= 1000; i++) {
+            atomic_store(other, i);
+            while (atomic_load(mine) < i) {
+                sched_yield();
+            }
+        }
+        meet(me, 5 + 4 * round, -1);
+        me->t->call->region_unmap(me->t, map);
+        meet(me, 6 + 4 * round, -1);
+    }
+    me->t->call->region_destroy(me->t, &region);
+    leave(me, false);
+    return 0;
+}
+BOTH(mapped, 2, 30)
+
+/* ---- the process around it ---- */
+
+static int several_in_one(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    (void)s;
+    (void)n;
+    node *nodes[4];
+    fill_pattern();
+    for (int i = 0; i < 4; i++) {
+        nodes[i] = calloc(1, sizeof **nodes);
+        dcommi_transport_handlers handlers = {nodes[i], on_message, on_lost};
+        dcomm_status status = i >= 2 ? dcommi_ucx_open_net(&handlers, "lo", &nodes[i]->t)
+                                     : dcommi_ucx_open_local(&handlers, &nodes[i]->t);
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
+        nodes[i]->rank = i % 2;
+    }
+    for (int i = 0; i < 4; i++) {
+        dcommi_transport *other = nodes[i ^ 1]->t;
+        PROCS_TRUE(nodes[i]->t->call->add_peer(nodes[i]->t, (i ^ 1) % 2, other->address,
+                                               other->address_len) == DCOMM_OK);
+        for (unsigned k = 0; k < 20; k++) {
+            PROCS_TRUE(post(nodes[i], (i ^ 1) % 2, k, k * 10000, PLAIN, sizeof(head)) >= 0);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        while (nodes[i]->received[(i ^ 1) % 2] < 20 || nodes[i]->under_way > 0) {
+            for (int k = 0; k < 4; k++) {
+                work(nodes[k]);
+            }
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        leave_within(nodes[i], 0.5, rank > 0); /* the others stand still meanwhile */
+    }
+    return 0;
+}
+
+Test(transport, several_in_one_process, .timeout = 25)
+{
+    expect(2, 20, several_in_one, LOCAL, -1);
+}
+
+static int good_guest(int rank, int n, procs_shared *s, void *arg)
+{
+    int ends[2];
+    struct sigaction action;
+    PROCS_TRUE(pipe(ends) == 0);
+    fflush(NULL);
+    int kept = dup(STDOUT_FILENO);
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[1]);
+    setenv("UCX_NO_SUCH_OPTION", "1", 1); /* UCX warns of it */
+    setenv("UCX_TLS", "tcp", 1);          /* ours stands */
+    setenv("UCX_NET_DEVICES", "none", 1);
+    node *me = join(rank, n, s, *(int *)arg);
+    sigaction(SIGSEGV, NULL, &action);
+    Dl_info catcher = {0};
+    if (dladdr((void *)(uintptr_t)action.sa_handler, &catcher) != 0 && catcher.dli_fname != NULL) {
+        PROCS_CHECK(strstr(catcher.dli_fname, "libuc") == NULL, "UCX catches SIGSEGV");
+    }
+    leave(me, false);
+    fflush(NULL);
+    dup2(kept, STDOUT_FILENO);
+    char byte;
+    PROCS_CHECK(read(ends[0], &byte, 1) == 0, "something was written to stdout");
+    return 0;
+}
+BOTH(good_guest, 1, 20)
+
+Test(transport, unknown_interface, .timeout = 10)
+{
+    dcommi_transport_handlers handlers = {0};
+    dcommi_transport *t = NULL;
+    cr_assert(dcommi_ucx_open_net(&handlers, "nosuch0", &t) == DCOMM_ERR_INVALID);
+    cr_assert(strstr(dcommi_message, "nosuch0") != NULL && strstr(dcommi_message, "lo") != NULL);
+    setenv("DCOMM_IFACE", "nosuch1", 1);
+    cr_assert(dcommi_ucx_open_net(&handlers, NULL, &t) == DCOMM_ERR_INVALID);
+    cr_assert(strstr(dcommi_message, "DCOMM_IFACE") != NULL);
+}
+
+static int small_shm(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)n;
+    (void)s;
+    (void)arg;
+    const char *size = rank == 0 ? "size=256k" : "size=40m";
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) != 0) {
+        return 0; /* only root can try this */
+    }
+    dcommi_transport_handlers handlers = {0};
+    dcommi_transport *t = NULL;
+    dcomm_status status = dcommi_ucx_open_local(&handlers, &t);
+    if (rank == 0) {
+        PROCS_CHECK(status == DCOMM_ERR_SYSTEM, "%d", status);
+        PROCS_CHECK(strstr(dcommi_message, "/dev/shm") != NULL, "%s", dcommi_message);
+        return 0;
+    }
+    dcommi_region region;
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
+    PROCS_TRUE(t->call->region_create(t, (size_t)1 << 46, &region) == DCOMM_ERR_SYSTEM);
+    PROCS_CHECK(strstr(dcommi_message, "shared memory") != NULL, "%s", dcommi_message);
+    PROCS_CHECK(t->call->region_create(t, 64 << 20, &region) == DCOMM_OK, "%s", dcommi_message);
+    memset(region.base, 1, 64 << 20); /* would die by SIGBUS in a full /dev/shm */
+    t->call->close(t, 1, false);
+    return 0;
+}
+
+Test(transport, small_shared_memory, .timeout = 25)
+{
+    expect(2, 20, small_shm, LOCAL, -1);
+}

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Expand include/dcomm/all.h into the one header that is shipped, include/dcomm.h.
+
+  tools/amalgamate.py            write include/dcomm.h
+  tools/amalgamate.py --check    exit 1, and show where, if include/dcomm.h is stale
+
+A part with an include guard is expanded once, where it is first included; one without is a
+template and is expanded at each include. System includes stay where they stand."""
+import argparse
+import difflib
+import os
+import re
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SOURCE = os.path.join(ROOT, "include", "dcomm", "all.h")
+TARGET = os.path.join(ROOT, "include", "dcomm.h")
+PUBLIC = os.path.dirname(SOURCE)
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*(/\*.*\*/)?\s*$')
+DIRECTIVE = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else|endif|define|undef)\b\s*(.*)$")
+MACRO = re.compile(r"DCOMMI_\w+")
+
+
+class Refused(Exception):
+    pass
+
+
+def guard_of(lines):
+    """The include guard of a part: its first two directives are #ifndef X and #define X."""
+    found = [m.groups() for m in map(DIRECTIVE.match, lines) if m]
+    if len(found) > 1 and found[0][0] == "ifndef" and found[1] == ("define", found[0][1]):
+        return found[0][1]
+    return None
+
+
+class Amalgam:
+    def __init__(self):
+        self.out = []
+        self.expanded = {}  # path -> conditions under which it was expanded
+        self.conditions = []
+        self.open = []  # parts being expanded, outermost first
+        self.macros = {}  # DCOMMI_ macros that are no include guards -> still defined
+
+    def directive(self, name, line, guard):
+        kind, rest = line
+        if kind in ("if", "ifdef", "ifndef"):
+            self.conditions.append(kind + " " + rest if rest != guard else None)
+        elif kind in ("elif", "else"):
+            self.conditions[-1] = f"{self.conditions[-1]} {kind} {rest}"
+        elif kind == "endif":
+            if not self.conditions:
+                raise Refused(f"{name}: #endif without #if")
+            self.conditions.pop()
+        else:
+            macro = MACRO.match(rest)
+            if macro and macro.group() != guard:
+                self.macros[macro.group()] = kind == "define"
+
+    def add(self, path):
+        name = os.path.relpath(path, ROOT)
+        if path in self.open:
+            raise Refused(f"{name} includes itself")
+        try:
+            with open(path, encoding="utf-8") as f:
+                lines = f.read().splitlines()
+        except OSError as e:
+            raise Refused(f"{name}, included by {self.open[-1]}: {e.strerror}") from e
+        now = [c for c in self.conditions if c]
+        guard = guard_of(lines)
+        if path in self.expanded and guard:
+            there = self.expanded[path]
+            if now[: len(there)] != there:
+                raise Refused(f"{name} is needed by {os.path.relpath(self.open[-1], ROOT)}, but was "
+                              f"expanded under '#{there[-1]}': include it earlier in all.h")
+            return
+        if now and os.path.dirname(path) == PUBLIC:
+            raise Refused(f"{name} is public, but first included under '#{now[-1]}'")
+        self.expanded[path] = now
+        self.open.append(path)
+        depth = len(self.conditions)
+        top = path == SOURCE
+        if not top:
+            self.out.append(f"/* ==== {name} " + "=" * max(4, 85 - len(name)) + " */")
+        comment = top
+        for line in lines:
+            if line.startswith(("<<<<<<< ", ">>>>>>> ")):
+                raise Refused(f"{name} holds an unresolved merge: {line}")
+            if comment:  # all.h's own comment speaks of the parts
+                comment = "*/" not in line
+                continue
+            include = INCLUDE.match(line)
+            if include:
+                self.add(os.path.normpath(os.path.join(os.path.dirname(path), include.group(1))))
+                continue
+            found = DIRECTIVE.match(line)
+            if found:
+                self.directive(name, found.groups(), guard)
+            self.out.append(line.rstrip())
+        if len(self.conditions) != depth:
+            raise Refused(f"{name}: #if without #endif")
+        self.open.pop()
+
+    def text(self):
+        self.add(SOURCE)
+        body = "\n".join(self.out)
+        version = re.search(r'#define DCOMM_VERSION_STRING "([^"]+)"', body)
+        if not version:
+            raise Refused("no DCOMM_VERSION_STRING in the parts")
+        left = sorted(m for m, defined in self.macros.items() if defined)
+        undefs = "".join(f"#undef {m}\n" for m in left)
+        return (f"/* dcomm.h {version.group(1)} - collective communication in one header.\n"
+                " * GENERATED from include/dcomm/ by tools/amalgamate.py: do not edit.\n"
+                " *\n"
+                " * Include it wherever dcomm is used. In exactly one C file:\n"
+                " *     #define _GNU_SOURCE\n"
+                " *     #define DCOMM_IMPLEMENTATION\n"
+                ' *     #include "dcomm.h"\n'
+                " * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. */\n"
+                f"{body.strip()}\n"
+                + (f"\n/* ==== helper macros end here {'=' * 59} */\n{undefs}" if undefs else ""))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only say whether dcomm.h is stale")
+    args = parser.parse_args()
+    try:
+        wanted = Amalgam().text()
+    except Refused as e:
+        print(f"amalgamate: {e}", file=sys.stderr)
+        return 1
+    try:
+        with open(TARGET, encoding="utf-8") as f:
+            present = f.read()
+    except FileNotFoundError:
+        present = ""
+    if present == wanted:
+        return 0
+    if args.check:
+        diff = list(difflib.unified_diff(present.splitlines(), wanted.splitlines(),
+                                         "include/dcomm.h", "generated", lineterm="", n=1))
+        print("\n".join(diff[:30]), file=sys.stderr)
+        print("include/dcomm.h is stale: run tools/amalgamate.py and commit it", file=sys.stderr)
+        return 1
+    with open(TARGET, "w", encoding="utf-8") as f:
+        f.write(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

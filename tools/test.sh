@@ -1,0 +1,288 @@
+#!/usr/bin/env bash
+# test.sh - from a fresh machine to tested; the last line is "N passed, N failed".
+#
+#   tools/test.sh [--full] [--stage NAME]...
+#
+# --full runs the whole run-for-real matrix. --stage runs only the named stages, of: setup house gcc
+# header examples matrix clang asan tsan fuzz. DCOMM_FUZZ_SECONDS (default 60) is each fuzz
+# target's time. Each executable tests/*.sh is a script test: it takes the build directory as its
+# argument and prints TAP ("ok - what", "not ok - what") or counts as one check.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+
+stages=(setup house gcc header examples matrix clang asan tsan fuzz)
+full=()
+chosen=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --full) full=(--full) ;;
+    --stage)
+        [[ " ${stages[*]} " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
+        chosen+=("$2")
+        shift
+        ;;
+    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
+    esac
+    shift
+done
+[ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}")
+
+logs=$PWD/build-logs
+rm -rf "$logs"
+mkdir -p "$logs"
+passed=0
+failed=0
+failures=()
+jobs=$(nproc)
+
+say() {
+    printf '[%4d s] %s\n' "$SECONDS" "$*"
+}
+
+fail() {
+    failed=$((failed + 1))
+    failures+=("$1")
+    say "FAILED: $1"
+}
+
+show() {
+    [ -s "$1" ] && tail -n "${2:-80}" "$1" | sed 's/^/    /'
+}
+
+# check NAME COMMAND...: one check, passed when the command exits with 0.
+check() {
+    local name=$1 log
+    log=$logs/${name//[^A-Za-z0-9_.-]/_}.log
+    shift
+    if "$@" >"$log" 2>&1 </dev/null; then
+        passed=$((passed + 1))
+        say "ok: $name"
+    else
+        fail "$name"
+        show "$log"
+        return 1
+    fi
+}
+
+# count NAME STATUS TAP LOG: count each line of a suite's TAP. One that has no such lines counts as
+# one check; one that exits badly without a failed line is one failure more.
+count() {
+    local name=$1 status=$2 tap=$3 log=$4 good bad
+    good=$(grep -c '^ok ' "$tap" 2>/dev/null)
+    bad=$(grep -c '^not ok ' "$tap" 2>/dev/null)
+    good=${good:-0}
+    bad=${bad:-0}
+    passed=$((passed + good))
+    failed=$((failed + bad))
+    if [ "$bad" -gt 0 ]; then
+        while IFS= read -r line; do
+            failures+=("$name: $line")
+        done < <(grep '^not ok ' "$tap")
+    fi
+    if [ "$bad" -eq 0 ] && [ "$status" -ne 0 ]; then
+        fail "$name: $good good checks, then exit status $status"
+        bad=1
+    elif [ "$bad" -eq 0 ] && [ "$good" -eq 0 ] && ! grep -q '^# skipped' "$log"; then
+        good=1
+        passed=$((passed + 1))
+    fi
+    say "$name: $good passed, $bad failed"
+    grep '^# skipped' "$log" | sed 's/^# /           /'
+    if [ "$bad" -gt 0 ]; then
+        grep -v '^ok ' "$log" >"$log.bad"
+        show "$log.bad" 120
+    fi
+}
+
+# script NAME FILE ARGUMENTS...: a test that prints TAP itself.
+script() {
+    local name=$1 log=$logs/$1.log
+    shift
+    timeout -k 10 "${script_timeout:-600}" "$@" >"$log" 2>&1 </dev/null
+    count "$name" $? "$log" "$log"
+}
+
+# suppressions SANITIZER: the option that names its file of known reports, where there is one.
+suppressions() {
+    [ ! -e "tests/$1.supp" ] || echo ":suppressions=$PWD/tests/$1.supp"
+}
+
+# criterion NAME EXECUTABLE: a Criterion suite. Under a sanitizer Criterion exits with 0 in spite of
+# what was found, so any file at log_path is a failure.
+criterion() {
+    local name=$1 exe=$2 log=$logs/$1.log tap=$logs/$1.tap found=$logs/$1.sanitizer status report
+    ASAN_OPTIONS=log_path=$found:detect_stack_use_after_return=1 \
+        UBSAN_OPTIONS=log_path=$found:print_stacktrace=1 \
+        LSAN_OPTIONS=log_path=$found:print_suppressions=0$(suppressions lsan) \
+        timeout -k 10 600 "$exe" -j1 --timeout 120 --tap="$tap" >"$log" 2>&1 </dev/null
+    status=$?
+    [ -s "$tap" ] || status=99 # Criterion itself did not get to its end
+    count "$name" $status "$tap" "$log"
+    for report in "$found".*; do
+        [ -e "$report" ] || continue
+        fail "$name: the sanitizer reports in $(basename "$report")"
+        show "$report" 60
+    done
+}
+
+# configure DIRECTORY MESON_OPTIONS...
+configure() {
+    local dir=$1
+    shift
+    if [ -f "$dir/build.ninja" ]; then
+        meson setup --reconfigure "$dir" "$@"
+    else
+        rm -rf "$dir" && meson setup "$dir" "$@"
+    fi
+}
+
+# The members of a suite of a build directory, from the list that meson wrote.
+suites() {
+    cat "$1/tests/$2.list" 2>/dev/null
+}
+
+# build NAME DIRECTORY TARGET MESON_OPTIONS...: the target is "all", or a suite, which may be empty.
+build() {
+    local name=$1 dir=$2 target=$3
+    shift 3
+    check "$name: configure" configure "$dir" "$@" || return
+    if [ "$target" != all ] && [ -z "$(suites "$dir" "$target")" ]; then
+        say "$name: no tests"
+        return 1
+    fi
+    check "$name: build" ninja -C "$dir" -j "$jobs" "$target"
+}
+
+stage_setup() {
+    check "setup" tools/setup.sh
+}
+
+lists_complete() {
+    local status=0 f
+    for f in tests/test_*.c tests/tsan_*.c tests/fuzz/fuzz_*.c examples/*.c examples/*.cpp bench/dcomm-*.c; do
+        [ -e "$f" ] || continue
+        case $f in
+        tests/*) list=tests/meson.build ;;
+        examples/*) list=examples/meson.build ;;
+        *) list=meson.build ;;
+        esac
+        if ! grep -q "'$(basename "${f%.*}")\(\.c\|\.cpp\)\?'" "$list"; then
+            echo "$f is not in $list"
+            status=1
+        fi
+    done
+    return $status
+}
+
+stage_house() {
+    check "dcomm.h is up to date" tools/amalgamate.py --check
+    check "every source is in its meson.build" lists_complete
+}
+
+stage_gcc() {
+    CC=gcc build "gcc" build all --buildtype=debugoptimized || return
+    local t
+    for t in $(suites build criterion); do
+        criterion "gcc.$t" "build/tests/$t"
+    done
+    for t in tests/*.sh; do
+        case $t in
+        */header.sh | */examples.sh | */matrix.sh) ;; # stages of their own
+        *) [ ! -x "$t" ] || script "$(basename "$t" .sh)" "$t" "$PWD/build" ;;
+        esac
+    done
+}
+
+stage_header() {
+    script_timeout=900 script header tests/header.sh "$PWD/build"
+}
+
+stage_examples() {
+    [ ! -x tests/examples.sh ] || script examples tests/examples.sh "$PWD/build"
+}
+
+stage_matrix() {
+    [ ! -x tests/matrix.sh ] ||
+        script_timeout=$([ ${#full[@]} -gt 0 ] && echo 86400 || echo 600) \
+            script matrix tests/matrix.sh "$PWD/build" "${full[@]}"
+}
+
+stage_clang() {
+    CC=clang CXX=clang++ build "clang" build-clang all -Doptimization=1 || return
+    local t
+    for t in $(suites build-clang public); do
+        criterion "clang.$t" "build-clang/tests/$t"
+    done
+}
+
+stage_asan() {
+    CC=gcc build "asan" build-asan sanitized -Db_sanitize=address,undefined -Doptimization=1 \
+        -Dc_args=-fno-sanitize-recover=undefined -Dbench=false -Dexamples=false || return
+    local t
+    export UCX_MEM_MMAP_HOOK_MODE=none
+    for t in $(suites build-asan sanitized); do
+        criterion "asan.$t" "build-asan/tests/$t"
+    done
+    unset UCX_MEM_MMAP_HOOK_MODE
+}
+
+stage_tsan() {
+    [ -n "$(ls tests/tsan_*.c 2>/dev/null)" ] || return
+    CC=gcc build "tsan" build-tsan tsan -Db_sanitize=thread -Doptimization=1 \
+        -Dbench=false -Dexamples=false || return
+    local t
+    # Address randomization of newer kernels is more than ThreadSanitizer bears.
+    for t in $(suites build-tsan tsan); do
+        check "tsan.$t" env UCX_MEM_MMAP_HOOK_MODE=none \
+            TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1$(suppressions tsan)" \
+            timeout -k 10 300 setarch -R "build-tsan/tests/$t"
+    done
+}
+
+fuzz_one() {
+    local t=$1 corpus=build-fuzz/corpus/$1 seeds=()
+    mkdir -p "$corpus"
+    [ ! -d "tests/fuzz/corpus/$t" ] || seeds=("tests/fuzz/corpus/$t")
+    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-60}" -timeout=10 \
+        -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$logs/$t." "$corpus" \
+        "${seeds[@]}" >"$logs/$t.run" 2>&1 </dev/null
+    echo $? >"$logs/$t.status"
+}
+
+fuzz_result() {
+    tail -n 60 "$logs/$1.run"
+    return "$(cat "$logs/$1.status")"
+}
+
+stage_fuzz() {
+    [ -n "$(ls tests/fuzz/fuzz_*.c 2>/dev/null)" ] || return
+    CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
+        -Dexamples=false || return
+    local t running=0
+    say "fuzz: ${DCOMM_FUZZ_SECONDS:-60} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
+    for t in $(suites build-fuzz fuzz); do
+        if [ $running -ge 2 ]; then
+            wait -n
+            running=$((running - 1))
+        fi
+        fuzz_one "$t" &
+        running=$((running + 1))
+    done
+    wait
+    for t in $(suites build-fuzz fuzz); do
+        check "fuzz.$t" fuzz_result "$t"
+    done
+}
+
+for stage in "${chosen[@]}"; do
+    say "== $stage"
+    "stage_$stage"
+done
+
+say "done; logs are in build-logs/"
+for f in "${failures[@]}"; do
+    echo "failed: $f"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
