@@ -9092,16 +9092,25 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                : next;
 }
 
-/* Nothing is left to do: all have left, or all know that it failed. Connections that are still
- * open only read their last words. */
-static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+/* Whether somebody is here whom the server must not leave: a rank, or a guest whose last words are
+ * not sent yet. */
+static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {
-        if (c->conns[i]->state != DCOMMI_RDV_GONE && c->conns[i]->state != DCOMMI_RDV_STRANGER) {
-            return false;
+        const dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_GONE && conn->state != DCOMMI_RDV_STRANGER &&
+            (!conn->guest || dcommi_rdv_output_pending(conn))) {
+            return true;
         }
     }
-    return c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size);
+    return false;
+}
+
+/* Nothing is left to do: all have left, or all know that it failed. */
+static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+{
+    return !dcommi_rdv_attended(c) &&
+           (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
 }
 
 /* Free what is gone; `closing` is called on each first. */
@@ -9257,11 +9266,7 @@ static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s)
         dcommi_rdv_poison(&s->core, dcommi_now(), DCOMM_ERR_PEER,
                           "the rank that serves the rendezvous gave up");
     }
-    bool busy = false;
-    for (size_t i = 0; i < s->core.nconns; i++) {
-        busy = busy || s->core.conns[i]->state != DCOMMI_RDV_STRANGER;
-    }
-    return !dcommi_rdv_finished(&s->core) && (busy || !retired);
+    return !dcommi_rdv_finished(&s->core) && (!retired || dcommi_rdv_attended(&s->core));
 }
 
 static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
@@ -9474,7 +9479,7 @@ static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_
 }
 
 /* The server lives on with no owner until a boot of this process adopts it. */
-DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id)
+dcomm_status dcomm_id_create(dcomm_id *id)
 {
     if (id == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_id_create: id is NULL");
