@@ -2966,7 +2966,6 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
 }
 
 #endif
-<<<<<<< HEAD
 /* ==== include/dcomm/impl/check.h =========================================================== */
 /* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
  *
@@ -4784,6 +4783,9 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
     if (e->mod > 0) {
         x %= e->mod;
         x += x < 0 ? e->mod : 0;
+    }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
     }
     if (!over && e->kind == DCOMM_EXPR_TABLE) {
         if (x < 0 || x >= p->ntable) {
@@ -15012,11 +15014,11 @@ static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
     return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
-/* Open a loop where there is more than one trip; either way, return the depth to use in
- * expressions (an index that is not open is 0). */
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
 static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
 {
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : b->lanes[lane].depth;
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
 }
 
 static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
@@ -19116,8 +19118,6 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 }
 
 #endif
-=======
->>>>>>> check
 #endif
 
 /* ==== helper macros end here =========================================================== */
