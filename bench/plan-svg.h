@@ -33,9 +33,9 @@ static const svg_style svg_styles[SVG_CLASSES] = {
     [SVG_OTHER] = {"#a855f7", "", "other local step"},
 };
 
-/* Arrows (or marks) of one class between the same rows at the same time. */
+/* Arrows (or marks) of one class between the same ranks at the same time. */
 typedef struct svg_mark {
-    int kind, from, to, level; /* rows; from -1: a local step of row `to` */
+    int kind, from, to, level; /* ranks; from -1: a local step of `to` */
     int count;
     int64_t bytes;
 } svg_mark;
@@ -43,7 +43,7 @@ typedef struct svg_mark {
 typedef struct svg_picture {
     svg_mark *mark;
     size_t n;
-    int rows, lanes[DCOMMI_CHECK_RANKS], first_row[DCOMMI_CHECK_RANKS], levels, nranks;
+    int nranks, levels;
     bool used[SVG_CLASSES];
     double left, top, column, row;
 } svg_picture;
@@ -77,25 +77,11 @@ static int svg_compare(const void *a, const void *b)
     return d != 0 ? d : x->from - y->from;
 }
 
-/* Rows and merged marks out of events; false without memory. */
+/* Merged marks out of events; false without memory. */
 static bool svg_collect(svg_picture *p, const dcommi_check_trace *trace, int nranks)
 {
     memset(p, 0, sizeof *p);
     p->nranks = nranks;
-    for (int r = 0; r < nranks; r++) {
-        p->lanes[r] = 1;
-    }
-    for (size_t i = 0; i < trace->n; i++) {
-        const dcommi_check_event *e = &trace->event[i];
-        p->lanes[e->rank] = e->lane >= p->lanes[e->rank] ? e->lane + 1 : p->lanes[e->rank];
-        if (e->peer >= 0 && e->peer_lane >= p->lanes[e->peer]) {
-            p->lanes[e->peer] = e->peer_lane + 1;
-        }
-    }
-    for (int r = 0; r < nranks; r++) {
-        p->first_row[r] = p->rows;
-        p->rows += p->lanes[r];
-    }
     p->mark = calloc(trace->n + 1, sizeof *p->mark);
     if (p->mark == NULL) {
         return false;
@@ -104,11 +90,12 @@ static bool svg_collect(svg_picture *p, const dcommi_check_trace *trace, int nra
         const dcommi_check_event *e = &trace->event[i];
         int kind = svg_class(e);
         bool outgoing = kind == SVG_SIGNAL || kind == SVG_EXPOSE;
-        int here = p->first_row[e->rank] + e->lane;
-        int there = e->peer < 0 ? -1 : p->first_row[e->peer] + (outgoing ? 0 : e->peer_lane);
-        svg_mark m = {
-            kind,    outgoing ? here : there, outgoing ? there : here, e->level + outgoing, 1,
-            e->bytes};
+        svg_mark m = {kind,
+                      outgoing ? e->rank : e->peer,
+                      outgoing ? e->peer : e->rank,
+                      e->level + outgoing,
+                      1,
+                      e->bytes};
         p->levels = m.level > p->levels ? m.level : p->levels;
         p->used[kind] = true;
         p->mark[p->n++] = m;
@@ -165,7 +152,9 @@ static void svg_arrow(FILE *f, const svg_picture *p, const svg_mark *m, bool lab
             m->kind == SVG_SIGNAL || m->kind == SVG_EXPOSE ? "1.1" : "1.8", style->dash,
             m->kind == SVG_SIGNAL ? "0.7" : "0.9", m->kind);
     fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.4\" fill=\"%s\"/>\n", x0, y0, style->colour);
-    if (labels && m->bytes > 0 && m->kind != SVG_EXPOSE) {
+    bool again = m->kind == SVG_READ && m > p->mark && m[-1].kind == SVG_READ &&
+                 m[-1].level == m->level && m[-1].to == m->to; /* one label for all of a fold */
+    if (labels && m->bytes > 0 && m->kind != SVG_EXPOSE && !again) {
         char text[32], times[16] = "";
         svg_bytes(text, sizeof text, m->bytes);
         if (m->count > 1) {
@@ -189,6 +178,11 @@ static void svg_local(FILE *f, const svg_picture *p, const svg_mark *m)
             x, y, svg_styles[m->kind].colour);
 }
 
+static double svg_legend_width(int kind)
+{
+    return 52 + 5.6 * (double)strlen(svg_styles[kind].label);
+}
+
 static void svg_legend(FILE *f, const svg_picture *p, double y)
 {
     double x = p->left;
@@ -209,7 +203,7 @@ static void svg_legend(FILE *f, const svg_picture *p, double y)
                     x + 14, y - 8, style->colour);
         }
         fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" class=\"l\">%s</text>\n", x + 34, y, style->label);
-        x += 52 + 6.4 * (double)strlen(style->label);
+        x += svg_legend_width(i);
     }
 }
 
@@ -229,21 +223,11 @@ static void svg_grid(FILE *f, const svg_picture *p, double width, double bottom)
         }
     }
     for (int r = 0; r < p->nranks; r++) {
-        double middle = p->top + p->row * (p->first_row[r] + p->lanes[r] * 0.5);
-        fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" class=\"r\" text-anchor=\"end\">rank %d</text>\n",
-                p->left - (p->lanes[r] > 1 ? 40 : 22), middle + 4, r);
-        for (int k = 0; k < p->lanes[r]; k++) {
-            double y = svg_y(p, p->first_row[r] + k);
-            fprintf(f,
-                    "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#d1d5db\"/>\n",
-                    p->left - 12, y, width - 16, y);
-            if (p->lanes[r] > 1) {
-                fprintf(f,
-                        "<text x=\"%.1f\" y=\"%.1f\" class=\"b\" fill=\"#6b7280\" "
-                        "text-anchor=\"end\">%d</text>\n",
-                        p->left - 18, y + 4, k);
-            }
-        }
+        double y = svg_y(p, r);
+        fprintf(f,
+                "<text x=\"%.1f\" y=\"%.1f\" class=\"r\" text-anchor=\"end\">rank %d</text>\n"
+                "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#d1d5db\"/>\n",
+                p->left - 22, y + 4, r, p->left - 12, y, width - 16, y);
     }
 }
 
@@ -259,15 +243,21 @@ static bool svg_write(FILE *f, const dcommi_check_trace *trace, int nranks, cons
     p.top = 74;
     p.column = 760.0 / levels;
     p.column = p.column > 150 ? 150 : p.column < 14 ? 14 : p.column;
-    p.row = p.rows <= 12 ? 44 : p.rows <= 32 ? 26 : 16;
-    double width = svg_x(&p, levels) + 48, bottom = p.top + p.row * p.rows;
-    width = width < 560 ? 560 : width;
+    p.row = p.nranks <= 12 ? 44 : p.nranks <= 32 ? 26 : 16;
+    double width = svg_x(&p, levels) + 48, bottom = p.top + p.row * p.nranks;
+    double legend = p.left + 8;
+    for (int i = 0; i < SVG_CLASSES; i++) {
+        legend += p.used[i] ? svg_legend_width(i) : 0;
+    }
+    width = width < legend ? legend : width;
     double height = bottom + 48;
     fprintf(f,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" "
             "height=\"%.0f\" font-family=\"Helvetica, Arial, sans-serif\">\n"
             "<style>.t{font-size:16px;font-weight:bold;fill:#111827}.r{font-size:13px;"
-            "fill:#111827}.l{font-size:11px;fill:#4b5563}.b{font-size:9.5px}</style>\n<defs>\n",
+            "fill:#111827}.l{font-size:11px;fill:#4b5563}.b{font-size:9.5px;paint-order:stroke;"
+            "stroke:#fff;"
+            "stroke-width:3px}</style>\n<defs>\n",
             width, height, width, height);
     for (int i = 0; i < SVG_LOCAL_FOLD; i++) {
         fprintf(f,

@@ -649,36 +649,51 @@ Test(broken, reduce_writes_where_it_may_not)
 
 /* ---- sub-plans, run-time lengths, stages, codecs ---- */
 
+/* Even and odd ranks reduce apart, then pairs (0,1) and (2,3) put both halves together. */
+static set two_levels(dcomm_plan **subs, bool fault)
+{
+    set s = {.n = 4};
+    for (int r = 0; r < 4; r++) {
+        dcommi_builder b;
+        subs[2 * r] = pair_plan(r / 2, true);
+        subs[2 * r + 1] = pair_plan(r % 2, true);
+        begin(&b, "two levels", r, 4, 64, 64);
+        dcommi_build_tags(&b, 4);
+        dcomm_operand mid = scratch(dcommi_build_scratch(&b, 64), 64);
+        int64_t first[2] = {r % 2, r % 2 + 2}, then[2] = {r - r % 2, r - r % 2 + 1};
+        int64_t group = dcommi_build_table(&b, first, 2);
+        dcommi_call(&b, 0, subs[2 * r], group, in(0, 64), mid, num(0));
+        group = dcommi_build_table(&b, then, 2);
+        dcommi_call(&b, 0, subs[2 * r + 1], group, fault ? in(0, 64) : mid, out(0, 64), num(2));
+        s.plan[r] = finish(&b);
+    }
+    return s;
+}
+
+static void done_subs(dcomm_plan **subs)
+{
+    for (int i = 0; i < 8; i++) {
+        dcommi_free(subs[i]);
+    }
+}
+
 Test(right, sub_plan)
 {
-    for (int fault = 0; fault < 2; fault++) {
-        /* Even and odd ranks reduce apart, then pairs (0,1) and (2,3) put both halves together. */
-        dcomm_plan *half[4], *whole[4];
-        set s = {.n = 4};
-        for (int r = 0; r < 4; r++) {
-            half[r] = pair_plan(r / 2, true);
-            whole[r] = pair_plan(r % 2, true);
-            dcommi_builder b;
-            begin(&b, "two levels", r, 4, 64, 64);
-            dcommi_build_tags(&b, 4);
-            dcomm_operand mid = scratch(dcommi_build_scratch(&b, 64), 64);
-            int64_t first[2] = {r % 2, r % 2 + 2}, then[2] = {r - r % 2, r - r % 2 + 1};
-            int64_t group = dcommi_build_table(&b, first, 2);
-            dcommi_call(&b, 0, half[r], group, in(0, 64), mid, num(0));
-            group = dcommi_build_table(&b, then, 2);
-            dcommi_call(&b, 0, whole[r], group, fault ? in(0, 64) : mid, out(0, 64), num(2));
-            s.plan[r] = finish(&b);
-        }
-        if (fault) {
-            wrong(&s, pair_spec, "hold the ranks 0x3", "should hold 0xf");
-        } else {
-            right(&s, pair_spec);
-        }
-        for (int r = 0; r < 4; r++) {
-            dcommi_free(half[r]);
-            dcommi_free(whole[r]);
-        }
-    }
+    dcomm_plan *subs[8];
+    set s = two_levels(subs, false);
+    right(&s, pair_spec);
+    done_subs(subs);
+    s = two_levels(subs, true);
+    wrong(&s, pair_spec, "hold the ranks 0x3", "should hold 0xf");
+    done_subs(subs);
+    s = two_levels(subs, false);
+    step(&s, 2, 1)->tag.add = 3;
+    wrong(&s, pair_spec, "rank 2 lane 0 step 1 (call)", "tags 3+2 of 4");
+    done_subs(subs);
+    s = two_levels(subs, false);
+    step(&s, 2, 1)->group = 0;
+    wrong(&s, pair_spec, "rank 2 lane 0 step 1 (call)", "rank 0 of the group is 0, not 2");
+    done_subs(subs);
 }
 
 static dcomm_status no_code(void *user, const void *src, size_t src_len, void *dst, size_t dst_len)
@@ -954,15 +969,18 @@ Test(any, garbage_is_refused_or_right, .timeout = 120)
     char text[4096];
     for (int i = 0; i < 4000; i++) {
         seed = (uint64_t)i;
-        set s = i % 4 == 0   ? ring(3, DCOMM_AVG)
+        dcomm_plan *subs[8];
+        bool calls = i % 8 == 7;
+        set s = calls        ? two_levels(subs, false)
+                : i % 4 == 0 ? ring(3, DCOMM_AVG)
                 : i % 4 == 1 ? one_shot(3, 2, FINE, true)
                 : i % 4 == 2 ? compressed(false)
                              : overwrite(true);
-        dcomm_check_spec spec = i % 4 == 0   ? ring_spec(3)
-                                : i % 4 == 3 ? f32(DCOMM_COLL_PLAN, 0)
-                                             : pair_spec;
+        dcomm_check_spec spec = i % 4 == 0             ? ring_spec(3)
+                                : i % 4 == 3 && !calls ? f32(DCOMM_COLL_PLAN, 0)
+                                                       : pair_spec;
         for (uint64_t k = 1 + draw(3); k > 0; k--) {
-            spoil(s.plan[draw((uint64_t)s.n)]);
+            spoil(calls && draw(2) ? subs[draw(8)] : s.plan[draw((uint64_t)s.n)]);
         }
         dcomm_status status = check(&s, spec);
         cr_assert(status == DCOMM_OK || status == DCOMM_ERR_PLAN, "seed %d: %d %s", i, status,
@@ -972,6 +990,9 @@ Test(any, garbage_is_refused_or_right, .timeout = 120)
             dcomm_plan_print(s.plan[r], text, sizeof text, NULL);
         }
         done(&s);
+        if (calls) {
+            done_subs(subs);
+        }
     }
     cr_assert_gt(refused, 1500);
 }

@@ -175,8 +175,7 @@ static void dcommi_check_stage_end(dcommi_check *c)
     }
 }
 
-/* ---- a run: all stages, once ---- */
-
+/* A stage that a plan has made, to be given back to it. */
 typedef struct dcommi_check_made {
     const dcomm_plan *maker, *plan;
     int rank;

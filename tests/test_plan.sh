@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# test_plan.sh BUILD - dcomm-plan: text, proof, picture, JSON, exit statuses.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+build=${1:-build}
+if [ ! -x "$build/dcomm-plan" ]; then
+    skip "dcomm-plan" "it is not built"
+    finish
+fi
+plan=$build/dcomm-plan
+
+# drawn PATTERN COUNT: so many lines of the picture match.
+drawn() {
+    local found
+    found=$(grep -cE -e "$1" "$scratch/ring.svg")
+    echo "$found lines match $1"
+    [ "$found" -eq "$2" ]
+}
+
+expect "help lists the algorithms" 0 "all-reduce +ring" "$plan" --help
+expect "a plan as text" 0 "recv_reduce OUT\[" "$plan" allreduce ring -n 4 --count 4096
+expect "another rank's" 0 "rank 3 of 4" "$plan" allreduce ring -n 4 --rank 3
+expect "a proof" 0 "^right: 24 messages, 0 signals, longest chain 6," \
+    "$plan" all-reduce ring -n 4 --count 4096 --check
+expect "its JSON" 0 '"right":true.*"chain_messages":6' \
+    "$plan" allreduce ring -n 4 --count 4096 --json -
+check "a picture" "$plan" allreduce ring -n 4 --count 4096 --svg "$scratch/ring.svg"
+check "with an arrow for each message" drawn '^<path d="M' 24
+check "which is well-formed" python3 -c \
+    'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$scratch/ring.svg"
+expect "no such operation" 2 "unknown operation 'allreduced'" "$plan" allreduced ring -n 4
+expect "no such algorithm" 2 "rung" "$plan" allreduce rung -n 4
+expect "too many ranks" 2 "bad value '65'" "$plan" allreduce ring -n 65
+expect "a rank that is not there" 2 "below RANKS" "$plan" allreduce ring -n 4 --rank 4
+finish
