@@ -166,7 +166,7 @@ static void svg_arrow(FILE *f, const svg_picture *p, const svg_mark *m, bool lab
             m->kind == SVG_SIGNAL ? "0.7" : "0.9", m->kind);
     fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.4\" fill=\"%s\"/>\n", x0, y0, style->colour);
     if (labels && m->bytes > 0 && m->kind != SVG_EXPOSE) {
-        char text[32], times[16] = "";
+        char text[32], times[24] = "";
         svg_bytes(text, sizeof text, m->bytes);
         if (m->count > 1) {
             snprintf(times, sizeof times, "%d&#215; ", m->count);
