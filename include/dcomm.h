@@ -6145,8 +6145,7 @@ static void dcommi_check_stage_end(dcommi_check *c)
     }
 }
 
-/* ---- a run: all stages, once ---- */
-
+/* A stage that a plan has made, to be given back to it. */
 typedef struct dcommi_check_made {
     const dcomm_plan *maker, *plan;
     int rank;
@@ -17206,6 +17205,9 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
     default:
         *in = *out = 0;
         break;
+    }
+    if (s->in_place) { /* both lie in OUT, which is the longer one */
+        *out = dcommi_max64(*in, *out);
     }
 }
 

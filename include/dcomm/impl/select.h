@@ -196,6 +196,9 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
         *in = *out = 0;
         break;
     }
+    if (s->in_place) { /* both lie in OUT, which is the longer one */
+        *out = dcommi_max64(*in, *out);
+    }
 }
 
 /* Whether no rank moves a byte. Every rank comes to the same answer. */
