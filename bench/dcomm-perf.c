@@ -394,7 +394,20 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
     return PERF_GOOD;
 }
 
-/* Every algorithm at one size, type and operator. */
+/* All that the operation has; auto where there is nothing to choose. */
+static int perf_every_algo(perf_run *run, perf_case *c)
+{
+    dcomm_coll coll = perf_ops[c->op].coll;
+    dcomm_algo_info info;
+    int result = PERF_GOOD;
+    int i = 0;
+    for (; result == PERF_GOOD && dcomm_algo_get(coll, i, &info) == DCOMM_OK; i++) {
+        result = perf_one(run, c, info.name);
+    }
+    return i == 0 ? perf_one(run, c, "auto") : result;
+}
+
+/* The wanted algorithms at one size, type and operator. */
 static int perf_size(perf_run *run, dcomm_dtype dtype, dcomm_op op, size_t bytes)
 {
     const perf_args *args = run->args;
@@ -410,20 +423,9 @@ static int perf_size(perf_run *run, dcomm_dtype dtype, dcomm_op op, size_t bytes
         return PERF_COMM;
     }
     int result = PERF_GOOD;
-    if (args->all_algos) {
-        dcomm_algo_info info;
-        int i = 0;
-        for (; result == PERF_GOOD && dcomm_algo_get(perf_ops[args->op].coll, i, &info) == DCOMM_OK;
-             i++) {
-            result = perf_one(run, &c, info.name);
-        }
-        if (i == 0) {
-            result = perf_one(run, &c, "auto");
-        }
-    } else {
-        for (int i = 0; i < args->nalgos && result == PERF_GOOD; i++) {
-            result = perf_one(run, &c, args->algos[i]);
-        }
+    for (int i = 0; i < args->nalgos && result == PERF_GOOD; i++) {
+        result = strcmp(args->algos[i], "all") == 0 ? perf_every_algo(run, &c)
+                                                    : perf_one(run, &c, args->algos[i]);
     }
     perf_case_free(&c);
     return result;

@@ -93,7 +93,8 @@ static void perf_help(FILE *out)
           "  -n ITERS     timed iterations (as many as take about 0.3 s, at least 5)\n"
           "  -w WARMUP    untimed iterations (3)\n"
           "  -c 0|1       check every element against an f64 reference (1)\n"
-          "  --algo A     auto, names with commas, or all (auto)\n"
+          "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
+          "               refuse are reported and left out\n"
           "  --mem host   kind of memory; host is what this version has\n"
           "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
           "  --deterministic  fold in rank order\n"
@@ -206,7 +207,7 @@ static bool perf_parse_names(const char *text, const char *const *names, int n, 
 
 static bool perf_parse_algos(const char *text, perf_args *args)
 {
-    args->all_algos = strcmp(text, "all") == 0;
+    args->all_algos = false;
     args->nalgos = 0;
     free(args->algo_text);
     args->algo_text = strdup(text);
@@ -219,6 +220,7 @@ static bool perf_parse_algos(const char *text, perf_args *args)
         if (args->nalgos == PERF_ALGO_MAX) {
             return false;
         }
+        args->all_algos = args->all_algos || strcmp(name, "all") == 0;
         args->algos[args->nalgos++] = name;
     }
     return args->nalgos > 0;

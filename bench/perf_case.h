@@ -197,6 +197,10 @@ static dcomm_status perf_case_call(perf_case *c, dcomm_comm *comm, const dcomm_c
         return dcomm_alltoallv(comm, c->send, c->vcounts, c->vcounts + n, c->recv,
                                c->vcounts + 2 * n, c->vcounts + 3 * n, dtype, opts);
     case PERF_SENDRECV: {
+        if (c->nranks == 1) { /* no neighbour to send to */
+            memcpy(c->recv, c->send, c->count * dcomm_dtype_size(dtype));
+            return DCOMM_OK;
+        }
         int next = (c->rank + 1) % c->nranks;
         int before = (c->rank + c->nranks - 1) % c->nranks;
         dcomm_status status = dcomm_group_start();

@@ -9,6 +9,7 @@ set -u
 packages=(
     gcc libc6-dev meson ninja-build pkg-config python3 # to build
     libucx-dev libhwloc-dev                            # the libraries under dcomm
+    python3-matplotlib                                 # the plots of tools/report.py
 )
 test_packages=(
     g++ clang libclang-rt-14-dev llvm         # C++, the second compiler, fuzzing, sanitizers

@@ -18,7 +18,7 @@ static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const
     DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
     DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
     s->in_place = aliased && in != NULL && out != NULL && in == (const uint8_t *)out + alias;
-    return dcommi_call(comm, s, in, out, -1, opts, request_p);
+    return dcommi_collective(comm, s, in, out, -1, opts, request_p);
 }
 
 static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -139,7 +139,7 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
     dcommi_shape s;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
-    return dcommi_call(comm, &s, NULL, NULL, -1, opts, request_p);
+    return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
 }
 
 /* ---- counts that differ by rank ---- */
@@ -261,7 +261,7 @@ static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in
     }
     DCOMMI_TRY(dcommi_check_buffer(&s, "buf", coll == DCOMM_COLL_SEND ? in : out,
                                    dcommi_shape_bytes(&s, count)));
-    return dcommi_call(comm, &s, in, out, peer, opts, request_p);
+    return dcommi_collective(comm, &s, in, out, peer, opts, request_p);
 }
 
 /* ---- plans of the caller's own ---- */

@@ -159,10 +159,12 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     const char *why = "";
     double patience = dcommi_now() + DCOMMI_BOOT_PORT_S;
     int n = l->loopback ? dcommi_addr_resolve(l->host, l->port, on, DCOMMI_SOCK_ADDRS, &why) : 0;
-    for (;;) {
-        dcomm_status status = dcommi_rdv_server_start(n > 0 ? &on[0] : NULL, l->port, l->key,
-                                                      generation, &boot->server);
-        if (status != DCOMM_ERR_SYSTEM || errno != EADDRINUSE || dcommi_now() > patience) {
+    for (int turn = 0;; turn++) {
+        const dcommi_addr *at = n > 0 ? &on[turn % n] : NULL;
+        dcomm_status status =
+            dcommi_rdv_server_start(at, l->port, l->key, generation, &boot->server);
+        bool again = errno == EADDRINUSE || turn + 1 < n;
+        if (status != DCOMM_ERR_SYSTEM || !again || dcommi_now() > patience) {
             return status;
         }
         if (dcommi_sock_pause(0.05, boot->client.cancel) < 0) {

@@ -104,6 +104,10 @@ static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
 /* What the ranks must agree on, as a number. */
 static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
 {
+    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
+        uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
+        return (uint32_t)(pair ^ (pair >> 32));
+    }
     uint64_t h =
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
@@ -238,7 +242,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_call(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
                                 int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     const dcommi_algo *algo = NULL;

@@ -69,7 +69,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     }
     DCOMMI_TRY(dcommi_grow((void **)&context->peers, &context->peers_capacity, context->npeers + 1,
                            sizeof *context->peers));
-    dcommi_peer *peer = &context->peers[context->npeers];
+    dcommi_remote *peer = &context->peers[context->npeers];
     memset(peer, 0, sizeof *peer);
     memcpy(peer->uuid, card->uuid, sizeof card->uuid);
     peer->pid = card->pid;

@@ -82,7 +82,7 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    dcommi_node key = dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
+    dcommi_match_node key = dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
         dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
         if (early == NULL) {
@@ -375,9 +375,9 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     switch (h->type) {
     case DCOMMI_MSG_DATA:
     case DCOMMI_MSG_RTS: {
-        dcommi_node key =
+        dcommi_match_node key =
             dcommi_key(DCOMMI_NODE_POSTED, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-        dcommi_node *node = dcommi_match_take(comm, &key);
+        dcommi_match_node *node = dcommi_match_take(comm, &key);
         if (node == NULL) {
             return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY);
         }

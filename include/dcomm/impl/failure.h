@@ -110,7 +110,7 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
 
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
 {
-    dcommi_peer *p = &context->peers[peer];
+    dcommi_remote *p = &context->peers[peer];
     if (p->lost) {
         return;
     }
@@ -281,7 +281,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             continue;
         }
         dcommi_member *m = &comm->members[r];
-        dcommi_peer *p = &comm->context->peers[m->peer];
+        dcommi_remote *p = &comm->context->peers[m->peer];
         if (m->gone) {
             if (run->stream == DCOMMI_STREAM_COLL ? m->gone_after <= run->seq
                                                   : now - run->idle_since > 2.0) {

@@ -271,7 +271,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
 static const dcommi_exposed *dcommi_lane_exposed(dcommi_lane *lane, int rank, uint32_t slot)
 {
     dcommi_run *run = lane->frame->run;
-    dcommi_node key =
+    dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, rank, slot);
     const dcommi_exposed *e = (const dcommi_exposed *)dcommi_match_find(run->comm, &key);
     if (e == NULL) {
@@ -714,7 +714,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
                          h->slot);
     e->address = h->a;
     e->len = h->b;
-    dcommi_node *old = dcommi_match_take(comm, &e->node);
+    dcommi_match_node *old = dcommi_match_take(comm, &e->node);
     if (old != NULL) { /* exposed anew: the old place is no longer offered */
         for (dcommi_exposed **at = &run->exposed_list; *at != NULL; at = &(*at)->next_of_run) {
             if (*at == (dcommi_exposed *)old) {

@@ -4,7 +4,7 @@
 
 #include "types.h"
 
-static inline dcommi_node **dcommi_bucket(dcomm_comm *comm, const dcommi_node *key)
+static inline dcommi_match_node **dcommi_bucket(dcomm_comm *comm, const dcommi_match_node *key)
 {
     uint64_t h = key->seq * 0x9e3779b97f4a7c15u;
     h ^= ((uint64_t)key->tag << 24) ^ ((uint64_t)(uint32_t)key->peer << 8) ^ key->cls ^
@@ -13,30 +13,30 @@ static inline dcommi_node **dcommi_bucket(dcomm_comm *comm, const dcommi_node *k
     return &comm->table[(h >> 32) % DCOMMI_BUCKETS];
 }
 
-static inline bool dcommi_node_equal(const dcommi_node *a, const dcommi_node *b)
+static inline bool dcommi_node_equal(const dcommi_match_node *a, const dcommi_match_node *b)
 {
     return a->seq == b->seq && a->tag == b->tag && a->peer == b->peer && a->stage == b->stage &&
            a->stream == b->stream && a->cls == b->cls;
 }
 
-static inline dcommi_node dcommi_key(uint8_t cls, uint8_t stream, uint64_t seq, uint16_t stage,
+static inline dcommi_match_node dcommi_key(uint8_t cls, uint8_t stream, uint64_t seq, uint16_t stage,
                                      int32_t peer, uint32_t tag)
 {
-    dcommi_node key = {
+    dcommi_match_node key = {
         .seq = seq, .tag = tag, .peer = peer, .stage = stage, .stream = stream, .cls = cls};
     return key;
 }
 
-static inline void dcommi_match_insert(dcomm_comm *comm, dcommi_node *node)
+static inline void dcommi_match_insert(dcomm_comm *comm, dcommi_match_node *node)
 {
-    dcommi_node **bucket = dcommi_bucket(comm, node);
+    dcommi_match_node **bucket = dcommi_bucket(comm, node);
     node->next = *bucket;
     *bucket = node;
 }
 
-static inline dcommi_node *dcommi_match_find(dcomm_comm *comm, const dcommi_node *key)
+static inline dcommi_match_node *dcommi_match_find(dcomm_comm *comm, const dcommi_match_node *key)
 {
-    dcommi_node *node = *dcommi_bucket(comm, key);
+    dcommi_match_node *node = *dcommi_bucket(comm, key);
     while (node != NULL && !dcommi_node_equal(node, key)) {
         node = node->next;
     }
@@ -44,9 +44,9 @@ static inline dcommi_node *dcommi_match_find(dcomm_comm *comm, const dcommi_node
 }
 
 /* Take a node out; false when it was not in. */
-static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_node *node)
+static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_match_node *node)
 {
-    for (dcommi_node **at = dcommi_bucket(comm, node); *at != NULL; at = &(*at)->next) {
+    for (dcommi_match_node **at = dcommi_bucket(comm, node); *at != NULL; at = &(*at)->next) {
         if (*at == node) {
             *at = node->next;
             return true;
@@ -55,11 +55,11 @@ static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_node *node)
     return false;
 }
 
-static inline dcommi_node *dcommi_match_take(dcomm_comm *comm, const dcommi_node *key)
+static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcommi_match_node *key)
 {
-    for (dcommi_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
+    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
         if (dcommi_node_equal(*at, key)) {
-            dcommi_node *node = *at;
+            dcommi_match_node *node = *at;
             *at = node->next;
             return node;
         }
@@ -68,10 +68,10 @@ static inline dcommi_node *dcommi_match_take(dcomm_comm *comm, const dcommi_node
 }
 
 /* Of several equal nodes the one that came first, which lies last in its bucket. */
-static inline dcommi_node *dcommi_match_take_oldest(dcomm_comm *comm, const dcommi_node *key)
+static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm, const dcommi_match_node *key)
 {
-    dcommi_node **found = NULL;
-    for (dcommi_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
+    dcommi_match_node **found = NULL;
+    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
         if (dcommi_node_equal(*at, key)) {
             found = at;
         }
@@ -79,7 +79,7 @@ static inline dcommi_node *dcommi_match_take_oldest(dcomm_comm *comm, const dcom
     if (found == NULL) {
         return NULL;
     }
-    dcommi_node *node = *found;
+    dcommi_match_node *node = *found;
     *found = node->next;
     return node;
 }
@@ -141,9 +141,9 @@ static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls
 static void dcommi_match_clear(dcomm_comm *comm)
 {
     for (int i = 0; i < DCOMMI_BUCKETS; i++) {
-        dcommi_node **at = &comm->table[i];
+        dcommi_match_node **at = &comm->table[i];
         while (*at != NULL) {
-            dcommi_node *node = *at;
+            dcommi_match_node *node = *at;
             if (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN) {
                 *at = node->next;
                 dcommi_early_free((dcommi_early *)node);

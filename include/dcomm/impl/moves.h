@@ -7,7 +7,7 @@
 
 #include <sys/uio.h>
 
-static inline dcommi_peer *dcommi_peer_of(dcomm_comm *comm, int rank)
+static inline dcommi_remote *dcommi_peer_of(dcomm_comm *comm, int rank)
 {
     return &comm->context->peers[comm->members[rank].peer];
 }
@@ -58,12 +58,6 @@ static void dcommi_move_in_transport(dcommi_move *move)
     atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
 }
 
-static void dcommi_move_out_of_transport(dcommi_move *move)
-{
-    move->in_transport = false;
-    dcommi_run_unref(move->run); /* not the last reference: the caller still works on the run */
-}
-
 static void dcommi_move_complete(dcommi_move *move)
 {
     dcommi_lane *lane = move->lane;
@@ -78,7 +72,7 @@ static void dcommi_move_complete(dcommi_move *move)
 /* ---- reading a peer's memory ---- */
 
 /* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
-static dcomm_status dcommi_read_process(dcommi_peer *peer, void *dst, uint64_t address, size_t len)
+static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
 {
     if (peer->pid == getpid()) {
         memcpy(dst, (const void *)(uintptr_t)address, len);
@@ -103,7 +97,7 @@ static dcomm_status dcommi_read_process(dcommi_peer *peer, void *dst, uint64_t a
     return DCOMM_OK;
 }
 
-static inline bool dcommi_peer_readable(const dcommi_peer *peer)
+static inline bool dcommi_peer_readable(const dcommi_remote *peer)
 {
     return peer->same_host && !peer->unreadable;
 }
@@ -126,7 +120,7 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
                                 size_t len, dcommi_op *op)
 {
     dcommi_member *member = &comm->members[rank];
-    dcommi_peer *peer = &comm->context->peers[member->peer];
+    dcommi_remote *peer = &comm->context->peers[member->peer];
     if (peer->lost) {
         return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
     }
@@ -213,7 +207,7 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    dcommi_peer *peer = dcommi_peer_of(comm, rank);
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
     dcommi_move *move = dcommi_move_new(run, lane);
     if (move == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -254,9 +248,9 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
 /* FIN or PULL for one of our RTS. */
 static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
 {
-    dcommi_node key =
+    dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-    dcommi_node *node = dcommi_match_take(comm, &key);
+    dcommi_match_node *node = dcommi_match_take(comm, &key);
     if (node == NULL) {
         return; /* of a run that failed meanwhile */
     }
@@ -337,7 +331,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
 static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_t len)
 {
     dcomm_comm *comm = move->run->comm;
-    dcommi_peer *peer = dcommi_peer_of(comm, move->node.peer);
+    dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
     if (!dcommi_peer_readable(peer)) {
         return DCOMM_ERR_UNSUPPORTED;
     }
@@ -392,7 +386,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
             status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
         }
         if (status < 0) {
-            char text[DCOMMI_MESSAGE_MAX];
+            char text[DCOMMI_MESSAGE_MAX + 64];
             snprintf(text, sizeof text, "reading from rank %d failed: %s", (int)h->src,
                      dcommi_message);
             dcommi_poison(comm, status, -1, text);
@@ -426,9 +420,9 @@ static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
     dcomm_comm *comm = run->comm;
     move->node = dcommi_key(DCOMMI_NODE_POSTED, run->stream, run->seq, run->stage, rank, tag);
     if (comm->early_count > 0) {
-        dcommi_node key = move->node;
+        dcommi_match_node key = move->node;
         key.cls = DCOMMI_NODE_EARLY;
-        dcommi_node *node = dcommi_match_take(comm, &key);
+        dcommi_match_node *node = dcommi_match_take(comm, &key);
         if (node != NULL) {
             dcommi_early *early = (dcommi_early *)node;
             comm->early_bytes -= early->len;

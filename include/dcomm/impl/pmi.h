@@ -69,7 +69,9 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
     ssize_t n = send(p->fd, question, len, MSG_NOSIGNAL);
     p->broken = true; /* until the answer is whole */
     if (n != (ssize_t)len) {
-        return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) does not listen: %s",
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "the process manager (PMI_FD) does not listen: %s (MPI_Finalize ends "
+                           "it: create the communicator before, or with an id)",
                            strerror(errno));
     }
     /* Byte by byte: what follows the line may be meant for MPI. */

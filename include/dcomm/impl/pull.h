@@ -288,9 +288,9 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
                                            dcommi_transport *transport, const void *data,
                                            void *desc)
 {
-    dcommi_node key =
+    dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_PULL, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-    dcommi_node *node = dcommi_match_take(comm, &key);
+    dcommi_match_node *node = dcommi_match_take(comm, &key);
     if (node == NULL) {
         return DCOMMI_CONSUMED; /* of a run that failed meanwhile */
     }

@@ -5,7 +5,7 @@
 
 #include "rendezvous_wire.h"
 
-#define DCOMMI_RDV_STRANGERS_MAX 64 /* connections that have not proved themselves */
+#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
 #define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
 #define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
 #define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
@@ -32,6 +32,7 @@ typedef struct dcommi_rdv_conn {
     uint32_t rank;
     uint64_t instance;
     double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
+    bool guest;            /* counts as one: never joined */
     bool waiting;          /* this rank waits for the others */
     bool gathered;         /* its blob of this round is in `in` */
     bool left;             /* said BYE */
@@ -56,7 +57,7 @@ typedef struct dcommi_rdv_core {
     uint32_t generation;
     dcommi_rdv_conn **conns;
     size_t nconns, conns_capacity;
-    size_t strangers;
+    size_t guests;
     dcommi_rdv_conn **ranks; /* [size], NULL: not there */
     double *lost_at;         /* [size], 0: not lost */
     uint8_t *told;           /* [size], 1: knows that it failed */
@@ -204,11 +205,8 @@ static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
 
 /* ---- failure ---- */
 
-static void dcommi_rdv_farewell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
 {
-    if (conn->state == DCOMMI_RDV_STRANGER) {
-        c->strangers--;
-    }
     conn->state = DCOMMI_RDV_FAREWELL;
     conn->waiting = false;
     conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
@@ -221,7 +219,7 @@ static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
         c->ntold++;
     }
     conn->fail_due = true;
-    dcommi_rdv_farewell(c, conn, now);
+    dcommi_rdv_farewell(conn, now);
 }
 
 /* The rendezvous is over for everyone: those here now, and those who still come. */
@@ -243,14 +241,18 @@ static void DCOMMI_PRINTF(4, 5)
     }
 }
 
+static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
+{
+    c->guests -= conn->guest;
+    conn->guest = false;
+}
+
 /* A connection is over. */
 static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_state was = conn->state;
     conn->state = DCOMMI_RDV_GONE;
-    if (was == DCOMMI_RDV_STRANGER) {
-        c->strangers--;
-    }
+    dcommi_rdv_unguest(c, conn);
     if (was != DCOMMI_RDV_JOINED || c->ranks[conn->rank] != conn || conn->left) {
         return;
     }
@@ -266,16 +268,16 @@ static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
 
 /* ---- joining ---- */
 
-/* A connection has come in. NULL: without memory. */
+/* A connection has come in; where there are too many guests the oldest one goes, so that silent
+ * strangers keep no rank out. NULL: without memory. */
 static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
                                           double now)
 {
-    if (c->strangers >= DCOMMI_RDV_STRANGERS_MAX) {
+    if (c->guests >= DCOMMI_RDV_GUESTS_MAX) {
         dcommi_rdv_conn *oldest = NULL;
         for (size_t i = 0; i < c->nconns; i++) {
             dcommi_rdv_conn *conn = c->conns[i];
-            if (conn->state == DCOMMI_RDV_STRANGER &&
-                (oldest == NULL || conn->born < oldest->born)) {
+            if (conn->guest && (oldest == NULL || conn->born < oldest->born)) {
                 oldest = conn;
             }
         }
@@ -294,13 +296,13 @@ static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonc
     dcommi_rdv_put_challenge(conn->challenge, nonce);
     dcommi_rdv_say(conn, conn->challenge, sizeof conn->challenge);
     c->conns[c->nconns++] = conn;
-    c->strangers++;
+    conn->guest = true;
+    c->guests++;
     return conn;
 }
 
-static void DCOMMI_PRINTF(5, 6)
-    dcommi_rdv_reject(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now, dcomm_status status,
-                      const char *format, ...)
+static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double now,
+                                                  dcomm_status status, const char *format, ...)
 {
     uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX];
     char why[DCOMMI_RDV_REASON_MAX + 1];
@@ -311,7 +313,7 @@ static void DCOMMI_PRINTF(5, 6)
     uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
     dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
     dcommi_rdv_say(conn, frame, DCOMMI_RDV_HEADER + len);
-    dcommi_rdv_farewell(c, conn, now);
+    dcommi_rdv_farewell(conn, now);
 }
 
 static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from)
@@ -362,11 +364,11 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
 {
     dcommi_rdv_hello h;
     if (!dcommi_rdv_get_hello(conn->small, conn->challenge, c->key, &h)) {
-        dcommi_rdv_reject(c, conn, now, DCOMM_ERR_AUTH, "the secrets differ");
+        dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
         return;
     }
     if (h.generation != c->generation) {
-        dcommi_rdv_reject(c, conn, now, DCOMM_IN_PROGRESS,
+        dcommi_rdv_reject(conn, now, DCOMM_IN_PROGRESS,
                           "communicator %" PRIu32 " of this job is being created, not %" PRIu32,
                           c->generation, h.generation);
         return;
@@ -388,7 +390,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
                  "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
         dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
                               dcommi_rdv_put_reason(reason, DCOMM_ERR_RENDEZVOUS, why));
-        dcommi_rdv_farewell(c, conn, now);
+        dcommi_rdv_farewell(conn, now);
         return;
     }
     dcommi_rdv_conn *before = c->ranks[h.rank];
@@ -396,7 +398,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         before->state = DCOMMI_RDV_GONE; /* the same process tries again */
         c->njoined--;
     }
-    c->strangers--;
+    dcommi_rdv_unguest(c, conn);
     conn->state = DCOMMI_RDV_JOINED;
     conn->waiting = true;
     conn->deadline = now + h.timeout_ms / 1000.0;
@@ -466,7 +468,7 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
         if (c->first_leave == 0) {
             c->first_leave = now;
         }
-        dcommi_rdv_farewell(c, conn, now);
+        dcommi_rdv_farewell(conn, now);
         if (!c->ready || c->ngathered > 0) {
             dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
                               "rank %" PRIu32 " left while others waited for it", conn->rank);
@@ -629,6 +631,7 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
         if (c->ranks != NULL && conn->rank < c->size && c->ranks[conn->rank] == conn) {
             c->ranks[conn->rank] = NULL;
         }
+        dcommi_rdv_unguest(c, conn);
         closing(conn);
         dcommi_rdv_conn_free(conn);
     }

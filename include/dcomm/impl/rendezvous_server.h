@@ -61,10 +61,10 @@ static void dcommi_rdv_server_release(dcommi_rdv_server *s)
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 {
     /* A bounded number at a time, so that a flood cannot keep ranks waiting. */
-    for (int i = 0; i < DCOMMI_RDV_STRANGERS_MAX; i++) {
+    for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE) {
+            if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
                 dcommi_log(DCOMMI_LOG_WARN,
                            "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
                            "the process that serves it)",
@@ -166,7 +166,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
         }
         s->polls[i + 2] = (struct pollfd){.fd = c->conns[i]->fd, .events = events};
     }
-    double wait = next - now < 1 ? next - now : 1;
+    double wait = next - now;
     if (s->listen_fd >= 0 && !accepts) {
         wait = 0.1;
     }

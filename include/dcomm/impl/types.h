@@ -12,8 +12,6 @@
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_FOLD_MAX 8       /* sources of one RECV_REDUCE */
-#define DCOMMI_CALL_DEPTH 8     /* sub-plans within sub-plans */
 #define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
@@ -34,19 +32,19 @@ enum dcommi_node_class {
     DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
 };
 
-typedef struct dcommi_node {
-    struct dcommi_node *next;
+typedef struct dcommi_match_node {
+    struct dcommi_match_node *next;
     uint64_t seq;
     uint32_t tag; /* EXPOSED: the slot */
     int32_t peer; /* EARLY_RUN: 0 */
     uint16_t stage;
     uint8_t stream;
     uint8_t cls;
-} dcommi_node;
+} dcommi_match_node;
 
 /* A message that came before anybody asked for it. */
 typedef struct dcommi_early {
-    dcommi_node node;
+    dcommi_match_node node;
     dcommi_header header;
     dcommi_transport *transport;
     void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
@@ -56,7 +54,7 @@ typedef struct dcommi_early {
 
 /* A peer's memory that this run may read. */
 typedef struct dcommi_exposed {
-    dcommi_node node;
+    dcommi_match_node node;
     struct dcommi_exposed *next_of_run;
     uint64_t address, len;
 } dcommi_exposed;
@@ -113,7 +111,7 @@ enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DC
 /* A send or receive under way. */
 struct dcommi_move {
     dcommi_op op; /* first: the transport gives it back */
-    dcommi_node node;
+    dcommi_match_node node;
     dcommi_lane *lane;
     dcommi_run *run;
     dcommi_move *next; /* in run->moves */
@@ -247,7 +245,7 @@ struct dcomm_comm {
     dcommi_run *runs, *last_run;
     uint64_t entered; /* collectives that have reached the engine */
     uint64_t done;    /* collectives completed, without gaps */
-    dcommi_node *table[DCOMMI_BUCKETS];
+    dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
     dcomm_stats stats;
@@ -265,7 +263,7 @@ struct dcomm_comm {
 
 /* ---- contexts ---- */
 
-typedef struct dcommi_peer {
+typedef struct dcommi_remote {
     uint8_t uuid[16];
     dcommi_transport *transport;
     pid_t pid;
@@ -275,7 +273,7 @@ typedef struct dcommi_peer {
     bool unreadable;     /* we may not read its memory */
     int users;           /* communicators */
     char why[160];
-} dcommi_peer;
+} dcommi_remote;
 
 /* A message for a communicator that does not exist here yet. */
 typedef struct dcommi_stray {
@@ -292,7 +290,7 @@ struct dcomm_context {
     char iface[64];
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
-    dcommi_peer *peers;
+    dcommi_remote *peers;
     size_t npeers, peers_capacity;
     dcomm_comm *comms;
     dcommi_lane *ready_first, *ready_last;

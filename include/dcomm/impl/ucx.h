@@ -18,7 +18,7 @@
 #define DCOMMI_UCX_EAGER_NET 65536
 #define DCOMMI_UCX_SEG "8448"
 /* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)16 << 20)
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* ---- the table ---- */
 
@@ -490,6 +490,8 @@ static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handl
         {"SELF_DEVICES", "all", NULL},
         {"NET_DEVICES", "all", NULL},
         {"MM_ERROR_HANDLING", "y", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
         {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
         {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
@@ -517,6 +519,12 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
+         * up for the copy; both ends must agree on them. */
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
+        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
         /* Connecting to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
         /* A host that vanished sends no reset. */

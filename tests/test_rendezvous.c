@@ -1,0 +1,566 @@
+/* test_rendezvous.c - digests, ids, and ranks that find each other or learn why they cannot. Each
+ * rank is a thread; strangers are plain sockets. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "dcomm/impl/boot.h"
+
+#include <criterion/criterion.h>
+#include <sys/wait.h>
+
+#define LIMIT 15 /* seconds that any one test may take */
+
+/* ---- digests ---- */
+
+static void hex(const uint8_t *bytes, size_t n, char *text)
+{
+    for (size_t i = 0; i < n; i++) {
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    }
+}
+
+Test(sha256, vectors_of_fips_180)
+{
+    char text[65];
+    uint8_t digest[32];
+    dcommi_sha256_digest("abc", 3, digest);
+    hex(digest, 32, text);
+    cr_assert_str_eq(text, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    dcommi_sha256_digest("", 0, digest);
+    hex(digest, 32, text);
+    cr_assert_str_eq(text, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    const char *two = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+    dcommi_sha256_digest(two, strlen(two), digest);
+    hex(digest, 32, text);
+    cr_assert_str_eq(text, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    /* a million times "a", in uneven pieces */
+    static char a[1000000];
+    memset(a, 'a', sizeof a);
+    dcommi_sha256 s;
+    dcommi_sha256_begin(&s);
+    for (size_t at = 0, n = 1; at < sizeof a; at += n, n = n * 7 % 1009) {
+        n = n < sizeof a - at ? n : sizeof a - at;
+        dcommi_sha256_add(&s, a + at, n);
+    }
+    dcommi_sha256_end(&s, digest);
+    hex(digest, 32, text);
+    cr_assert_str_eq(text, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+Test(sha256, vectors_of_rfc_4231)
+{
+    const struct {
+        int key_byte;
+        size_t key_len;
+        const char *key, *data, *tag;
+    } cases[] = {
+        {0x0b, 20, NULL, "Hi There",
+         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
+        {0, 4, "Jefe", "what do ya want for nothing?",
+         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
+        {0xaa, 131, NULL, "Test Using Larger Than Block-Size Key - Hash Key First",
+         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint8_t key[131], tag[32];
+        char text[65];
+        memset(key, cases[i].key_byte, sizeof key);
+        if (cases[i].key != NULL) {
+            memcpy(key, cases[i].key, cases[i].key_len);
+        }
+        dcommi_hmac h;
+        dcommi_hmac_begin(&h, key, cases[i].key_len);
+        dcommi_hmac_add(&h, cases[i].data, strlen(cases[i].data));
+        dcommi_hmac_end(&h, tag);
+        hex(tag, 32, text);
+        cr_assert_str_eq(text, cases[i].tag);
+    }
+}
+
+/* ---- ids ---- */
+
+Test(id, what_goes_in_comes_out)
+{
+    dcommi_id_parts in = {.port = 4711, .secret = "0123456789abcde", .naddrs = 3}, out;
+    dcomm_id id;
+    dcommi_addr_literal("10.20.30.40", 0, &in.addrs[0]);
+    dcommi_addr_literal("[2001:db8::5]", 0, &in.addrs[1]);
+    dcommi_addr_literal("127.0.0.1", 0, &in.addrs[2]);
+    dcommi_id_format(&in, &id);
+    cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_OK);
+    cr_assert(out.port == 4711 && out.naddrs == 3);
+    cr_assert_arr_eq(out.secret, in.secret, DCOMMI_ID_SECRET);
+    char text[DCOMMI_SOCK_TEXT];
+    dcommi_addr_text(&out.addrs[0], text);
+    cr_assert_str_eq(text, "10.20.30.40:4711");
+    dcommi_addr_text(&out.addrs[1], text);
+    cr_assert_str_eq(text, "[2001:db8::5]:4711");
+}
+
+Test(id, damage_is_seen)
+{
+    dcommi_id_parts in = {.port = 4711, .naddrs = 8}, out;
+    dcomm_id id;
+    for (int i = 0; i < 8; i++) {
+        dcommi_addr_literal("2001:db8::1", 0, &in.addrs[i]); /* more than fit */
+    }
+    dcommi_id_format(&in, &id);
+    cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_OK);
+    cr_assert_eq(out.naddrs, 5);
+    for (size_t i = 0; i < DCOMM_ID_BYTES; i++) {
+        id.bytes[i] ^= 4;
+        cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID, "byte %zu", i);
+        id.bytes[i] ^= 4;
+    }
+    memset(&id, 0, sizeof id);
+    cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID);
+}
+
+/* ---- ranks as threads ---- */
+
+typedef struct rank_run {
+    dcomm_comm_opts opts;
+    double timeout_s;
+    size_t blob; /* bytes; rank r sends r more */
+    int rounds;
+    bool vanish; /* close the connection instead of gathering */
+    const _Atomic int *cancel;
+    pthread_t thread;
+    dcomm_status status;
+    double seconds;
+    char why[DCOMMI_MESSAGE_MAX];
+} rank_run;
+
+static dcomm_status run_rounds(rank_run *r, dcommi_boot *boot)
+{
+    for (int round = 0; round < r->rounds; round++) {
+        size_t len = r->blob + (size_t)boot->rank, *lens = NULL;
+        uint8_t *mine = calloc(len + 1, 1);
+        void *all = NULL;
+        memset(mine, boot->rank * 16 + round, len);
+        dcomm_status status = dcommi_boot_allgather(boot, mine, len, &all, &lens);
+        free(mine);
+        DCOMMI_TRY(status);
+        const uint8_t *at = all;
+        for (int peer = 0; peer < boot->size; peer++) {
+            cr_assert_eq(lens[peer], r->blob + (size_t)peer);
+            for (size_t i = 0; i < lens[peer]; i++) {
+                cr_assert_eq(at[i], peer * 16 + round);
+            }
+            at += lens[peer];
+        }
+        dcommi_free(all);
+        dcommi_free(lens);
+    }
+    return DCOMM_OK;
+}
+
+static void *rank_main(void *argument)
+{
+    rank_run *r = argument;
+    dcommi_boot *boot = NULL;
+    double start = dcommi_now();
+    r->status = dcommi_boot_open(&r->opts, r->timeout_s, r->cancel, &boot);
+    if (r->status == DCOMM_OK && r->vanish) {
+        dcommi_rdv_drop(&boot->client);
+    } else if (r->status == DCOMM_OK) {
+        r->status = run_rounds(r, boot);
+    }
+    memcpy(r->why, dcommi_message, sizeof r->why);
+    r->seconds = dcommi_now() - start;
+    dcommi_boot_close(boot);
+    return NULL;
+}
+
+static void prepare(rank_run *r, const dcomm_id *id, int rank, int size, double timeout_s)
+{
+    memset(r, 0, sizeof *r);
+    r->opts.boot = DCOMM_BOOT_ID;
+    r->opts.id = *id;
+    r->opts.rank = rank;
+    r->opts.size = size;
+    r->timeout_s = timeout_s;
+    r->rounds = 2;
+    r->blob = 100;
+}
+
+static void start_rank(rank_run *r)
+{
+    cr_assert_eq(pthread_create(&r->thread, NULL, rank_main, r), 0);
+}
+
+static void join_ranks(rank_run *r, int n)
+{
+    for (int i = 0; i < n; i++) {
+        pthread_join(r[i].thread, NULL);
+    }
+}
+
+static void expect(const rank_run *r, dcomm_status status, const char *word, double within)
+{
+    cr_assert_eq(r->status, status, "rank %d: status %d, \"%s\"", r->opts.rank, r->status, r->why);
+    cr_assert(word == NULL || strstr(r->why, word) != NULL, "\"%s\" should say \"%s\"", r->why,
+              word);
+    cr_assert_lt(r->seconds, within, "rank %d took %.2f s", r->opts.rank, r->seconds);
+}
+
+static void meet(int n, size_t blob)
+{
+    dcomm_id id;
+    rank_run r[9];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        prepare(&r[i], &id, i, n, 10);
+        r[i].blob = blob;
+        start_rank(&r[i]);
+    }
+    join_ranks(r, n);
+    for (int i = 0; i < n; i++) {
+        expect(&r[i], DCOMM_OK, NULL, 8);
+    }
+}
+
+Test(rendezvous, one_to_nine_ranks, .timeout = LIMIT)
+{
+    for (int n = 1; n <= 9; n++) {
+        meet(n, 0);
+        meet(n, 1000);
+    }
+}
+
+Test(rendezvous, long_blobs, .timeout = LIMIT)
+{
+    meet(3, DCOMMI_RDV_BLOB_MAX - 8);
+    rank_run r;
+    dcomm_id id;
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    prepare(&r, &id, 0, 1, 5);
+    r.blob = DCOMMI_RDV_BLOB_MAX + 1;
+    rank_main(&r);
+    expect(&r, DCOMM_ERR_UNSUPPORTED, "bytes", 2);
+}
+
+Test(rendezvous, by_the_launcher_over_ipv6, .timeout = LIMIT)
+{
+    /* Threads share the environment, so each rank is a process; twice, to see the port reused. */
+    pid_t pids[4];
+    for (int i = 0; i < 4; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            char rank[16];
+            snprintf(rank, sizeof rank, "%d", i);
+            setenv("RANK", rank, 1);
+            setenv("WORLD_SIZE", "4", 1);
+            setenv("MASTER_ADDR", "::1", 1);
+            setenv("MASTER_PORT", "29873", 1);
+            setenv("DCOMM_SECRET", "for the test", 1);
+            usleep(i == 0 ? 200000 : 0); /* the others knock before rank 0 opens */
+            for (int k = 0; k < 2; k++) {
+                dcommi_boot *boot = NULL;
+                rank_run r = {.blob = 10, .rounds = 2};
+                if (dcommi_boot_open(NULL, 10, NULL, &boot) < 0 || run_rounds(&r, boot) < 0) {
+                    _exit(1);
+                }
+                dcommi_boot_close(boot);
+            }
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        int status = -1;
+        waitpid(pids[i], &status, 0);
+        cr_assert_eq(status, 0, "rank %d", i);
+    }
+}
+
+/* ---- by the caller's function ---- */
+
+static pthread_barrier_t caller_barrier;
+static uint8_t caller_memory[4 << 20];
+static _Thread_local size_t caller_rank;
+
+static int caller_gather(const void *mine, size_t bytes, void *all, void *user)
+{
+    memcpy(caller_memory + caller_rank * bytes, mine, bytes);
+    pthread_barrier_wait(&caller_barrier);
+    memcpy(all, caller_memory, 3 * bytes);
+    pthread_barrier_wait(&caller_barrier);
+    return *(int *)user;
+}
+
+static void *caller_main(void *argument)
+{
+    caller_rank = (size_t)((rank_run *)argument)->opts.rank;
+    return rank_main(argument);
+}
+
+Test(rendezvous, by_the_callers_allgather, .timeout = LIMIT)
+{
+    pthread_barrier_init(&caller_barrier, NULL, 3);
+    for (int result = 0; result <= 1; result++) {
+        rank_run r[3];
+        for (int i = 0; i < 3; i++) {
+            prepare(&r[i], &(dcomm_id){{0}}, i, 3, 5);
+            r[i].opts.boot = DCOMM_BOOT_ALLGATHER;
+            r[i].opts.allgather = caller_gather;
+            r[i].opts.allgather_user = &result;
+            pthread_create(&r[i].thread, NULL, caller_main, &r[i]);
+        }
+        join_ranks(r, 3);
+        for (int i = 0; i < 3; i++) {
+            expect(&r[i], result == 0 ? DCOMM_OK : DCOMM_ERR_RENDEZVOUS, NULL, 5);
+        }
+    }
+}
+
+/* ---- faults ---- */
+
+static int knock(const dcomm_id *id)
+{
+    dcommi_id_parts parts;
+    dcommi_addr a;
+    int fd, error;
+    cr_assert_eq(dcommi_id_parse(id, &parts), DCOMM_OK);
+    dcommi_addr_literal("127.0.0.1", parts.port, &a);
+    cr_assert_eq(dcommi_sock_connect(&a, dcommi_now() + 5, NULL, &fd, &error), DCOMM_OK);
+    return fd;
+}
+
+Test(faults, a_rank_never_comes, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r[4];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int i = 0; i < 3; i++) {
+        prepare(&r[i], &id, i == 2 ? 4 : i, 5, 1);
+        start_rank(&r[i]);
+    }
+    join_ranks(r, 3);
+    for (int i = 0; i < 3; i++) {
+        expect(&r[i], DCOMM_ERR_TIMEOUT, "2-3", 2.5);
+    }
+}
+
+Test(faults, a_rank_comes_but_does_not_gather, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r[3];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int i = 0; i < 3; i++) {
+        prepare(&r[i], &id, i, 3, 5);
+        r[i].vanish = i == 1;
+        start_rank(&r[i]);
+    }
+    join_ranks(r, 3);
+    expect(&r[0], DCOMM_ERR_PEER, "rank 1", 3);
+    expect(&r[2], DCOMM_ERR_PEER, "rank 1", 3);
+}
+
+Test(faults, a_wrong_secret_disturbs_nobody, .timeout = LIMIT)
+{
+    dcomm_id id, wrong;
+    rank_run r[3];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    dcommi_id_parts parts;
+    cr_assert_eq(dcommi_id_parse(&id, &parts), DCOMM_OK);
+    parts.secret[3] ^= 1;
+    dcommi_id_format(&parts, &wrong);
+    prepare(&r[0], &id, 0, 2, 8);
+    start_rank(&r[0]);
+    prepare(&r[2], &wrong, 1, 2, 8);
+    start_rank(&r[2]);
+    pthread_join(r[2].thread, NULL);
+    expect(&r[2], DCOMM_ERR_AUTH, "secret", 4);
+    prepare(&r[1], &id, 1, 2, 8);
+    start_rank(&r[1]);
+    join_ranks(r, 2);
+    expect(&r[0], DCOMM_OK, NULL, 8);
+    expect(&r[1], DCOMM_OK, NULL, 4);
+}
+
+Test(faults, two_are_the_same_rank, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r[3];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int i = 0; i < 3; i++) {
+        prepare(&r[i], &id, i == 0 ? 0 : 1, 3, 8);
+        start_rank(&r[i]);
+    }
+    join_ranks(r, 3);
+    for (int i = 0; i < 3; i++) {
+        /* One that comes after the rank that serves has left finds nobody. */
+        expect(&r[i], DCOMM_ERR_RENDEZVOUS, NULL, 5);
+    }
+    cr_assert(strstr(r[0].why, "two processes") != NULL, "%s", r[0].why);
+}
+
+Test(faults, sizes_differ, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r[3];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int i = 0; i < 2; i++) {
+        prepare(&r[i], &id, i, 3, 8);
+        start_rank(&r[i]);
+    }
+    usleep(200000);
+    prepare(&r[2], &id, 2, 4, 8);
+    start_rank(&r[2]);
+    join_ranks(r, 3);
+    for (int i = 0; i < 3; i++) {
+        expect(&r[i], DCOMM_ERR_MISMATCH, "rank 2 says that there are 4 ranks", 5);
+    }
+}
+
+Test(faults, an_id_serves_once, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r[2];
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < 2; i++) {
+            prepare(&r[i], &id, i, 2, 8);
+            start_rank(&r[i]);
+        }
+        join_ranks(r, 2);
+        for (int i = 0; i < 2; i++) {
+            expect(&r[i], turn == 0 ? DCOMM_OK : DCOMM_ERR_RENDEZVOUS,
+                   turn == 0 ? NULL : "an id serves one communicator", 6);
+        }
+    }
+}
+
+Test(faults, cancelled_while_waiting, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r[2];
+    _Atomic int cancel = 0;
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    for (int i = 0; i < 2; i++) {
+        prepare(&r[i], &id, i, 3, 60);
+        r[i].cancel = i == 1 ? &cancel : NULL;
+        start_rank(&r[i]);
+    }
+    usleep(200000);
+    cancel = 1;
+    join_ranks(r, 2);
+    expect(&r[1], DCOMM_ERR_ABORTED, "cancelled", 2.5);
+    /* It may have come back; when it does not, the others learn that it was there. */
+    expect(&r[0], DCOMM_ERR_PEER, "rank 1", 6);
+}
+
+/* A process that knows the secret and runs another version. */
+Test(faults, versions_differ, .timeout = LIMIT)
+{
+    dcomm_id id;
+    rank_run r;
+    dcommi_id_parts parts;
+    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME], hello[DCOMMI_RDV_HELLO_FRAME];
+    uint8_t key[DCOMMI_RDV_KEY], nonce[DCOMMI_RDV_NONCE] = {0};
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    cr_assert_eq(dcommi_id_parse(&id, &parts), DCOMM_OK);
+    dcommi_boot_id_key(&parts, key);
+    prepare(&r, &id, 0, 2, 8);
+    start_rank(&r);
+    usleep(100000);
+    int fd = knock(&id);
+    dcommi_rdv_hello h = {.rank = 1, .size = 2, .wire = 1, .lib = 0x090807, .timeout_ms = 1000};
+    cr_assert_eq(dcommi_sock_read(fd, challenge, sizeof challenge, dcommi_now() + 5, NULL),
+                 DCOMM_OK);
+    dcommi_rdv_put_hello(hello, &h, nonce, challenge, key);
+    cr_assert_eq(send(fd, hello, sizeof hello, MSG_NOSIGNAL), (ssize_t)sizeof hello);
+    pthread_join(r.thread, NULL);
+    expect(&r, DCOMM_ERR_MISMATCH, "rank 1 runs dcomm 9.8.7", 3);
+    close(fd);
+}
+
+/* ---- strangers ---- */
+
+/* The server's ones are this process's too. */
+static int open_descriptors(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 2000; fd++) {
+        n += fcntl(fd, F_GETFD) >= 0;
+    }
+    return n;
+}
+
+/* Everything that a stranger can do; ranks meet meanwhile. */
+Test(strangers, disturb_nobody, .timeout = LIMIT)
+{
+    enum { MANY = 300 };
+    dcomm_id id;
+    rank_run r[3];
+    int fds[MANY], before = open_descriptors();
+    cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
+    prepare(&r[0], &id, 0, 3, 10);
+    start_rank(&r[0]);
+    for (int i = 0; i < MANY; i++) {
+        uint8_t junk[256];
+        fds[i] = knock(&id);
+        dcommi_random_bytes(junk, sizeof junk);
+        if (i % 5 == 1) { /* garbage; the first says nothing, or: */
+            (void)!send(fds[i], junk, sizeof junk, MSG_NOSIGNAL);
+        } else if (i % 5 == 2) { /* half a handshake */
+            dcommi_rdv_put_header(junk, DCOMMI_RDV_HELLO, 0, DCOMMI_RDV_HELLO_LEN);
+            (void)!send(fds[i], junk, 40, MSG_NOSIGNAL);
+        } else if (i % 5 == 3) { /* a frame that only ranks may send, of a gigantic length */
+            dcommi_rdv_put_header(junk, DCOMMI_RDV_GATHER, 0, UINT32_MAX);
+            (void)!send(fds[i], junk, sizeof junk, MSG_NOSIGNAL);
+        } else if (i % 5 == 4) { /* a handshake with a wrong proof is told so, and stays */
+            uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME], hello[DCOMMI_RDV_HELLO_FRAME];
+            uint8_t key[DCOMMI_RDV_KEY] = {0}, answer[DCOMMI_RDV_HEADER];
+            dcommi_rdv_hello h = {.rank = 1, .size = 3, .wire = 1, .lib = DCOMMI_RDV_LIB_VERSION};
+            dcommi_rdv_header header;
+            double until = dcommi_now() + 5;
+            cr_assert_eq(dcommi_sock_read(fds[i], challenge, sizeof challenge, until, NULL),
+                         DCOMM_OK);
+            dcommi_rdv_put_hello(hello, &h, junk, challenge, key);
+            (void)!send(fds[i], hello, sizeof hello, MSG_NOSIGNAL);
+            cr_assert_eq(dcommi_sock_read(fds[i], answer, sizeof answer, until, NULL), DCOMM_OK);
+            cr_assert(dcommi_rdv_get_header(answer, &header));
+            cr_assert_eq(header.type, DCOMMI_RDV_REJECT);
+        }
+    }
+    cr_assert_lt(open_descriptors(), before + MANY + 80, "strangers pile up");
+    for (int i = 1; i < 3; i++) {
+        prepare(&r[i], &id, i, 3, 10);
+        start_rank(&r[i]);
+    }
+    join_ranks(r, 3);
+    for (int i = 0; i < 3; i++) {
+        expect(&r[i], DCOMM_OK, NULL, 8);
+    }
+    for (int i = 0; i < MANY; i++) {
+        close(fds[i]);
+    }
+}
+
+/* What answers is no rendezvous, or says nothing. */
+Test(strangers, as_servers, .timeout = LIMIT)
+{
+    for (int mute = 0; mute <= 1; mute++) {
+        dcommi_addr a;
+        socklen_t len = sizeof a;
+        dcommi_addr_literal("127.0.0.1", 0, &a);
+        int fd = dcommi_sock_listen(&a, false);
+        cr_assert(fd >= 0 && getsockname(fd, &a.any, &len) == 0);
+        dcommi_id_parts parts = {.port = ntohs(a.v4.sin_port), .naddrs = 1, .addrs = {a}};
+        dcomm_id id;
+        dcommi_id_format(&parts, &id);
+        rank_run r;
+        prepare(&r, &id, 0, 2, 1);
+        start_rank(&r);
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        poll(&p, 1, 2000);
+        int peer = accept(fd, NULL, NULL);
+        if (!mute) {
+            (void)!send(peer, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, MSG_NOSIGNAL);
+        }
+        pthread_join(r.thread, NULL);
+        expect(&r, DCOMM_ERR_TIMEOUT, NULL, 2);
+        close(peer);
+        close(fd);
+    }
+}
