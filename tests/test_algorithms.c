@@ -450,17 +450,17 @@ Test(algorithms, checked_up_to_64_ranks, .timeout = 240)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         const dcommi_algo *algo = &dcommi_algo_table[k];
-        for (int i = 0; i < 3 * 55 && !is_p2p(algo); i++) {
-            int n = 10 + i / 3;
+        for (int i = 0; i < 2 * 55 && !is_p2p(algo); i++) {
+            int n = 10 + i / 2;
             size_t counts[] = {1, (size_t)n - 1, 1300, 11 * (size_t)n + 3};
             call c = {.algo = algo,
                       .n = n,
-                      .count = counts[(i / 3 + i) % 4],
+                      .count = counts[(i / 2 + 3 * i) % 4],
                       .lanes = 1 + n % 2,
                       .root = is_rooted(algo->coll) ? (i * 7) % n : 0,
                       .pattern = (n + i) % 4,
                       .chunk = i % 3 == 2 ? 1500 : 0,
-                      .in_place = i % 2 == 0 && algo->coll != DCOMM_COLL_ALLTOALLV};
+                      .in_place = (n + i) % 2 == 0 && algo->coll != DCOMM_COLL_ALLTOALLV};
             check_call(&c);
         }
     }
@@ -624,6 +624,23 @@ Test(algorithms, bytes_are_as_documented, .timeout = 60)
         cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "tree", n, 100).total_bytes, (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "tree", n, 100).max_rank_bytes, 400);
         cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "binomial", n, 100).max_rank_bytes, 400);
+        cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "binomial", n, 100).max_rank_bytes,
+                     log2_up(n) * 400);
+        cr_expect_leq(cost_of(DCOMM_COLL_BROADCAST, "tree", n, 100).max_rank_bytes, 404);
+        cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "linear", n, 100).max_rank_bytes, (n - 1) * 400);
+        cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "linear", n, 5000).max_rank_bytes, 20000);
+        cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "linear", n, 100).max_rank_bytes, 400);
+        cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "linear", n, 5000).max_rank_bytes, (n - 1) * 20000);
+        cr_expect_eq(cost_of(DCOMM_COLL_GATHER, "linear", n, 100).max_rank_bytes, 400);
+        cr_expect_leq(cost_of(DCOMM_COLL_GATHER, "binomial", n, 100).max_rank_bytes,
+                      ((n + 1) / 2) * 400);
+        cr_expect_eq(cost_of(DCOMM_COLL_SCATTER, "linear", n, 100).max_rank_bytes, (n - 1) * 400);
+        cr_expect_eq(cost_of(DCOMM_COLL_SCATTER, "binomial", n, 100).max_rank_bytes, (n - 1) * 400);
+        int64_t carried = 0;
+        for (int64_t bit = 1; bit < n; bit *= 2) {
+            carried += dcommi_bruck_count(n, bit) * 400;
+        }
+        cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "bruck", n, 100).max_rank_bytes, carried);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "pairwise", n, 100).max_rank_bytes,
                      (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "linear", n, 5000).max_rank_bytes,

@@ -109,7 +109,8 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
         dcommi_fence(b, 0);
         return b->status;
     }
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes};
+    bool turns = steps > 1 || paired > 0 || s->in_place;
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
     dcommi_range current = input;
     if (rank < paired) {
         current = steps % 2 == 0 ? out : scratch;

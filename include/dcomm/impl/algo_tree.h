@@ -4,7 +4,8 @@
  * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
  * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
  * other, and each tree carries half of the data, so that every rank sends and receives about S per
- * direction. Chunks are pipelined: while chunk c+1 arrives, chunk c is on its way further. */
+ * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
+ * is on its way further. */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
 
