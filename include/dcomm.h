@@ -15804,7 +15804,8 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
         dcommi_fence(b, 0);
         return b->status;
     }
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes};
+    bool turns = steps > 1 || paired > 0 || s->in_place;
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
     dcommi_range current = input;
     if (rank < paired) {
         current = steps % 2 == 0 ? out : scratch;
@@ -16589,7 +16590,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
  * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
  * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
  * other, and each tree carries half of the data, so that every rank sends and receives about S per
- * direction. Chunks are pipelined: while chunk c+1 arrives, chunk c is on its way further. */
+ * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
+ * is on its way further. */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
 
@@ -16907,13 +16909,12 @@ static const dcommi_algo dcommi_algo_table[] = {
     {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
      "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
     {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
-     "about 4 log2 N steps, pipelined; at most 2 S per rank and half-tree pair",
-     "Sanders, Speck and Traeff 2009"},
+     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
     {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
      "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
     {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
-     "log2 N steps (other N: floor + 2); as many S per rank",
+     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
      "Thakur, Rabenseifner and Gropp 2005"},
     {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
      "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
@@ -16951,26 +16952,26 @@ static const dcommi_algo dcommi_algo_table[] = {
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
      "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, "1 step; (N-1) S at the root",
-     "direct exchange"},
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
+     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
     {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
      "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
      "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
     {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
      "direct exchange"},
-    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false,
-     "1 step; every block but the root's once", "direct exchange"},
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, "1 step; the own block per rank",
+     "direct exchange"},
     {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
-     "ceil(log2 N) steps; at most N/2 blocks per message", "Thakur, Rabenseifner and Gropp 2005"},
+     "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
-     "1 step; every block but the root's once", "direct exchange"},
+     "1 step; all blocks but one at the root", "direct exchange"},
     {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
-     "ceil(log2 N) steps; at most N/2 blocks per message", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false,
-     "1 step; every block but the root's once", "direct exchange"},
+     "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, "1 step; the own block per rank",
+     "direct exchange"},
     {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
-     "1 step; every block but the root's once", "direct exchange"},
+     "1 step; all blocks but one at the root", "direct exchange"},
     {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
      "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
