@@ -2437,6 +2437,10 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 #define DCOMMI_BUILD_H
 
 
+/* What the engine executes and the checker accepts. */
+#define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
@@ -2966,6 +2970,316 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
 }
 
 #endif
+/* ==== include/dcomm/impl/print.h =========================================================== */
+/* print.h - a plan as text that people read: lanes, indented loops, places as formulas. */
+#ifndef DCOMMI_PRINT_H
+#define DCOMMI_PRINT_H
+
+
+/* Text that goes on counting when the buffer is full. */
+typedef struct dcommi_print_text {
+    char *buf;
+    size_t len, used;
+} dcommi_print_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_print_add(dcommi_print_text *t, const char *format, ...)
+{
+    size_t room = t->used < t->len ? t->len - t->used : 0;
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
+    va_end(args);
+    t->used += n > 0 ? (size_t)n : 0;
+}
+
+static const char *dcommi_print_index(int depth)
+{
+    static const char *const names[DCOMM_LOOP_DEPTH] = {"i", "j", "k"};
+    return names[depth];
+}
+
+/* factor * name, as a term of a sum. */
+static void dcommi_print_term(dcommi_print_text *t, int64_t factor, const char *name, bool *first)
+{
+    if (factor == 0) {
+        return;
+    }
+    const char *sign = factor < 0 ? "-" : *first ? "" : "+";
+    uint64_t size = factor < 0 ? 0 - (uint64_t)factor : (uint64_t)factor;
+    if (name[0] != '\0' && size == 1) {
+        dcommi_print_add(t, "%s%s", sign, name);
+    } else if (name[0] != '\0') {
+        dcommi_print_add(t, "%s%" PRIu64 "*%s", sign, size, name);
+    } else {
+        dcommi_print_add(t, "%s%" PRIu64, sign, size);
+    }
+    *first = false;
+}
+
+static void dcommi_print_linear(dcommi_print_text *t, int64_t add, const int64_t *factor)
+{
+    bool first = true;
+    bool leads = add > 0; /* a positive constant before what is subtracted from it */
+    if (leads) {
+        dcommi_print_term(t, add, "", &first);
+    }
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        dcommi_print_term(t, factor[d], dcommi_print_index(d), &first);
+    }
+    if (!leads) {
+        dcommi_print_term(t, add, "", &first);
+    }
+    if (first) {
+        dcommi_print_add(t, "0");
+    }
+}
+
+static void dcommi_print_x(dcommi_print_text *t, const dcomm_expr *e)
+{
+    if (e->mod != 0) {
+        dcommi_print_add(t, "(");
+    }
+    dcommi_print_linear(t, e->base, e->coef);
+    if (e->mod != 0) {
+        dcommi_print_add(t, ") mod %" PRId64, e->mod);
+    }
+}
+
+static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
+{
+    static const int64_t none[DCOMM_LOOP_DEPTH];
+    bool looks_up = e->kind == DCOMM_EXPR_TABLE || e->kind == DCOMM_EXPR_WORD;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        dcommi_print_add(t, "%" PRId64, e->add);
+        return;
+    }
+    if (e->kind > DCOMM_EXPR_WORD) {
+        dcommi_print_add(t, "?");
+        return;
+    }
+    bool rest = e->add != 0 || memcmp(e->post, none, sizeof none) != 0;
+    if (e->scale != 0) {
+        if (e->scale != 1) {
+            dcommi_print_add(t, "%" PRId64 "*", e->scale);
+        }
+        dcommi_print_add(t, "%s",
+                         e->kind == DCOMM_EXPR_TABLE  ? "table["
+                         : e->kind == DCOMM_EXPR_WORD ? "words["
+                                                      : "(");
+        if (looks_up && e->first != 0) {
+            dcommi_print_add(t, "%" PRId64 "+", e->first);
+        }
+        dcommi_print_x(t, e);
+        dcommi_print_add(t, looks_up ? "]" : ")");
+    }
+    if (e->scale != 0 && rest) {
+        dcommi_print_add(t, " + ");
+    }
+    if (e->scale == 0 || rest) {
+        dcommi_print_linear(t, e->add, e->post);
+    }
+}
+
+static const char *dcommi_print_space(unsigned space)
+{
+    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
+                                        "STATE", "WORDS", "PEER", "message"};
+    return space < sizeof names / sizeof names[0] ? names[space] : "?";
+}
+
+static void dcommi_print_operand(dcommi_print_text *t, const dcomm_operand *o)
+{
+    dcommi_print_add(t, "%s", dcommi_print_space(o->space));
+    if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
+        return;
+    }
+    if (o->space == DCOMM_SPACE_PEER) {
+        dcommi_print_add(t, "(");
+        dcommi_print_expr(t, &o->peer);
+        dcommi_print_add(t, " slot %d)", o->slot);
+    }
+    dcommi_print_add(t, "[");
+    dcommi_print_expr(t, &o->offset);
+    dcommi_print_add(t, ", ");
+    dcommi_print_expr(t, &o->length);
+    if (o->length.kind != DCOMM_EXPR_CONST || o->length.add != o->max_length) {
+        dcommi_print_add(t, " <= %" PRId64, o->max_length);
+    }
+    if (o->clip > 0) {
+        dcommi_print_add(t, ", clip %" PRId64, o->clip);
+    }
+    dcommi_print_add(t, "]");
+    if (o->repeat > 1) {
+        dcommi_print_add(t, " x%" PRIu32 " every %" PRId64, o->repeat, o->stride);
+    }
+}
+
+static void dcommi_print_sources(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s)
+{
+    if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
+        dcommi_print_add(t, "?");
+        return;
+    }
+    for (uint32_t i = 0; i < s->nsrc; i++) {
+        dcommi_print_add(t, "%s", i > 0 ? " (+) " : "");
+        dcommi_print_operand(t, &p->operands[s->src + i]);
+    }
+}
+
+static void dcommi_print_peer(dcommi_print_text *t, const char *word, const dcomm_expr *peer)
+{
+    if (peer->kind == DCOMM_EXPR_CONST && peer->add == DCOMM_ALL_PEERS) {
+        dcommi_print_add(t, " %s all", word);
+    } else {
+        dcommi_print_add(t, " %s ", word);
+        dcommi_print_expr(t, peer);
+    }
+}
+
+static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s)
+{
+    const dcomm_plan *sub = s->sub < p->nsubs ? p->subs[s->sub] : NULL;
+    dcommi_print_add(t, " sub %" PRIu32, s->sub);
+    if (sub == NULL) {
+        return;
+    }
+    dcommi_print_add(t, " \"%s\" ranks (", sub->name != NULL ? sub->name : "");
+    for (int i = 0; i < sub->nranks && s->group < p->ntable && (uint32_t)i < p->ntable - s->group;
+         i++) {
+        dcommi_print_add(t, "%s%" PRId64, i > 0 ? " " : "", p->table[s->group + (uint32_t)i]);
+    }
+    dcommi_print_add(t, ") IN = ");
+    dcommi_print_sources(t, p, s);
+    dcommi_print_add(t, ", OUT = ");
+    dcommi_print_operand(t, &s->dst);
+    dcommi_print_add(t, ", tags + ");
+    dcommi_print_expr(t, &s->tag);
+}
+
+static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
+                              int depth)
+{
+    static const char *const names[] = {
+#define DCOMMI_PRINT_STEP(kind, name) name,
+        DCOMM_STEP_TABLE(DCOMMI_PRINT_STEP)
+#undef DCOMMI_PRINT_STEP
+    };
+    if (s->kind >= DCOMM_STEP_KIND_COUNT) {
+        dcommi_print_add(t, "kind %d?", s->kind);
+        return;
+    }
+    dcommi_print_add(t, "%s", names[s->kind]);
+    bool tagged = false;
+    switch (s->kind) {
+    case DCOMM_STEP_SEND:
+        dcommi_print_add(t, " ");
+        dcommi_print_sources(t, p, s);
+        dcommi_print_peer(t, "to", &s->peer);
+        tagged = true;
+        break;
+    case DCOMM_STEP_RECV:
+        dcommi_print_add(t, " ");
+        dcommi_print_operand(t, &s->dst);
+        dcommi_print_peer(t, "from", &s->peer);
+        tagged = true;
+        break;
+    case DCOMM_STEP_RECV_REDUCE:
+        dcommi_print_add(t, " ");
+        dcommi_print_operand(t, &s->dst);
+        dcommi_print_add(t, " <- ");
+        dcommi_print_sources(t, p, s);
+        dcommi_print_peer(t, "from", &s->peer);
+        tagged = true;
+        break;
+    case DCOMM_STEP_EXPOSE:
+        dcommi_print_add(t, " ");
+        dcommi_print_sources(t, p, s);
+        dcommi_print_add(t, " as slot %d", s->slot);
+        dcommi_print_peer(t, "to", &s->peer);
+        break;
+    case DCOMM_STEP_SIGNAL:
+        dcommi_print_add(t, " counter %d", s->slot);
+        dcommi_print_peer(t, "of", &s->peer);
+        dcommi_print_add(t, " by ");
+        dcommi_print_expr(t, &s->value);
+        break;
+    case DCOMM_STEP_WAIT:
+        dcommi_print_add(t, " counter %d >= ", s->slot);
+        dcommi_print_expr(t, &s->value);
+        break;
+    case DCOMM_STEP_LOOP:
+        dcommi_print_add(t, " %s < ", depth < DCOMM_LOOP_DEPTH ? dcommi_print_index(depth) : "?");
+        dcommi_print_expr(t, &s->value);
+        break;
+    case DCOMM_STEP_CALL:
+        dcommi_print_call(t, p, s);
+        break;
+    case DCOMM_STEP_FENCE:
+    case DCOMM_STEP_END:
+        break;
+    default: /* the steps with a destination and sources */
+        dcommi_print_add(t, " ");
+        dcommi_print_operand(t, &s->dst);
+        dcommi_print_add(t, " <- ");
+        dcommi_print_sources(t, p, s);
+        if (s->kind == DCOMM_STEP_COMPUTE) {
+            dcommi_print_add(t, " by kernel %d", s->kernel);
+        }
+        break;
+    }
+    if (tagged) {
+        dcommi_print_add(t, ", tag ");
+        dcommi_print_expr(t, &s->tag);
+    }
+    if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
+        dcommi_print_add(t, ", length -> words[%d]", s->word);
+    }
+    dcommi_print_add(t, "%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
+                     (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "");
+}
+
+dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t *needed_p)
+{
+    if (p == NULL || (buf == NULL && len > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_print: %s is NULL",
+                           p == NULL ? "plan" : "buf");
+    }
+    dcommi_print_text t = {buf, len, 0};
+    dcommi_print_add(
+        &t, "plan \"%s\" rank %d of %d, %s %s: IN %" PRId64 ", OUT %" PRId64 ", SCRATCH %" PRId64,
+        p->name != NULL ? p->name : "", p->rank, p->nranks, dcomm_op_name((dcomm_op)p->op),
+        dcomm_dtype_name((dcomm_dtype)p->dtype), p->in_bytes, p->out_bytes, p->scratch_bytes);
+    if (p->state_bytes > 0) {
+        dcommi_print_add(&t, ", STATE %" PRId64, p->state_bytes);
+    }
+    dcommi_print_add(
+        &t,
+        " bytes; %" PRIu32 " tags, %" PRIu32 " counters, %" PRIu32 " slots, %" PRIu32 " words%s\n",
+        p->ntags, p->ncounters, p->nslots, p->nwords, p->next != NULL ? "; a stage follows" : "");
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        const dcomm_lane *lane = &p->lanes[i];
+        int depth = 0;
+        dcommi_print_add(&t, "lane %" PRIu32 "\n", i);
+        if (lane->first > p->nsteps || p->nsteps - lane->first < lane->count) {
+            dcommi_print_add(&t, "  ?\n");
+            continue;
+        }
+        for (uint32_t k = 0; k < lane->count; k++) {
+            const dcomm_step *s = &p->steps[lane->first + k];
+            depth -= s->kind == DCOMM_STEP_END && depth > 0;
+            dcommi_print_add(&t, "%4" PRIu32 "  %*s", k, 2 * (depth < 8 ? depth : 8), "");
+            dcommi_print_step(&t, p, s, depth);
+            dcommi_print_add(&t, "\n");
+            depth += s->kind == DCOMM_STEP_LOOP;
+        }
+    }
+    if (needed_p != NULL) {
+        *needed_p = t.used;
+    }
+    return DCOMM_OK;
+}
+
+#endif
 /* ==== include/dcomm/impl/check.h =========================================================== */
 /* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
  *
@@ -2982,10 +3296,29 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
 #ifndef DCOMMI_CHECK_H
 #define DCOMMI_CHECK_H
 
-/* ==== include/dcomm/impl/check_spec.h ====================================================== */
-/* check_spec.h - what each collective is to compute: where inputs lie, and what the results are. */
-#ifndef DCOMMI_CHECK_SPEC_H
-#define DCOMMI_CHECK_SPEC_H
+/* ==== include/dcomm/impl/check_stage.h ===================================================== */
+/* check_stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
+ * whom at its end, which plans come next. */
+#ifndef DCOMMI_CHECK_STAGE_H
+#define DCOMMI_CHECK_STAGE_H
+
+/* ==== include/dcomm/impl/check_lane.h ====================================================== */
+/* check_lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
+ * to say when nothing can go on. */
+#ifndef DCOMMI_CHECK_LANE_H
+#define DCOMMI_CHECK_LANE_H
+
+/* ==== include/dcomm/impl/check_step.h ====================================================== */
+/* check_step.h - what one step does when the plan checker executes it: local steps, messages,
+ * signals. */
+#ifndef DCOMMI_CHECK_STEP_H
+#define DCOMMI_CHECK_STEP_H
+
+/* ==== include/dcomm/impl/check_value.h ===================================================== */
+/* check_value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
+ * encoding or a message does to the contributions. */
+#ifndef DCOMMI_CHECK_VALUE_H
+#define DCOMMI_CHECK_VALUE_H
 
 /* ==== include/dcomm/impl/check_state.h ===================================================== */
 /* check_state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
@@ -3359,7 +3692,6 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 #define DCOMMI_CHECK_VALID_H
 
 
-#define DCOMMI_CHECK_DEPTH 8          /* sub-plans may nest this deep */
 #define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
 #define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
 
@@ -3387,39 +3719,32 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
         [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
         [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, UINT32_MAX, true,
-                                    true, true},
+                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_MAX,
+                                    true, false, true},
         [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
                              false},
         [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
         [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_ANY, 1, 1, false, false,
+        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_ANY, 1, 1, false, false,
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_ANY, 1, 1,
+        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1,
                                       false, false, false},
-        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_ANY, 1, 1, false,
+        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
                                false, false},
-        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 0, UINT32_MAX,
-                                false, true, false},
+        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
+                                DCOMMI_FOLD_MAX, false, false, false},
         [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
-                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 0, 1, false, false, false},
+                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
     };
     return &forms[kind];
-}
-
-static const char *dcommi_check_space_name(unsigned space)
-{
-    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
-                                        "STATE", "WORDS", "PEER", "MSG"};
-    return space < sizeof names / sizeof names[0] ? names[space] : "?";
 }
 
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
@@ -3446,7 +3771,7 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
 {
     if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
-                           dcommi_check_space_name(o->space), o->space);
+                           dcommi_print_space(o->space), o->space);
     }
     if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
         return DCOMM_OK;
@@ -3550,9 +3875,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
                                arriving);
         }
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage,
-                                              DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(NONE),
-                                              false, where, "the stage"));
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
     }
     bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
     if (peers) {
@@ -3653,9 +3977,9 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
 static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *where, int depth,
                                             uint32_t *budget)
 {
-    if (depth > DCOMMI_CHECK_DEPTH || *budget == 0) {
+    if (depth >= DCOMMI_CALL_DEPTH || *budget == 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: sub-plans nest deeper than %d, or are too many",
-                           where, DCOMMI_CHECK_DEPTH);
+                           where, DCOMMI_CALL_DEPTH);
     }
     --*budget;
     if (p->nlanes > DCOMM_PLAN_MAX_LANES || p->nslots > DCOMM_PLAN_MAX_SLOTS ||
@@ -3754,7 +4078,7 @@ typedef struct dcommi_check_frame {
 
 /* A step under way. */
 typedef struct dcommi_check_op {
-    struct dcommi_check_op *next;    /* among those that wait for the same exposition */
+    struct dcommi_check_op *next;    /* among the free ones */
     struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
     struct dcommi_check_lane *lane;
     const dcomm_step *step;
@@ -3765,12 +4089,12 @@ typedef struct dcommi_check_op {
     int32_t level;
     int peer; /* rank of the run */
     int64_t tag;
-    bool async, waits_for_peer;
+    bool async;
 } dcommi_check_op;
 
 typedef struct dcommi_check_lane {
     dcommi_check_frame *frame;
-    struct dcommi_check_lane *next_waiter; /* on the same counter */
+    struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
     struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
     uint32_t number;                       /* in its plan */
     uint32_t pc;
@@ -3836,7 +4160,7 @@ typedef struct dcommi_check_rank {
     const dcomm_plan *plan; /* of this stage */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     dcommi_check_frame *frame;
-    dcommi_check_op *peer_waiters; /* wait until this rank exposes something */
+    dcommi_check_lane *peer_waiters; /* wait until this rank exposes something */
     dcommi_check_counter *counters;
     dcommi_check_exposed *exposed; /* [nslots][n]: by slot and reader */
     uint64_t heard;                /* ranks whose start lies before this rank's now */
@@ -4055,7 +4379,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
              "%s %s byte %" PRId64 " of rank %d's %s, which %s step %" PRIu32
              " %s%s: nothing orders the two",
              dcommi_check_op_text(c, op).s, race->second_writes ? "writes" : "reads", race->at,
-             race->mem->rank, dcommi_check_space_name(race->mem->space),
+             race->mem->rank, dcommi_print_space(race->mem->space),
              dcommi_check_lane_text(c, race->comp).s, race->step,
              race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
 }
@@ -4077,253 +4401,6 @@ static void dcommi_check_event_add(dcommi_check *c, dcommi_check_event event)
 }
 
 #endif
-
-/* Bytes of a buffer that hold input bytes [src, src+len) folded over the ranks in mask. */
-typedef struct dcommi_check_part {
-    int64_t at, len, src;
-    uint64_t mask;
-} dcommi_check_part;
-
-/* One rank's buffers. */
-typedef struct dcommi_check_layout {
-    int64_t in_bytes, out_bytes;
-    int64_t in_place_at; /* where in OUT an input in place begins; -1: it is in IN */
-    int64_t input_bytes; /* how much of it lies there */
-    dcommi_check_part part[DCOMMI_CHECK_RANKS];
-    int nparts;
-} dcommi_check_layout;
-
-typedef struct dcommi_check_shape {
-    int64_t length[DCOMMI_CHECK_RANKS], at[DCOMMI_CHECK_RANKS]; /* v: each rank's block, bytes */
-    int64_t total;                                              /* end of the last block */
-} dcommi_check_shape;
-
-static bool dcommi_check_is_v(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV ||
-           coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
-}
-
-/* count elements in bytes; -1 when that is beyond what a plan can say. */
-static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
-{
-    int64_t bytes;
-    if (__builtin_mul_overflow(count, c->element, &bytes) || bytes > INT64_MAX / 128) {
-        return -1;
-    }
-    return bytes;
-}
-
-/* The ranks' blocks of the operation, which for the plain collectives are all `count` long. */
-static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_shape *shape)
-{
-    const dcomm_check_spec *spec = c->spec;
-    bool v = dcommi_check_is_v(spec->coll);
-    memset(shape, 0, sizeof *shape);
-    int64_t packed = 0;
-    for (int i = 0; i < c->n; i++) {
-        int64_t length = dcommi_check_bytes(c, v ? spec->counts[i] : spec->count);
-        int64_t at = v && spec->displs != NULL ? dcommi_check_bytes(c, spec->displs[i]) : packed;
-        if (length < 0 || at < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
-        }
-        shape->length[i] = length;
-        shape->at[i] = at;
-        packed += length;
-        shape->total = dcommi_max64(shape->total, at + length);
-    }
-    return DCOMM_OK;
-}
-
-static void dcommi_check_expect(dcommi_check_layout *l, int64_t at, int64_t len, uint64_t mask,
-                                int64_t src)
-{
-    dcommi_check_part part = {at, len, src, mask};
-    l->part[l->nparts++] = part;
-}
-
-static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcommi_check_layout *l)
-{
-    const size_t *counts = c->spec->counts;
-    for (int p = 0; p < c->n; p++) {
-        int64_t src = 0;
-        for (int q = 0; q < rank; q++) {
-            src += dcommi_check_bytes(c, counts[p * c->n + q]);
-        }
-        int64_t out = dcommi_check_bytes(c, counts[rank * c->n + p]);
-        int64_t len = dcommi_check_bytes(c, counts[p * c->n + rank]);
-        if (out < 0 || len < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
-        }
-        dcommi_check_expect(l, l->out_bytes, len, (uint64_t)1 << p, src);
-        l->out_bytes += len;
-        l->in_bytes += out;
-    }
-    return DCOMM_OK;
-}
-
-/* Where rank's input lies and what its output should be. */
-static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcommi_check_layout *l)
-{
-    const dcomm_check_spec *spec = c->spec;
-    dcommi_check_shape s;
-    bool root = rank == spec->root, here = spec->in_place;
-    memset(l, 0, sizeof *l);
-    l->in_place_at = -1;
-    if (spec->coll == DCOMM_COLL_ALLTOALLV) {
-        return dcommi_check_alltoallv(c, rank, l);
-    }
-    DCOMMI_TRY(dcommi_check_shape_of(c, &s));
-    int64_t mine = s.length[rank], at = s.at[rank];
-    switch (spec->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-    case DCOMM_COLL_REDUCE:
-        l->in_bytes = l->out_bytes = mine;
-        if (spec->coll == DCOMM_COLL_ALLREDUCE || root) {
-            dcommi_check_expect(l, 0, mine, c->all, 0);
-        } else if (!here) {
-            l->out_bytes = 0;
-        }
-        l->in_place_at = here ? 0 : -1;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        l->in_bytes = s.total;
-        l->out_bytes = here ? s.total : mine;
-        l->in_place_at = here ? 0 : -1;
-        dcommi_check_expect(l, here ? at : 0, mine, c->all, at);
-        break;
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-    case DCOMM_COLL_GATHER:
-    case DCOMM_COLL_GATHERV: {
-        bool all = spec->coll == DCOMM_COLL_ALLGATHER || spec->coll == DCOMM_COLL_ALLGATHERV;
-        l->in_bytes = mine;
-        l->out_bytes = all || root ? s.total : 0;
-        l->in_place_at = here && (all || root) ? at : -1;
-        for (int p = 0; p < c->n && (all || root); p++) {
-            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, 0);
-        }
-        break;
-    }
-    case DCOMM_COLL_BROADCAST:
-        l->in_bytes = root ? mine : 0;
-        l->out_bytes = mine;
-        l->in_place_at = here && root ? 0 : -1;
-        dcommi_check_expect(l, 0, mine, (uint64_t)1 << spec->root, 0);
-        break;
-    case DCOMM_COLL_SCATTER:
-    case DCOMM_COLL_SCATTERV:
-        l->in_bytes = root ? s.total : 0;
-        l->out_bytes = here && root ? s.total : mine;
-        l->in_place_at = here && root ? 0 : -1;
-        dcommi_check_expect(l, here && root ? at : 0, mine, (uint64_t)1 << spec->root, at);
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        l->in_bytes = l->out_bytes = s.total;
-        l->in_place_at = here ? 0 : -1;
-        for (int p = 0; p < c->n; p++) {
-            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, at);
-        }
-        break;
-    case DCOMM_COLL_BARRIER:
-        break;
-    default: /* send, recv, a plan of the caller's own: the plans say what they touch */
-        l->in_bytes = c->rank[rank].plan->in_bytes;
-        l->out_bytes = c->rank[rank].plan->out_bytes;
-        l->in_place_at = here ? 0 : -1;
-        break;
-    }
-    l->input_bytes = l->in_place_at < 0 ? 0 : l->in_bytes;
-    if (l->in_place_at >= 0) {
-        l->input_bytes = dcommi_min64(l->in_bytes, l->out_bytes - l->in_place_at);
-    }
-    return DCOMM_OK;
-}
-
-/* The caller's own mistakes in the spec. */
-static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nranks)
-{
-    bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
-                  spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
-                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
-    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT ||
-        (unsigned)spec->dtype >= (unsigned)DCOMM_DTYPE_COUNT) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
-                           (int)spec->dtype);
-    }
-    if (rooted && (spec->root < 0 || spec->root >= nranks)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: root %d of %d ranks", spec->root, nranks);
-    }
-    if ((dcommi_check_is_v(spec->coll) || spec->coll == DCOMM_COLL_ALLTOALLV) &&
-        spec->counts == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: counts is NULL");
-    }
-    if (spec->coll == DCOMM_COLL_ALLTOALLV && spec->in_place) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: all-to-all-v is never in place");
-    }
-    return DCOMM_OK;
-}
-
-/* Compare a rank's OUT with what it should hold. */
-static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
-{
-    static const char *const refusal = "rank %d: OUT bytes %" PRId64 " to %" PRId64 " %s";
-    dcommi_check_layout l;
-    DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
-    const dcommi_check_mem *out = c->rank[rank].mem[DCOMM_SPACE_OUT];
-    for (int i = 0; i < l.nparts; i++) {
-        const dcommi_check_part *part = &l.part[i];
-        dcommi_check_runs *runs = &c->merged;
-        int64_t at = part->at, src = part->src;
-        runs->n = 0;
-        DCOMMI_TRY(dcommi_check_peek(out, part->at, part->len, runs));
-        for (size_t k = 0; k < runs->n; k++) {
-            const dcommi_check_value *v = &runs->run[k].v;
-            int64_t end = at + runs->run[k].len;
-            char text[192] = "";
-            if (v->kind == DCOMMI_CHECK_UNDEF) {
-                snprintf(text, sizeof text, "are never written");
-            } else if (v->kind != DCOMMI_CHECK_SUM) {
-                snprintf(text, sizeof text, "hold no contribution of any rank");
-            } else if (v->mask != part->mask) {
-                snprintf(text, sizeof text,
-                         "hold the ranks 0x%" PRIx64 ", and should hold 0x%" PRIx64, v->mask,
-                         part->mask);
-            } else if (v->src != src) {
-                snprintf(text, sizeof text,
-                         "hold input from byte %" PRId64 ", and should from byte %" PRId64, v->src,
-                         src);
-            } else if (c->averages && (v->flags & DCOMMI_CHECK_DIVIDED) == 0) {
-                snprintf(text, sizeof text, "were completed by no FINAL fold, so are no average");
-            } else if (c->reduces && c->spec->rank_order &&
-                       (v->flags & DCOMMI_CHECK_ORDERED) == 0) {
-                snprintf(text, sizeof text, "were not folded in rank order%s",
-                         c->element == 2 ? " in one step, as 16-bit sums must be" : "");
-            }
-            if (text[0] != '\0') {
-                return dcommi_fail(DCOMM_ERR_PLAN, refusal, rank, at, end, text);
-            }
-            src += runs->run[k].len;
-            at = end;
-        }
-    }
-    return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/check_step.h ====================================================== */
-/* check_step.h - what one step does when the plan checker executes it: local steps, messages,
- * signals. */
-#ifndef DCOMMI_CHECK_STEP_H
-#define DCOMMI_CHECK_STEP_H
-
-/* ==== include/dcomm/impl/check_value.h ===================================================== */
-/* check_value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
- * encoding or a message does to the contributions. */
-#ifndef DCOMMI_CHECK_VALUE_H
-#define DCOMMI_CHECK_VALUE_H
-
 
 typedef struct dcommi_check_region {
     dcommi_check_mem *mem;
@@ -4376,7 +4453,7 @@ static bool dcommi_check_read_region(dcommi_check *c, const dcommi_check_op *op,
                 c, op,
                 "reads bytes %" PRId64 " to %" PRId64 " of rank %d's %s, which nothing has "
                 "written",
-                at, at + runs->run[i].len, r->mem->rank, dcommi_check_space_name(r->mem->space));
+                at, at + runs->run[i].len, r->mem->rank, dcommi_print_space(r->mem->space));
         }
         at += runs->run[i].len;
     }
@@ -4402,7 +4479,7 @@ static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
     dcommi_check_race race = {0};
     if (r->mem->read_only && r->len > 0) {
         return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
-                                   dcommi_check_space_name(r->mem->space), r->mem->rank);
+                                   dcommi_print_space(r->mem->space), r->mem->rank);
     }
     if (!dcommi_check_good(
             c, dcommi_check_write_order(r->mem, &c->pool, r->at, r->len, &who, &race))) {
@@ -4484,6 +4561,9 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
         x %= e->mod;
         x += x < 0 ? e->mod : 0;
     }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
+    }
     if (!over && e->kind == DCOMM_EXPR_TABLE) {
         if (x < 0 || x >= p->ntable) {
             return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
@@ -4545,6 +4625,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                        f->plan->nranks);
         }
         int rank = f->ranks[(peer + r) % f->plan->nranks];
+        if (rank == f->rank) {
+            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
+        }
         int64_t slot = f->slot + o->slot;
         if (slot >= c->rank[rank].plan->nslots) {
             return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
@@ -4567,7 +4650,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
     if (len > 0 && (at < 0 || at > room || len > room - at)) {
         return dcommi_check_refuse(
             c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
-            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_check_space_name(o->space), room);
+            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
     }
     region->at = len > 0 ? start + at : 0;
     region->len = len;
@@ -4588,8 +4671,7 @@ static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
         return dcommi_check_refuse(c, op,
                                    "source and destination overlap in %s: bytes %" PRId64
                                    "+%" PRId64 " and %" PRId64 "+%" PRId64,
-                                   dcommi_check_space_name(a->mem->space), a->at, a->len, b->at,
-                                   b->len);
+                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at, b->len);
     }
     return true;
 }
@@ -4940,9 +5022,12 @@ static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
     return dcommi_check_put_value(c, op, dst, opaque);
 }
 
-/* Wait for what is not exposed yet? Looked at before a step does anything. */
-static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_op *op, int *owner)
+/* Does the lane have to wait until somebody exposes what its step reads? Even an ASYNC step does
+ * not start before. */
+static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
 {
+    dcommi_check_op *op = &lane->op;
+    int waits_for = -1, *owner = &waits_for;
     const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
     for (uint32_t i = 0; i < op->step->nsrc && *owner < 0; i++) {
         for (uint32_t r = 0; operand[i].space == DCOMM_SPACE_PEER && *owner < 0 &&
@@ -4954,31 +5039,21 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_op *op, int *ow
             }
         }
     }
+    if (*owner >= 0) {
+        op->peer = *owner;
+        lane->blocked = true;
+        lane->next_waiter = c->rank[*owner].peer_waiters;
+        c->rank[*owner].peer_waiters = lane;
+    }
     return true;
 }
 
-/* COPY, REDUCE, the codec's steps, COMMIT, COMPUTE. When it has to wait for an exposition, the
- * operation is queued at its owner. */
+/* COPY, REDUCE, the codec's steps, COMMIT, COMPUTE. */
 static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
 {
     const dcomm_step *s = op->step;
     dcommi_check_region dst, src = {0};
     int owner = -1;
-    if (!dcommi_check_must_wait(c, op, &owner)) {
-        return false;
-    }
-    if (owner >= 0) {
-        op->next = c->rank[owner].peer_waiters;
-        c->rank[owner].peer_waiters = op;
-        op->waits_for_peer = true;
-        op->peer = owner;
-        op->lane->blocked = op->lane->blocked || !op->async;
-        return true;
-    }
-    if (op->waits_for_peer) {
-        op->waits_for_peer = false;
-        op->peer = -1;
-    }
     if (!dcommi_check_piece(c, op, &s->dst, 0, &dst, &owner) ||
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
@@ -5040,7 +5115,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
         !dcommi_check_read_region(c, send, &src, &c->arrived)) {
         return false;
     }
-    if (reduces && r->stage.space != DCOMM_SPACE_NONE) {
+    if (reduces) {
         dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
         if (!dcommi_check_piece(c, recv, &r->stage, 0, &stage, &owner) ||
             !dcommi_check_order_write(c, recv, &stage) ||
@@ -5183,30 +5258,23 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     }
     dcommi_check_exposed *row = owner->exposed + (f->slot + op->step->slot) * c->n;
     for (int i = 0; i < c->n; i++) {
-        bool self = i == f->rank;
-        if ((targets >> i & 1) == 0 && !(self && row[i].mem == NULL)) {
+        if ((targets >> i & 1) == 0 || i == f->rank) {
             continue;
         }
-        if (row[i].mem != NULL && !self) {
+        if (row[i].mem != NULL) {
             return dcommi_check_refuse(c, op, "slot %" PRId64 " is exposed to rank %d twice",
                                        f->slot + op->step->slot, i);
         }
-        if (!self) {
-            c->signals++;
-            dcommi_check_event_of(c, op, i, 0, r.len);
-        }
-        dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + !self};
+        dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + 1};
         row[i] = x;
+        c->signals++;
         c->steps = c->steps > x.level ? c->steps : x.level;
+        dcommi_check_event_of(c, op, i, 0, r.len);
     }
-    dcommi_check_op *waiting = owner->peer_waiters;
-    owner->peer_waiters = NULL;
-    while (waiting != NULL) {
-        dcommi_check_op *next = waiting->next;
-        if (!dcommi_check_do_local(c, waiting)) {
-            return false;
-        }
-        waiting = next;
+    while (owner->peer_waiters != NULL) {
+        dcommi_check_lane *lane = owner->peer_waiters;
+        owner->peer_waiters = lane->next_waiter;
+        dcommi_check_wake(c, lane);
     }
     return dcommi_check_complete(c, op);
 }
@@ -5328,6 +5396,9 @@ static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
     if (!dcommi_check_eval(c, op, &op->step->value, &lane->wants)) {
         return false;
     }
+    if (lane->wants < 0) {
+        return dcommi_check_refuse(c, op, "waits for a negative value");
+    }
     dcommi_check_counter *counter = &c->rank[lane->frame->rank].counters[at];
     if (counter->total < lane->wants) {
         lane->next_waiter = counter->waiters;
@@ -5372,8 +5443,6 @@ static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
 }
 
 #endif
-
-/* ---- lanes and calls ---- */
 
 /* How many lanes run, one after another or at once, below one lane of a plan; itself included. */
 static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_t lane)
@@ -5430,7 +5499,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
     return c->status == DCOMM_OK;
 }
 
-/* SCRATCH, STATE and WORDS of a called sub-plan: its own. */
+/* SCRATCH and WORDS of a called sub-plan are its own. */
 static bool dcommi_check_own_mem(dcommi_check *c, dcommi_check_frame *f, unsigned space,
                                  int64_t size, unsigned kind)
 {
@@ -5453,7 +5522,7 @@ static bool dcommi_check_bind(dcommi_check *c, dcommi_check_op *op, dcommi_check
         return dcommi_check_refuse(c, op,
                                    "gives %" PRId64 " bytes of %s to a sub-plan that "
                                    "touches %" PRId64,
-                                   r.len, dcommi_check_space_name(space), need);
+                                   r.len, dcommi_print_space(space), need);
     }
     f->mem[space] = r.mem;
     f->base[space] = r.at;
@@ -5491,10 +5560,12 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->counter = outer->counter + s->slot;
     f->slot = outer->slot + (s->word > 0 ? s->word : 0);
     const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
+    f->mem[DCOMM_SPACE_STATE] = outer->mem[DCOMM_SPACE_STATE];
+    f->base[DCOMM_SPACE_STATE] = outer->base[DCOMM_SPACE_STATE];
+    f->size[DCOMM_SPACE_STATE] = outer->size[DCOMM_SPACE_STATE];
     if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
         !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
-        !dcommi_check_own_mem(c, f, DCOMM_SPACE_STATE, sub->state_bytes, DCOMMI_CHECK_OPAQUE) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_WORDS, 8 * (int64_t)sub->nwords,
                               DCOMMI_CHECK_ZERO)) {
         return false;
@@ -5517,9 +5588,7 @@ static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
     }
     dcommi_check_lane *caller = f->caller;
     dcommi_check_join(c, caller->vc, f->end_vc);
-    for (unsigned space = DCOMM_SPACE_SCRATCH; space <= DCOMM_SPACE_STATE; space++) {
-        f->mem[space]->end_vc = f->end_vc;
-    }
+    f->mem[DCOMM_SPACE_SCRATCH]->end_vc = f->end_vc;
     caller->op.level = caller->op.level > f->level ? caller->op.level : f->level;
     return dcommi_check_complete(c, &caller->op);
 }
@@ -5577,6 +5646,10 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     op->peer = -1;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
+    }
+    if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_REDUCE) &&
+        (!dcommi_check_must_wait(c, lane) || lane->blocked)) {
+        return c->status == DCOMM_OK;
     }
     if ((s->flags & DCOMM_STEP_ASYNC) != 0 && s->kind != DCOMM_STEP_EXPOSE) {
         op = dcommi_check_detach(c, lane);
@@ -5661,7 +5734,247 @@ static void dcommi_check_deadlock(dcommi_check *c)
     c->status = dcommi_fail(DCOMM_ERR_PLAN, "deadlock: %s", text);
 }
 
-/* ---- stages ---- */
+#endif
+/* ==== include/dcomm/impl/check_spec.h ====================================================== */
+/* check_spec.h - what each collective is to compute: where inputs lie, and what the results are. */
+#ifndef DCOMMI_CHECK_SPEC_H
+#define DCOMMI_CHECK_SPEC_H
+
+
+/* Bytes of a buffer that hold input bytes [src, src+len) folded over the ranks in mask. */
+typedef struct dcommi_check_part {
+    int64_t at, len, src;
+    uint64_t mask;
+} dcommi_check_part;
+
+/* One rank's buffers. */
+typedef struct dcommi_check_layout {
+    int64_t in_bytes, out_bytes;
+    int64_t in_place_at; /* where in OUT an input in place begins; -1: it is in IN */
+    int64_t input_bytes; /* how much of it lies there */
+    dcommi_check_part part[DCOMMI_CHECK_RANKS];
+    int nparts;
+} dcommi_check_layout;
+
+typedef struct dcommi_check_shape {
+    int64_t length[DCOMMI_CHECK_RANKS], at[DCOMMI_CHECK_RANKS]; /* v: each rank's block, bytes */
+    int64_t total;                                              /* end of the last block */
+} dcommi_check_shape;
+
+static bool dcommi_check_is_v(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV ||
+           coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
+}
+
+/* count elements in bytes; -1 when that is beyond what a plan can say. */
+static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
+{
+    int64_t bytes;
+    if (__builtin_mul_overflow(count, c->element, &bytes) || bytes > INT64_MAX / 128) {
+        return -1;
+    }
+    return bytes;
+}
+
+/* The ranks' blocks of the operation, which for the plain collectives are all `count` long. */
+static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_shape *shape)
+{
+    const dcomm_check_spec *spec = c->spec;
+    bool v = dcommi_check_is_v(spec->coll);
+    memset(shape, 0, sizeof *shape);
+    int64_t packed = 0;
+    for (int i = 0; i < c->n; i++) {
+        int64_t length = dcommi_check_bytes(c, v ? spec->counts[i] : spec->count);
+        int64_t at = v && spec->displs != NULL ? dcommi_check_bytes(c, spec->displs[i]) : packed;
+        if (length < 0 || at < 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+        }
+        shape->length[i] = length;
+        shape->at[i] = at;
+        packed += length;
+        shape->total = dcommi_max64(shape->total, at + length);
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_check_expect(dcommi_check_layout *l, int64_t at, int64_t len, uint64_t mask,
+                                int64_t src)
+{
+    dcommi_check_part part = {at, len, src, mask};
+    l->part[l->nparts++] = part;
+}
+
+static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcommi_check_layout *l)
+{
+    const size_t *counts = c->spec->counts;
+    for (int p = 0; p < c->n; p++) {
+        int64_t src = 0;
+        for (int q = 0; q < rank; q++) {
+            src += dcommi_check_bytes(c, counts[p * c->n + q]);
+        }
+        int64_t out = dcommi_check_bytes(c, counts[rank * c->n + p]);
+        int64_t len = dcommi_check_bytes(c, counts[p * c->n + rank]);
+        if (out < 0 || len < 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+        }
+        dcommi_check_expect(l, l->out_bytes, len, (uint64_t)1 << p, src);
+        l->out_bytes += len;
+        l->in_bytes += out;
+    }
+    return DCOMM_OK;
+}
+
+/* Where rank's input lies and what its output should be. */
+static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcommi_check_layout *l)
+{
+    const dcomm_check_spec *spec = c->spec;
+    dcommi_check_shape s;
+    bool root = rank == spec->root, here = spec->in_place;
+    memset(l, 0, sizeof *l);
+    l->in_place_at = -1;
+    if (spec->coll == DCOMM_COLL_ALLTOALLV) {
+        return dcommi_check_alltoallv(c, rank, l);
+    }
+    DCOMMI_TRY(dcommi_check_shape_of(c, &s));
+    int64_t mine = s.length[rank], at = s.at[rank];
+    switch (spec->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+    case DCOMM_COLL_REDUCE:
+        l->in_bytes = l->out_bytes = mine;
+        if (spec->coll == DCOMM_COLL_ALLREDUCE || root) {
+            dcommi_check_expect(l, 0, mine, c->all, 0);
+        } else if (!here) {
+            l->out_bytes = 0;
+        }
+        l->in_place_at = here ? 0 : -1;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        l->in_bytes = s.total;
+        l->out_bytes = here ? s.total : mine;
+        l->in_place_at = here ? 0 : -1;
+        dcommi_check_expect(l, here ? at : 0, mine, c->all, at);
+        break;
+    case DCOMM_COLL_ALLGATHER:
+    case DCOMM_COLL_ALLGATHERV:
+    case DCOMM_COLL_GATHER:
+    case DCOMM_COLL_GATHERV: {
+        bool all = spec->coll == DCOMM_COLL_ALLGATHER || spec->coll == DCOMM_COLL_ALLGATHERV;
+        l->in_bytes = mine;
+        l->out_bytes = all || root ? s.total : 0;
+        l->in_place_at = here && (all || root) ? at : -1;
+        for (int p = 0; p < c->n && (all || root); p++) {
+            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, 0);
+        }
+        break;
+    }
+    case DCOMM_COLL_BROADCAST:
+        l->in_bytes = root ? mine : 0;
+        l->out_bytes = mine;
+        l->in_place_at = here && root ? 0 : -1;
+        dcommi_check_expect(l, 0, mine, (uint64_t)1 << spec->root, 0);
+        break;
+    case DCOMM_COLL_SCATTER:
+    case DCOMM_COLL_SCATTERV:
+        l->in_bytes = root ? s.total : 0;
+        l->out_bytes = here && root ? s.total : mine;
+        l->in_place_at = here && root ? 0 : -1;
+        dcommi_check_expect(l, here && root ? at : 0, mine, (uint64_t)1 << spec->root, at);
+        break;
+    case DCOMM_COLL_ALLTOALL:
+        l->in_bytes = l->out_bytes = s.total;
+        l->in_place_at = here ? 0 : -1;
+        for (int p = 0; p < c->n; p++) {
+            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, at);
+        }
+        break;
+    case DCOMM_COLL_BARRIER:
+        break;
+    default: /* send, recv, a plan of the caller's own: the plans say what they touch */
+        l->in_bytes = c->rank[rank].plan->in_bytes;
+        l->out_bytes = c->rank[rank].plan->out_bytes;
+        l->in_place_at = here ? 0 : -1;
+        break;
+    }
+    l->input_bytes = l->in_place_at < 0 ? 0 : l->in_bytes;
+    if (l->in_place_at >= 0) {
+        l->input_bytes = dcommi_min64(l->in_bytes, l->out_bytes - l->in_place_at);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's own mistakes in the spec. */
+static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nranks)
+{
+    bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
+                  spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
+    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT ||
+        (unsigned)spec->dtype >= (unsigned)DCOMM_DTYPE_COUNT) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
+                           (int)spec->dtype);
+    }
+    if (rooted && (spec->root < 0 || spec->root >= nranks)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: root %d of %d ranks", spec->root, nranks);
+    }
+    if ((dcommi_check_is_v(spec->coll) || spec->coll == DCOMM_COLL_ALLTOALLV) &&
+        spec->counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: counts is NULL");
+    }
+    if (spec->coll == DCOMM_COLL_ALLTOALLV && spec->in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: all-to-all-v is never in place");
+    }
+    return DCOMM_OK;
+}
+
+/* Compare a rank's OUT with what it should hold. */
+static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
+{
+    static const char *const refusal = "rank %d: OUT bytes %" PRId64 " to %" PRId64 " %s";
+    dcommi_check_layout l;
+    DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
+    const dcommi_check_mem *out = c->rank[rank].mem[DCOMM_SPACE_OUT];
+    for (int i = 0; i < l.nparts; i++) {
+        const dcommi_check_part *part = &l.part[i];
+        dcommi_check_runs *runs = &c->merged;
+        int64_t at = part->at, src = part->src;
+        runs->n = 0;
+        DCOMMI_TRY(dcommi_check_peek(out, part->at, part->len, runs));
+        for (size_t k = 0; k < runs->n; k++) {
+            const dcommi_check_value *v = &runs->run[k].v;
+            int64_t end = at + runs->run[k].len;
+            char text[192] = "";
+            if (v->kind == DCOMMI_CHECK_UNDEF) {
+                snprintf(text, sizeof text, "are never written");
+            } else if (v->kind != DCOMMI_CHECK_SUM) {
+                snprintf(text, sizeof text, "hold no contribution of any rank");
+            } else if (v->mask != part->mask) {
+                snprintf(text, sizeof text,
+                         "hold the ranks 0x%" PRIx64 ", and should hold 0x%" PRIx64, v->mask,
+                         part->mask);
+            } else if (v->src != src) {
+                snprintf(text, sizeof text,
+                         "hold input from byte %" PRId64 ", and should from byte %" PRId64, v->src,
+                         src);
+            } else if (c->averages && (v->flags & DCOMMI_CHECK_DIVIDED) == 0) {
+                snprintf(text, sizeof text, "were completed by no FINAL fold, so are no average");
+            } else if (c->reduces && c->spec->rank_order &&
+                       (v->flags & DCOMMI_CHECK_ORDERED) == 0) {
+                snprintf(text, sizeof text, "were not folded in rank order%s",
+                         c->element == 2 ? " in one step, as 16-bit sums must be" : "");
+            }
+            if (text[0] != '\0') {
+                return dcommi_fail(DCOMM_ERR_PLAN, refusal, rank, at, end, text);
+            }
+            src += runs->run[k].len;
+            at = end;
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif
 
 /* The memory of a rank at the start of a stage. */
 static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
@@ -5824,8 +6137,7 @@ static void dcommi_check_stage_end(dcommi_check *c)
                 snprintf(c->finding, sizeof c->finding,
                          "rank %d may be done before %s has read the %s that it exposes: it waits "
                          "for no signal of that lane after the read",
-                         m->rank, dcommi_check_lane_text(c, k).s,
-                         dcommi_check_space_name(m->space));
+                         m->rank, dcommi_check_lane_text(c, k).s, dcommi_print_space(m->space));
                 break;
             }
         }
@@ -5940,6 +6252,8 @@ static dcomm_status dcommi_check_stages(dcommi_check *c, dcommi_check_made *made
     }
     return dcommi_check_end(c);
 }
+
+#endif
 
 static void dcommi_check_pass_free(dcommi_check *c)
 {
@@ -7356,7 +7670,9 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
     ssize_t n = send(p->fd, question, len, MSG_NOSIGNAL);
     p->broken = true; /* until the answer is whole */
     if (n != (ssize_t)len) {
-        return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) does not listen: %s",
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "the process manager (PMI_FD) does not listen: %s (MPI_Finalize ends "
+                           "it: create the communicator before, or with an id)",
                            strerror(errno));
     }
     /* Byte by byte: what follows the line may be meant for MPI. */
@@ -8175,7 +8491,7 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
 #define DCOMMI_RENDEZVOUS_H
 
 
-#define DCOMMI_RDV_STRANGERS_MAX 64 /* connections that have not proved themselves */
+#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
 #define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
 #define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
 #define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
@@ -8202,6 +8518,7 @@ typedef struct dcommi_rdv_conn {
     uint32_t rank;
     uint64_t instance;
     double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
+    bool guest;            /* counts as one: never joined */
     bool waiting;          /* this rank waits for the others */
     bool gathered;         /* its blob of this round is in `in` */
     bool left;             /* said BYE */
@@ -8226,7 +8543,7 @@ typedef struct dcommi_rdv_core {
     uint32_t generation;
     dcommi_rdv_conn **conns;
     size_t nconns, conns_capacity;
-    size_t strangers;
+    size_t guests;
     dcommi_rdv_conn **ranks; /* [size], NULL: not there */
     double *lost_at;         /* [size], 0: not lost */
     uint8_t *told;           /* [size], 1: knows that it failed */
@@ -8374,11 +8691,8 @@ static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
 
 /* ---- failure ---- */
 
-static void dcommi_rdv_farewell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
 {
-    if (conn->state == DCOMMI_RDV_STRANGER) {
-        c->strangers--;
-    }
     conn->state = DCOMMI_RDV_FAREWELL;
     conn->waiting = false;
     conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
@@ -8391,7 +8705,7 @@ static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
         c->ntold++;
     }
     conn->fail_due = true;
-    dcommi_rdv_farewell(c, conn, now);
+    dcommi_rdv_farewell(conn, now);
 }
 
 /* The rendezvous is over for everyone: those here now, and those who still come. */
@@ -8413,14 +8727,18 @@ static void DCOMMI_PRINTF(4, 5)
     }
 }
 
+static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
+{
+    c->guests -= conn->guest;
+    conn->guest = false;
+}
+
 /* A connection is over. */
 static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_state was = conn->state;
     conn->state = DCOMMI_RDV_GONE;
-    if (was == DCOMMI_RDV_STRANGER) {
-        c->strangers--;
-    }
+    dcommi_rdv_unguest(c, conn);
     if (was != DCOMMI_RDV_JOINED || c->ranks[conn->rank] != conn || conn->left) {
         return;
     }
@@ -8436,16 +8754,16 @@ static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
 
 /* ---- joining ---- */
 
-/* A connection has come in. NULL: without memory. */
+/* A connection has come in; where there are too many guests the oldest one goes, so that silent
+ * strangers keep no rank out. NULL: without memory. */
 static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
                                           double now)
 {
-    if (c->strangers >= DCOMMI_RDV_STRANGERS_MAX) {
+    if (c->guests >= DCOMMI_RDV_GUESTS_MAX) {
         dcommi_rdv_conn *oldest = NULL;
         for (size_t i = 0; i < c->nconns; i++) {
             dcommi_rdv_conn *conn = c->conns[i];
-            if (conn->state == DCOMMI_RDV_STRANGER &&
-                (oldest == NULL || conn->born < oldest->born)) {
+            if (conn->guest && (oldest == NULL || conn->born < oldest->born)) {
                 oldest = conn;
             }
         }
@@ -8464,13 +8782,13 @@ static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonc
     dcommi_rdv_put_challenge(conn->challenge, nonce);
     dcommi_rdv_say(conn, conn->challenge, sizeof conn->challenge);
     c->conns[c->nconns++] = conn;
-    c->strangers++;
+    conn->guest = true;
+    c->guests++;
     return conn;
 }
 
-static void DCOMMI_PRINTF(5, 6)
-    dcommi_rdv_reject(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now, dcomm_status status,
-                      const char *format, ...)
+static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double now,
+                                                  dcomm_status status, const char *format, ...)
 {
     uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX];
     char why[DCOMMI_RDV_REASON_MAX + 1];
@@ -8481,7 +8799,7 @@ static void DCOMMI_PRINTF(5, 6)
     uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
     dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
     dcommi_rdv_say(conn, frame, DCOMMI_RDV_HEADER + len);
-    dcommi_rdv_farewell(c, conn, now);
+    dcommi_rdv_farewell(conn, now);
 }
 
 static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from)
@@ -8532,11 +8850,11 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
 {
     dcommi_rdv_hello h;
     if (!dcommi_rdv_get_hello(conn->small, conn->challenge, c->key, &h)) {
-        dcommi_rdv_reject(c, conn, now, DCOMM_ERR_AUTH, "the secrets differ");
+        dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
         return;
     }
     if (h.generation != c->generation) {
-        dcommi_rdv_reject(c, conn, now, DCOMM_IN_PROGRESS,
+        dcommi_rdv_reject(conn, now, DCOMM_IN_PROGRESS,
                           "communicator %" PRIu32 " of this job is being created, not %" PRIu32,
                           c->generation, h.generation);
         return;
@@ -8558,7 +8876,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
                  "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
         dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
                               dcommi_rdv_put_reason(reason, DCOMM_ERR_RENDEZVOUS, why));
-        dcommi_rdv_farewell(c, conn, now);
+        dcommi_rdv_farewell(conn, now);
         return;
     }
     dcommi_rdv_conn *before = c->ranks[h.rank];
@@ -8566,7 +8884,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         before->state = DCOMMI_RDV_GONE; /* the same process tries again */
         c->njoined--;
     }
-    c->strangers--;
+    dcommi_rdv_unguest(c, conn);
     conn->state = DCOMMI_RDV_JOINED;
     conn->waiting = true;
     conn->deadline = now + h.timeout_ms / 1000.0;
@@ -8636,7 +8954,7 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
         if (c->first_leave == 0) {
             c->first_leave = now;
         }
-        dcommi_rdv_farewell(c, conn, now);
+        dcommi_rdv_farewell(conn, now);
         if (!c->ready || c->ngathered > 0) {
             dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
                               "rank %" PRIu32 " left while others waited for it", conn->rank);
@@ -8774,16 +9092,25 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                : next;
 }
 
-/* Nothing is left to do: all have left, or all know that it failed. Connections that are still
- * open only read their last words. */
-static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+/* Whether somebody is here whom the server must not leave: a rank, or a guest whose last words are
+ * not sent yet. */
+static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {
-        if (c->conns[i]->state != DCOMMI_RDV_GONE && c->conns[i]->state != DCOMMI_RDV_STRANGER) {
-            return false;
+        const dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_GONE && conn->state != DCOMMI_RDV_STRANGER &&
+            (!conn->guest || dcommi_rdv_output_pending(conn))) {
+            return true;
         }
     }
-    return c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size);
+    return false;
+}
+
+/* Nothing is left to do: all have left, or all know that it failed. */
+static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+{
+    return !dcommi_rdv_attended(c) &&
+           (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
 }
 
 /* Free what is gone; `closing` is called on each first. */
@@ -8799,6 +9126,7 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
         if (c->ranks != NULL && conn->rank < c->size && c->ranks[conn->rank] == conn) {
             c->ranks[conn->rank] = NULL;
         }
+        dcommi_rdv_unguest(c, conn);
         closing(conn);
         dcommi_rdv_conn_free(conn);
     }
@@ -8862,10 +9190,10 @@ static void dcommi_rdv_server_release(dcommi_rdv_server *s)
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 {
     /* A bounded number at a time, so that a flood cannot keep ranks waiting. */
-    for (int i = 0; i < DCOMMI_RDV_STRANGERS_MAX; i++) {
+    for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE) {
+            if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
                 dcommi_log(DCOMMI_LOG_WARN,
                            "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
                            "the process that serves it)",
@@ -8938,11 +9266,7 @@ static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s)
         dcommi_rdv_poison(&s->core, dcommi_now(), DCOMM_ERR_PEER,
                           "the rank that serves the rendezvous gave up");
     }
-    bool busy = false;
-    for (size_t i = 0; i < s->core.nconns; i++) {
-        busy = busy || s->core.conns[i]->state != DCOMMI_RDV_STRANGER;
-    }
-    return !dcommi_rdv_finished(&s->core) && (busy || !retired);
+    return !dcommi_rdv_finished(&s->core) && (!retired || dcommi_rdv_attended(&s->core));
 }
 
 static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
@@ -8967,7 +9291,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
         }
         s->polls[i + 2] = (struct pollfd){.fd = c->conns[i]->fd, .events = events};
     }
-    double wait = next - now < 1 ? next - now : 1;
+    double wait = next - now;
     if (s->listen_fd >= 0 && !accepts) {
         wait = 0.1;
     }
@@ -9155,7 +9479,7 @@ static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_
 }
 
 /* The server lives on with no owner until a boot of this process adopts it. */
-DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id)
+dcomm_status dcomm_id_create(dcomm_id *id)
 {
     if (id == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_id_create: id is NULL");
@@ -9278,10 +9602,12 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     const char *why = "";
     double patience = dcommi_now() + DCOMMI_BOOT_PORT_S;
     int n = l->loopback ? dcommi_addr_resolve(l->host, l->port, on, DCOMMI_SOCK_ADDRS, &why) : 0;
-    for (;;) {
-        dcomm_status status = dcommi_rdv_server_start(n > 0 ? &on[0] : NULL, l->port, l->key,
-                                                      generation, &boot->server);
-        if (status != DCOMM_ERR_SYSTEM || errno != EADDRINUSE || dcommi_now() > patience) {
+    for (int turn = 0;; turn++) {
+        const dcommi_addr *at = n > 0 ? &on[turn % n] : NULL;
+        dcomm_status status =
+            dcommi_rdv_server_start(at, l->port, l->key, generation, &boot->server);
+        bool again = errno == EADDRINUSE || turn + 1 < n;
+        if (status != DCOMM_ERR_SYSTEM || !again || dcommi_now() > patience) {
             return status;
         }
         if (dcommi_sock_pause(0.05, boot->client.cancel) < 0) {
@@ -9854,8 +10180,6 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_FOLD_MAX 8       /* sources of one RECV_REDUCE */
-#define DCOMMI_CALL_DEPTH 8     /* sub-plans within sub-plans */
 #define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
@@ -12968,11 +13292,9 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 
 #include <dirent.h>
 #include <net/if.h>
+#include <signal.h>
 #include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/debug.h>
-#include <ucs/debug/log_def.h>
 
 static dcomm_status dcommi_ucx_status(ucs_status_t status)
 {
@@ -13004,9 +13326,16 @@ static dcomm_status dcommi_ucx_status(ucs_status_t status)
 /* Calls in which UCX may complain of what we know and report ourselves. */
 static _Thread_local int dcommi_ucx_hush;
 
-static ucs_log_func_rc_t __attribute__((format(printf, 6, 0)))
+/* UCX exports these, but newer versions' headers for them do not compile as C11. */
+typedef int (*dcommi_ucx_log_fn)(const char *file, unsigned line, const char *function,
+                                 ucs_log_level_t level, const void *component, const char *format,
+                                 va_list args);
+extern void dcommi_ucx_push_log(dcommi_ucx_log_fn fn) __asm__("ucs_log_push_handler");
+extern void dcommi_ucx_drop_signal(int number) __asm__("ucs_debug_disable_signal");
+
+static int __attribute__((format(printf, 6, 0)))
 dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
-               const ucs_log_component_config_t *component, const char *format, va_list args)
+               const void *component, const char *format, va_list args)
 {
     (void)component;
     char text[DCOMMI_MESSAGE_MAX - 128];
@@ -13022,18 +13351,19 @@ dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_le
     const char *slash = strrchr(file, '/');
     vsnprintf(text, sizeof text, format, args);
     dcommi_log(ours, "UCX %s:%u %s: %s", slash != NULL ? slash + 1 : file, line, function, text);
-    return UCS_LOG_FUNC_RC_STOP;
+    return 0; /* no other handler */
 }
 
 /* UCX writes its log to stdout and catches SIGSEGV and friends for the whole process, and keeps
  * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
 static void dcommi_ucx_tame(void)
 {
-    ucs_log_push_handler(dcommi_ucx_log);
+    dcommi_ucx_push_log(dcommi_ucx_log);
     if (getenv("UCX_HANDLE_ERRORS") == NULL) {
         dcommi_ucx_hush++;
-        for (unsigned i = 0; i < ucs_global_opts.error_signals.count; i++) {
-            ucs_debug_disable_signal(ucs_global_opts.error_signals.signals[i]);
+        static const int caught[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
+        for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
+            dcommi_ucx_drop_signal(caught[i]);
         }
         dcommi_ucx_hush--;
     }
@@ -13250,7 +13580,6 @@ static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m
 static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx_mapping *list,
                                                size_t len, dcommi_region *region)
 {
-    DCOMMI_TRY(dcommi_ucx_shm_check(len));
     dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
     if (m == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -13275,10 +13604,11 @@ static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx
     }
     if (status != UCS_OK) {
         dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM
-                                                       : dcommi_ucx_status(status),
-                           "no shared memory of %zu bytes: %s (is /dev/shm too small?)", len,
-                           ucs_status_string(status));
+        return dcommi_fail(
+            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
+            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
+            "of /dev/shm)",
+            len, ucs_status_string(status));
     }
     *region = (dcommi_region){
         .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
@@ -13837,7 +14167,7 @@ static void dcommi_ucx_bury(dcommi_ucx *u)
 #define DCOMMI_UCX_EAGER_NET 65536
 #define DCOMMI_UCX_SEG "8448"
 /* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)16 << 20)
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* ---- the table ---- */
 
@@ -14309,6 +14639,8 @@ static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handl
         {"SELF_DEVICES", "all", NULL},
         {"NET_DEVICES", "all", NULL},
         {"MM_ERROR_HANDLING", "y", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
         {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
         {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
@@ -14336,6 +14668,12 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
+         * up for the copy; both ends must agree on them. */
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
+        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
         /* Connecting to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
         /* A host that vanished sends no reset. */
@@ -14698,11 +15036,11 @@ static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
     return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
-/* Open a loop where there is more than one trip; either way, return the depth to use in
- * expressions (an index that is not open is 0). */
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
 static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
 {
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : b->lanes[lane].depth;
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
 }
 
 static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
@@ -15252,13 +15590,16 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder 
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
     int64_t tag = dcommi_build_tags(b, chunks);
+    uint16_t sent = dcommi_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
         int c = dcommi_loop_many(b, 0, chunks);
         dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
                     dcommi_linear(tag, c, 1), 0);
+        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
         dcommi_end_many(b, 0, chunks);
         c = dcommi_loop_many(b, 1, chunks);
+        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
         dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
                     dcommi_linear(tag, c, 1), 0);
         dcommi_end_many(b, 1, chunks);
@@ -15293,7 +15634,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    dcomm_operand own = dcommi_span(root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_IN, 0, total);
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
         uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
@@ -15987,6 +16328,7 @@ typedef struct dcommi_ring {
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
+    uint16_t sent;     /* counter of chunks that the sending lane is done with */
 } dcommi_ring;
 
 static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
@@ -16002,6 +16344,7 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .chunks = chunks};
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
+    ring.sent = dcommi_build_counter(b);
     return ring;
 }
 
@@ -16073,18 +16416,21 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
         dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
-/* Steps of the receiving lane that only pass blocks on. */
+/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
+ * the step N-1 before, which must be over. */
 static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips)
+                              int64_t first, int64_t trips, bool overwrites)
 {
-    if (trips <= 0) {
-        return;
-    }
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (overwrites) {
+        dcommi_await(ring->b, lane, ring->sent,
+                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+    }
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
@@ -16137,7 +16483,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
         dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
         dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1);
+        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
     }
     return b->status;
 }
@@ -16167,14 +16513,14 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
             dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
                         dcommi_span(in.space, in.base, length), 0);
         }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1);
+        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
     }
     return b->status;
 }
 
 /* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. `freed` counts the chunks sent out of
- * them (and begins with credit for the first steps). */
+ * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
+ * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
 static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
@@ -16189,7 +16535,6 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int64_t out = s->in_place ? own : 0;
     for (int i = 0; i < rings; i++) {
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        uint16_t freed = dcommi_build_counter(b);
         int64_t stage = dcommi_build_scratch(b, p.chunk);
         int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
         int send = ring.send_lane, recv = ring.recv_lane;
@@ -16205,16 +16550,16 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
             dcommi_send(b, send, part, dcommi_ring_next(&ring),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, freed, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
 
-            dcommi_signal(b, recv, freed, dcommi_const(s->rank), dcommi_const(2 * p.chunks));
+            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
             run = dcommi_ring_open(&ring, recv, 0, n - 2);
             dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
             part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, freed, dcommi_ring_count(&ring, &run, 1));
+            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
@@ -16367,11 +16712,16 @@ static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_no
 }
 
 /* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
- * one chunk leave while the next one arrives. */
+ * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
+ * reached c+1 (-1: at once). */
 static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
-                             const dcommi_node *node, dcomm_space source, int64_t first_tag)
+                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
+                             int after)
 {
     int c = dcommi_loop_many(b, lane, f->chunks);
+    if (after >= 0) {
+        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+    }
     dcomm_expr tag = dcommi_linear(first_tag, c, 1);
     dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
     if (node->parent >= 0) {
@@ -16408,7 +16758,7 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
 {
     int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
     bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b);
+    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
     if (inner) {
         int64_t stage = dcommi_build_scratch(b, f->chunk);
         int c = dcommi_loop_many(b, lane, f->chunks);
@@ -16434,8 +16784,12 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
         }
         dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
                     dcommi_linear(up, c, 1), 0);
+        if (from == DCOMM_SPACE_OUT) {
+            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+        }
         dcommi_end_many(b, lane, f->chunks);
-        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down);
+        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
+                         from == DCOMM_SPACE_OUT ? sent : -1);
         lane += 2;
     }
     return lane;
@@ -16512,7 +16866,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
         dcommi_node node = dcommi_tree_rooted(s, i % 2);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks));
+                         dcommi_build_tags(b, f.chunks), -1);
     }
     dcommi_tree_keep_own(s, b, total);
     return b->status;
@@ -16523,37 +16877,28 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
     dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks));
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+                     -1);
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-/* Only the root of a reduction can be in place. */
-static dcommi_shape dcommi_tree_reduce_shape(const dcommi_shape *s)
-{
-    dcommi_shape mine = *s;
-    mine.in_place = s->in_place && s->rank == s->root;
-    return mine;
-}
-
 static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_shape mine = dcommi_tree_reduce_shape(s);
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
         dcommi_node node = dcommi_tree_rooted(s, i % 2);
-        dcommi_tree_up(&mine, b, i, &f, &node);
+        dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
 }
 
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_shape mine = dcommi_tree_reduce_shape(s);
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
-    dcommi_tree_up(&mine, b, 0, &f, &node);
+    dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }
 
@@ -18819,7 +19164,6 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_CHECK_BIT
 #undef DCOMMI_CHECK_BUDGET
 #undef DCOMMI_CHECK_BYTES
-#undef DCOMMI_CHECK_DEPTH
 #undef DCOMMI_CHECK_DIVIDED
 #undef DCOMMI_CHECK_EVERY
 #undef DCOMMI_CHECK_LOCAL
@@ -18883,6 +19227,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_RDV_CHALLENGE_FRAME
 #undef DCOMMI_RDV_CHALLENGE_LEN
 #undef DCOMMI_RDV_FAREWELL_S
+#undef DCOMMI_RDV_GUESTS_MAX
 #undef DCOMMI_RDV_HANDSHAKE_S
 #undef DCOMMI_RDV_HEADER
 #undef DCOMMI_RDV_HELLO_FRAME
@@ -18898,7 +19243,6 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_RDV_RETURN_S
 #undef DCOMMI_RDV_SIZE_MAX
 #undef DCOMMI_RDV_STRAGGLER_S
-#undef DCOMMI_RDV_STRANGERS_MAX
 #undef DCOMMI_RDV_TAG
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN

@@ -95,8 +95,9 @@ static unsigned char *sim_piece(sim *s, int rank, const dcomm_operand *o, uint32
                    : o->space == DCOMM_SPACE_OUT ? r->plan->out_bytes
                                                  : r->plan->scratch_bytes;
     if (*length > 0 && (at < 0 || at + *length > room)) {
-        snprintf(s->why, sizeof s->why, "rank %d: [%" PRId64 ", +%" PRId64 ") of %" PRId64
-                 " bytes in space %d", rank, at, *length, room, o->space);
+        snprintf(s->why, sizeof s->why,
+                 "rank %d: [%" PRId64 ", +%" PRId64 ") of %" PRId64 " bytes in space %d", rank, at,
+                 *length, room, o->space);
     }
     return r->space[o->space] + (*length > 0 ? at : 0);
 }
@@ -113,8 +114,7 @@ static bool sim_transform(sim *s, int rank, const dcomm_step *st, const int64_t 
     for (uint32_t i = 0; i < st->nsrc; i++) {
         const dcomm_operand *o = &r->plan->operands[st->src + i];
         for (uint32_t k = 0; k < (o->repeat == 0 ? 1 : o->repeat); k++) {
-            src[n] = o->space == DCOMM_SPACE_MSG ? message
-                                                 : sim_piece(s, rank, o, k, index, &len);
+            src[n] = o->space == DCOMM_SPACE_MSG ? message : sim_piece(s, rank, o, k, index, &len);
             if (src[n] == NULL) {
                 return false;
             }

@@ -69,4 +69,7 @@ expect "a part that is first met under a narrower condition" 1 "include it earli
 tree
 echo '#if 1' >>include/dcomm/impl/one.h
 expect "#if without #endif" 1 "one.h: #if without #endif" tools/amalgamate.py
+tree
+echo '<<<<<<< HEAD' >>include/dcomm/all.h
+expect "an unresolved merge" 1 "all.h holds an unresolved merge" tools/amalgamate.py
 finish

@@ -84,6 +84,8 @@ class Amalgam:
             self.out.append(f"/* ==== {name} " + "=" * max(4, 85 - len(name)) + " */")
         comment = top
         for line in lines:
+            if line.startswith(("<<<<<<< ", ">>>>>>> ")):
+                raise Refused(f"{name} holds an unresolved merge: {line}")
             if comment:  # all.h's own comment speaks of the parts
                 comment = "*/" not in line
                 continue

@@ -10,6 +10,7 @@
 #include "impl/base_impl.h"
 #include "impl/device_host.h"
 #include "impl/build.h"
+#include "impl/print.h"
 #include "impl/check.h"
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"

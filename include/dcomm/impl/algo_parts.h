@@ -81,11 +81,11 @@ static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
     return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
-/* Open a loop where there is more than one trip; either way, return the depth to use in
- * expressions (an index that is not open is 0). */
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
 static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
 {
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : b->lanes[lane].depth;
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
 }
 
 static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)

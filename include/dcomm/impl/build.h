@@ -9,6 +9,10 @@
 #include "../plan.h"
 #include "util.h"
 
+/* What the engine executes and the checker accepts. */
+#define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;

@@ -39,7 +39,7 @@ typedef struct dcommi_check_frame {
 
 /* A step under way. */
 typedef struct dcommi_check_op {
-    struct dcommi_check_op *next;    /* among those that wait for the same exposition */
+    struct dcommi_check_op *next;    /* among the free ones */
     struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
     struct dcommi_check_lane *lane;
     const dcomm_step *step;
@@ -50,12 +50,12 @@ typedef struct dcommi_check_op {
     int32_t level;
     int peer; /* rank of the run */
     int64_t tag;
-    bool async, waits_for_peer;
+    bool async;
 } dcommi_check_op;
 
 typedef struct dcommi_check_lane {
     dcommi_check_frame *frame;
-    struct dcommi_check_lane *next_waiter; /* on the same counter */
+    struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
     struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
     uint32_t number;                       /* in its plan */
     uint32_t pc;
@@ -121,7 +121,7 @@ typedef struct dcommi_check_rank {
     const dcomm_plan *plan; /* of this stage */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     dcommi_check_frame *frame;
-    dcommi_check_op *peer_waiters; /* wait until this rank exposes something */
+    dcommi_check_lane *peer_waiters; /* wait until this rank exposes something */
     dcommi_check_counter *counters;
     dcommi_check_exposed *exposed; /* [nslots][n]: by slot and reader */
     uint64_t heard;                /* ranks whose start lies before this rank's now */
@@ -340,7 +340,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
              "%s %s byte %" PRId64 " of rank %d's %s, which %s step %" PRIu32
              " %s%s: nothing orders the two",
              dcommi_check_op_text(c, op).s, race->second_writes ? "writes" : "reads", race->at,
-             race->mem->rank, dcommi_check_space_name(race->mem->space),
+             race->mem->rank, dcommi_print_space(race->mem->space),
              dcommi_check_lane_text(c, race->comp).s, race->step,
              race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
 }

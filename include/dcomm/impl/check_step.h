@@ -217,9 +217,12 @@ static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
     return dcommi_check_put_value(c, op, dst, opaque);
 }
 
-/* Wait for what is not exposed yet? Looked at before a step does anything. */
-static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_op *op, int *owner)
+/* Does the lane have to wait until somebody exposes what its step reads? Even an ASYNC step does
+ * not start before. */
+static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
 {
+    dcommi_check_op *op = &lane->op;
+    int waits_for = -1, *owner = &waits_for;
     const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
     for (uint32_t i = 0; i < op->step->nsrc && *owner < 0; i++) {
         for (uint32_t r = 0; operand[i].space == DCOMM_SPACE_PEER && *owner < 0 &&
@@ -231,31 +234,21 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_op *op, int *ow
             }
         }
     }
+    if (*owner >= 0) {
+        op->peer = *owner;
+        lane->blocked = true;
+        lane->next_waiter = c->rank[*owner].peer_waiters;
+        c->rank[*owner].peer_waiters = lane;
+    }
     return true;
 }
 
-/* COPY, REDUCE, the codec's steps, COMMIT, COMPUTE. When it has to wait for an exposition, the
- * operation is queued at its owner. */
+/* COPY, REDUCE, the codec's steps, COMMIT, COMPUTE. */
 static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
 {
     const dcomm_step *s = op->step;
     dcommi_check_region dst, src = {0};
     int owner = -1;
-    if (!dcommi_check_must_wait(c, op, &owner)) {
-        return false;
-    }
-    if (owner >= 0) {
-        op->next = c->rank[owner].peer_waiters;
-        c->rank[owner].peer_waiters = op;
-        op->waits_for_peer = true;
-        op->peer = owner;
-        op->lane->blocked = op->lane->blocked || !op->async;
-        return true;
-    }
-    if (op->waits_for_peer) {
-        op->waits_for_peer = false;
-        op->peer = -1;
-    }
     if (!dcommi_check_piece(c, op, &s->dst, 0, &dst, &owner) ||
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
@@ -317,7 +310,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
         !dcommi_check_read_region(c, send, &src, &c->arrived)) {
         return false;
     }
-    if (reduces && r->stage.space != DCOMM_SPACE_NONE) {
+    if (reduces) {
         dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
         if (!dcommi_check_piece(c, recv, &r->stage, 0, &stage, &owner) ||
             !dcommi_check_order_write(c, recv, &stage) ||
@@ -460,30 +453,23 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     }
     dcommi_check_exposed *row = owner->exposed + (f->slot + op->step->slot) * c->n;
     for (int i = 0; i < c->n; i++) {
-        bool self = i == f->rank;
-        if ((targets >> i & 1) == 0 && !(self && row[i].mem == NULL)) {
+        if ((targets >> i & 1) == 0 || i == f->rank) {
             continue;
         }
-        if (row[i].mem != NULL && !self) {
+        if (row[i].mem != NULL) {
             return dcommi_check_refuse(c, op, "slot %" PRId64 " is exposed to rank %d twice",
                                        f->slot + op->step->slot, i);
         }
-        if (!self) {
-            c->signals++;
-            dcommi_check_event_of(c, op, i, 0, r.len);
-        }
-        dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + !self};
+        dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + 1};
         row[i] = x;
+        c->signals++;
         c->steps = c->steps > x.level ? c->steps : x.level;
+        dcommi_check_event_of(c, op, i, 0, r.len);
     }
-    dcommi_check_op *waiting = owner->peer_waiters;
-    owner->peer_waiters = NULL;
-    while (waiting != NULL) {
-        dcommi_check_op *next = waiting->next;
-        if (!dcommi_check_do_local(c, waiting)) {
-            return false;
-        }
-        waiting = next;
+    while (owner->peer_waiters != NULL) {
+        dcommi_check_lane *lane = owner->peer_waiters;
+        owner->peer_waiters = lane->next_waiter;
+        dcommi_check_wake(c, lane);
     }
     return dcommi_check_complete(c, op);
 }
@@ -604,6 +590,9 @@ static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
     int64_t at = lane->frame->counter + op->step->slot, possible = 0;
     if (!dcommi_check_eval(c, op, &op->step->value, &lane->wants)) {
         return false;
+    }
+    if (lane->wants < 0) {
+        return dcommi_check_refuse(c, op, "waits for a negative value");
     }
     dcommi_check_counter *counter = &c->rank[lane->frame->rank].counters[at];
     if (counter->total < lane->wants) {

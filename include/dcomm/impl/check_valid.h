@@ -3,10 +3,8 @@
 #ifndef DCOMMI_CHECK_VALID_H
 #define DCOMMI_CHECK_VALID_H
 
-#include "../plan.h"
-#include "util.h"
+#include "print.h"
 
-#define DCOMMI_CHECK_DEPTH 8          /* sub-plans may nest this deep */
 #define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
 #define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
 
@@ -34,39 +32,32 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
         [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
         [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, UINT32_MAX, true,
-                                    true, true},
+                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_MAX,
+                                    true, false, true},
         [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
                              false},
         [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
         [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_ANY, 1, 1, false, false,
+        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_ANY, 1, 1, false, false,
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_ANY, 1, 1,
+        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1,
                                       false, false, false},
-        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_ANY, 1, 1, false,
+        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
                                false, false},
-        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 0, UINT32_MAX,
-                                false, true, false},
+        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
+                                DCOMMI_FOLD_MAX, false, false, false},
         [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
-                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 0, 1, false, false, false},
+                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
     };
     return &forms[kind];
-}
-
-static const char *dcommi_check_space_name(unsigned space)
-{
-    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
-                                        "STATE", "WORDS", "PEER", "MSG"};
-    return space < sizeof names / sizeof names[0] ? names[space] : "?";
 }
 
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
@@ -93,7 +84,7 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
 {
     if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
-                           dcommi_check_space_name(o->space), o->space);
+                           dcommi_print_space(o->space), o->space);
     }
     if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
         return DCOMM_OK;
@@ -197,9 +188,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
                                arriving);
         }
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage,
-                                              DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(NONE),
-                                              false, where, "the stage"));
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
     }
     bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
     if (peers) {
@@ -300,9 +290,9 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
 static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *where, int depth,
                                             uint32_t *budget)
 {
-    if (depth > DCOMMI_CHECK_DEPTH || *budget == 0) {
+    if (depth >= DCOMMI_CALL_DEPTH || *budget == 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: sub-plans nest deeper than %d, or are too many",
-                           where, DCOMMI_CHECK_DEPTH);
+                           where, DCOMMI_CALL_DEPTH);
     }
     --*budget;
     if (p->nlanes > DCOMM_PLAN_MAX_LANES || p->nslots > DCOMM_PLAN_MAX_SLOTS ||

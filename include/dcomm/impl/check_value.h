@@ -56,7 +56,7 @@ static bool dcommi_check_read_region(dcommi_check *c, const dcommi_check_op *op,
                 c, op,
                 "reads bytes %" PRId64 " to %" PRId64 " of rank %d's %s, which nothing has "
                 "written",
-                at, at + runs->run[i].len, r->mem->rank, dcommi_check_space_name(r->mem->space));
+                at, at + runs->run[i].len, r->mem->rank, dcommi_print_space(r->mem->space));
         }
         at += runs->run[i].len;
     }
@@ -82,7 +82,7 @@ static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
     dcommi_check_race race = {0};
     if (r->mem->read_only && r->len > 0) {
         return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
-                                   dcommi_check_space_name(r->mem->space), r->mem->rank);
+                                   dcommi_print_space(r->mem->space), r->mem->rank);
     }
     if (!dcommi_check_good(
             c, dcommi_check_write_order(r->mem, &c->pool, r->at, r->len, &who, &race))) {
@@ -164,6 +164,9 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
         x %= e->mod;
         x += x < 0 ? e->mod : 0;
     }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
+    }
     if (!over && e->kind == DCOMM_EXPR_TABLE) {
         if (x < 0 || x >= p->ntable) {
             return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
@@ -225,6 +228,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                        f->plan->nranks);
         }
         int rank = f->ranks[(peer + r) % f->plan->nranks];
+        if (rank == f->rank) {
+            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
+        }
         int64_t slot = f->slot + o->slot;
         if (slot >= c->rank[rank].plan->nslots) {
             return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
@@ -247,7 +253,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
     if (len > 0 && (at < 0 || at > room || len > room - at)) {
         return dcommi_check_refuse(
             c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
-            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_check_space_name(o->space), room);
+            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
     }
     region->at = len > 0 ? start + at : 0;
     region->len = len;
@@ -268,8 +274,7 @@ static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
         return dcommi_check_refuse(c, op,
                                    "source and destination overlap in %s: bytes %" PRId64
                                    "+%" PRId64 " and %" PRId64 "+%" PRId64,
-                                   dcommi_check_space_name(a->mem->space), a->at, a->len, b->at,
-                                   b->len);
+                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at, b->len);
     }
     return true;
 }

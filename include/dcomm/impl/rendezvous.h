@@ -606,16 +606,25 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                : next;
 }
 
-/* Nothing is left to do: all have left, or all know that it failed. Connections that are still
- * open only read their last words. */
-static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+/* Whether somebody is here whom the server must not leave: a rank, or a guest whose last words are
+ * not sent yet. */
+static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {
-        if (c->conns[i]->state != DCOMMI_RDV_GONE && c->conns[i]->state != DCOMMI_RDV_STRANGER) {
-            return false;
+        const dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_GONE && conn->state != DCOMMI_RDV_STRANGER &&
+            (!conn->guest || dcommi_rdv_output_pending(conn))) {
+            return true;
         }
     }
-    return c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size);
+    return false;
+}
+
+/* Nothing is left to do: all have left, or all know that it failed. */
+static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+{
+    return !dcommi_rdv_attended(c) &&
+           (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
 }
 
 /* Free what is gone; `closing` is called on each first. */

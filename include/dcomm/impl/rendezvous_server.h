@@ -137,11 +137,7 @@ static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s)
         dcommi_rdv_poison(&s->core, dcommi_now(), DCOMM_ERR_PEER,
                           "the rank that serves the rendezvous gave up");
     }
-    bool busy = false;
-    for (size_t i = 0; i < s->core.nconns; i++) {
-        busy = busy || s->core.conns[i]->state != DCOMMI_RDV_STRANGER;
-    }
-    return !dcommi_rdv_finished(&s->core) && (busy || !retired);
+    return !dcommi_rdv_finished(&s->core) && (!retired || dcommi_rdv_attended(&s->core));
 }
 
 static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)

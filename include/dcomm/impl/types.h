@@ -12,8 +12,6 @@
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_FOLD_MAX 8       /* sources of one RECV_REDUCE */
-#define DCOMMI_CALL_DEPTH 8     /* sub-plans within sub-plans */
 #define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 

@@ -18,7 +18,7 @@
 #define DCOMMI_UCX_EAGER_NET 65536
 #define DCOMMI_UCX_SEG "8448"
 /* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)16 << 20)
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* ---- the table ---- */
 
@@ -490,6 +490,8 @@ static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handl
         {"SELF_DEVICES", "all", NULL},
         {"NET_DEVICES", "all", NULL},
         {"MM_ERROR_HANDLING", "y", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
         {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
         {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},

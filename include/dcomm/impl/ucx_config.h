@@ -7,11 +7,9 @@
 
 #include <dirent.h>
 #include <net/if.h>
+#include <signal.h>
 #include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/debug.h>
-#include <ucs/debug/log_def.h>
 
 static dcomm_status dcommi_ucx_status(ucs_status_t status)
 {
@@ -43,9 +41,16 @@ static dcomm_status dcommi_ucx_status(ucs_status_t status)
 /* Calls in which UCX may complain of what we know and report ourselves. */
 static _Thread_local int dcommi_ucx_hush;
 
-static ucs_log_func_rc_t __attribute__((format(printf, 6, 0)))
+/* UCX exports these, but newer versions' headers for them do not compile as C11. */
+typedef int (*dcommi_ucx_log_fn)(const char *file, unsigned line, const char *function,
+                                 ucs_log_level_t level, const void *component, const char *format,
+                                 va_list args);
+extern void dcommi_ucx_push_log(dcommi_ucx_log_fn fn) __asm__("ucs_log_push_handler");
+extern void dcommi_ucx_drop_signal(int number) __asm__("ucs_debug_disable_signal");
+
+static int __attribute__((format(printf, 6, 0)))
 dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
-               const ucs_log_component_config_t *component, const char *format, va_list args)
+               const void *component, const char *format, va_list args)
 {
     (void)component;
     char text[DCOMMI_MESSAGE_MAX - 128];
@@ -61,18 +66,19 @@ dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_le
     const char *slash = strrchr(file, '/');
     vsnprintf(text, sizeof text, format, args);
     dcommi_log(ours, "UCX %s:%u %s: %s", slash != NULL ? slash + 1 : file, line, function, text);
-    return UCS_LOG_FUNC_RC_STOP;
+    return 0; /* no other handler */
 }
 
 /* UCX writes its log to stdout and catches SIGSEGV and friends for the whole process, and keeps
  * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
 static void dcommi_ucx_tame(void)
 {
-    ucs_log_push_handler(dcommi_ucx_log);
+    dcommi_ucx_push_log(dcommi_ucx_log);
     if (getenv("UCX_HANDLE_ERRORS") == NULL) {
         dcommi_ucx_hush++;
-        for (unsigned i = 0; i < ucs_global_opts.error_signals.count; i++) {
-            ucs_debug_disable_signal(ucs_global_opts.error_signals.signals[i]);
+        static const int caught[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
+        for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
+            dcommi_ucx_drop_signal(caught[i]);
         }
         dcommi_ucx_hush--;
     }

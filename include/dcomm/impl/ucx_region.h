@@ -40,7 +40,6 @@ static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m
 static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx_mapping *list,
                                                size_t len, dcommi_region *region)
 {
-    DCOMMI_TRY(dcommi_ucx_shm_check(len));
     dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
     if (m == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -65,10 +64,11 @@ static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx
     }
     if (status != UCS_OK) {
         dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM
-                                                       : dcommi_ucx_status(status),
-                           "no shared memory of %zu bytes: %s (is /dev/shm too small?)", len,
-                           ucs_status_string(status));
+        return dcommi_fail(
+            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
+            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
+            "of /dev/shm)",
+            len, ucs_status_string(status));
     }
     *region = (dcommi_region){
         .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};

@@ -1,0 +1,349 @@
+/* dcomm-plan - shows an algorithm's plan: as text, checked, as a picture. Needs no other rank. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+#include "plan-svg.h"
+
+#include <ctype.h>
+#include <getopt.h>
+
+enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2 };
+
+typedef struct arguments {
+    dcomm_check_spec spec;
+    dcomm_coll_opts opts;
+    int nranks, rank; /* rank -1: not asked for */
+    bool check;
+    const char *svg, *json;
+} arguments;
+
+static const char usage[] =
+    "usage: dcomm-plan OP ALGO -n RANKS [options]\n"
+    "\n"
+    "Prints what rank 0 (or --rank) does when OP runs by ALGO on RANKS ranks (1 to 64).\n"
+    "\n"
+    "  -n RANKS         number of ranks\n"
+    "  --count N        elements, as the operation counts them (default: 1048576)\n"
+    "  --dtype TYPE     float double half bf16 int8 uint8 int32 uint32 int64 uint64\n"
+    "                   (default: float)\n"
+    "  --root R         (default: 0)\n"
+    "  --inplace        the input lies in the output buffer\n"
+    "  --deterministic  fold in rank order\n"
+    "  --lanes L        parallel rings or trees (default: 1)\n"
+    "  --chunk BYTES    pipelining grain (default: the algorithm's own)\n"
+    "  --rank R         print this rank's plan (default: 0, when nothing else is asked for)\n"
+    "  --check          prove all ranks' plans right; print what they cost\n"
+    "  --svg FILE       draw all ranks' messages\n"
+    "  --json FILE      write what --check finds as JSON (\"-\": standard output)\n"
+    "  --help\n"
+    "\n"
+    "Exit status: 0 good, 1 the check refused the plans, 2 usage.\n"
+    "\n"
+    "Operations and their algorithms:\n";
+
+static void print_usage(FILE *f)
+{
+    fputs(usage, f);
+    for (int coll = 0; coll < DCOMM_COLL_COUNT; coll++) {
+        dcomm_algo_info info;
+        for (int i = 0; dcomm_algo_get((dcomm_coll)coll, i, &info) == DCOMM_OK; i++) {
+            if (i == 0) {
+                fprintf(f, "  %-16s", dcomm_coll_name((dcomm_coll)coll));
+            }
+            fprintf(f, " %s", info.name);
+            dcomm_algo_info next;
+            if (dcomm_algo_get((dcomm_coll)coll, i + 1, &next) != DCOMM_OK) {
+                fputc('\n', f);
+            }
+        }
+    }
+}
+
+/* Equal but for '-', '_' and case. */
+static bool same_name(const char *a, const char *b)
+{
+    for (;;) {
+        while (*a == '-' || *a == '_') {
+            a++;
+        }
+        while (*b == '-' || *b == '_') {
+            b++;
+        }
+        if (tolower((unsigned char)*a) != tolower((unsigned char)*b)) {
+            return false;
+        }
+        if (*a == '\0') {
+            return true;
+        }
+        a++;
+        b++;
+    }
+}
+
+static bool parse_coll(const char *text, dcomm_coll *coll)
+{
+    for (int i = 0; i < DCOMM_COLL_COUNT; i++) {
+        if (same_name(text, dcomm_coll_name((dcomm_coll)i))) {
+            *coll = (dcomm_coll)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_dtype(const char *text, dcomm_dtype *dtype)
+{
+    static const char *const names[DCOMM_DTYPE_COUNT] = {
+        "double", "float", "half", "bf16", "int8", "uint8", "int32", "uint32", "int64", "uint64"};
+    for (int i = 0; i < DCOMM_DTYPE_COUNT; i++) {
+        if (same_name(text, names[i]) || same_name(text, dcomm_dtype_name((dcomm_dtype)i))) {
+            *dtype = (dcomm_dtype)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A whole number in [low, high], with K, M, G for powers of 1024. */
+static bool parse_number(const char *text, int64_t low, int64_t high, int64_t *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (end == text || errno != 0 || number < low || number > high) {
+        return false;
+    }
+    int shift = 0;
+    if (*end != '\0') {
+        int unit = toupper((unsigned char)*end);
+        shift = unit == 'K' ? 10 : unit == 'M' ? 20 : unit == 'G' ? 30 : -1;
+        end++;
+    }
+    if (shift < 0 || *end != '\0' || number > high >> shift) {
+        return false;
+    }
+    *value = (int64_t)number << shift;
+    return true;
+}
+
+static int refuse(const char *what, const char *text)
+{
+    fprintf(stderr, "dcomm-plan: %s '%s'; see --help\n", what, text);
+    return EXIT_USAGE;
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, arguments *a)
+{
+    enum { COUNT = 256, DTYPE, ROOT, INPLACE, ORDER, LANES, CHUNK, RANK, CHECK, SVG, JSON };
+    static const struct option options[] = {{"count", 1, NULL, COUNT},
+                                            {"dtype", 1, NULL, DTYPE},
+                                            {"root", 1, NULL, ROOT},
+                                            {"inplace", 0, NULL, INPLACE},
+                                            {"deterministic", 0, NULL, ORDER},
+                                            {"lanes", 1, NULL, LANES},
+                                            {"chunk", 1, NULL, CHUNK},
+                                            {"rank", 1, NULL, RANK},
+                                            {"check", 0, NULL, CHECK},
+                                            {"svg", 1, NULL, SVG},
+                                            {"json", 1, NULL, JSON},
+                                            {"help", 0, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    int option;
+    int64_t root = 0, rank = -1, lanes = 0, nranks = 0, number = 0;
+    a->spec.count = 1 << 20;
+    a->spec.dtype = DCOMM_F32;
+    while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
+        bool good = true;
+        switch (option) {
+        case 'n':
+            good = parse_number(optarg, 1, DCOMMI_CHECK_RANKS, &nranks);
+            break;
+        case COUNT:
+            good = parse_number(optarg, 0, INT64_MAX / 1024, &number);
+            a->spec.count = (size_t)number;
+            break;
+        case DTYPE:
+            good = parse_dtype(optarg, &a->spec.dtype);
+            break;
+        case ROOT:
+            good = parse_number(optarg, 0, DCOMMI_CHECK_RANKS, &root);
+            break;
+        case INPLACE:
+            a->spec.in_place = true;
+            break;
+        case ORDER:
+            a->spec.rank_order = a->opts.deterministic = true;
+            break;
+        case LANES:
+            good = parse_number(optarg, 1, DCOMM_PLAN_MAX_LANES, &lanes);
+            break;
+        case CHUNK:
+            good = parse_number(optarg, 1, INT64_MAX / 1024, &number);
+            a->opts.chunk_bytes = (size_t)number;
+            break;
+        case RANK:
+            good = parse_number(optarg, 0, DCOMMI_CHECK_RANKS, &rank);
+            break;
+        case CHECK:
+            a->check = true;
+            break;
+        case SVG:
+            a->svg = optarg;
+            break;
+        case JSON:
+            a->json = optarg;
+            break;
+        case 'h':
+            print_usage(stdout);
+            return EXIT_GOOD;
+        default:
+            return EXIT_USAGE;
+        }
+        if (!good) {
+            return refuse("bad value", optarg);
+        }
+    }
+    if (argc - optind != 2 || nranks == 0 || rank >= nranks || root >= nranks) {
+        fprintf(stderr, "dcomm-plan: OP, ALGO and -n RANKS are needed, and ranks below RANKS; see "
+                        "--help\n");
+        return EXIT_USAGE;
+    }
+    if (!parse_coll(argv[optind], &a->spec.coll)) {
+        return refuse("unknown operation", argv[optind]);
+    }
+    a->opts.algo = argv[optind + 1];
+    a->opts.lanes = (int)lanes;
+    a->spec.root = (int)root;
+    a->nranks = (int)nranks;
+    a->rank = (int)rank;
+    return -1;
+}
+
+static int print_plan(const dcomm_plan *plan)
+{
+    size_t needed = 0;
+    dcomm_plan_print(plan, NULL, 0, &needed);
+    char *text = malloc(needed + 1);
+    if (text == NULL) {
+        return EXIT_WRONG;
+    }
+    dcomm_plan_print(plan, text, needed + 1, NULL);
+    fputs(text, stdout);
+    free(text);
+    return EXIT_GOOD;
+}
+
+static void json_string(FILE *f, const char *text)
+{
+    fputc('"', f);
+    for (; *text != '\0'; text++) {
+        if (*text == '"' || *text == '\\') {
+            fputc('\\', f);
+        }
+        fputc((unsigned char)*text < ' ' ? ' ' : *text, f);
+    }
+    fputc('"', f);
+}
+
+static bool write_json(const arguments *a, const dcomm_check_report *r)
+{
+    FILE *f = strcmp(a->json, "-") == 0 ? stdout : fopen(a->json, "w");
+    if (f == NULL) {
+        fprintf(stderr, "dcomm-plan: cannot write %s: %s\n", a->json, strerror(errno));
+        return false;
+    }
+    fprintf(f, "{\"schema\":1,\"op\":");
+    json_string(f, dcomm_coll_name(a->spec.coll));
+    fprintf(f, ",\"algo\":");
+    json_string(f, a->opts.algo);
+    fprintf(f, ",\"nranks\":%d,\"count\":%zu,\"dtype\":", a->nranks, a->spec.count);
+    json_string(f, dcomm_dtype_name(a->spec.dtype));
+    fprintf(f, ",\"right\":%s,\"message\":", r->message[0] == '\0' ? "true" : "false");
+    json_string(f, r->message);
+    fprintf(f,
+            ",\"messages\":%" PRId64 ",\"signals\":%" PRId64 ",\"chain_messages\":%" PRId64
+            ",\"max_rank_bytes\":%" PRId64 ",\"total_bytes\":%" PRId64 "}\n",
+            r->messages, r->signals, r->steps, r->max_rank_bytes, r->total_bytes);
+    bool good = ferror(f) == 0;
+    if (f != stdout) {
+        good = fclose(f) == 0 && good;
+    }
+    return good;
+}
+
+static bool draw(const arguments *a, const dcommi_check_trace *trace)
+{
+    char title[160];
+    FILE *f = fopen(a->svg, "w");
+    if (f == NULL) {
+        fprintf(stderr, "dcomm-plan: cannot write %s: %s\n", a->svg, strerror(errno));
+        return false;
+    }
+    snprintf(title, sizeof title, "%s, %.64s, %d ranks", dcomm_coll_name(a->spec.coll),
+             a->opts.algo, a->nranks);
+    bool good = svg_write(f, trace, a->nranks, title);
+    return fclose(f) == 0 && good;
+}
+
+static int examine(const arguments *a, dcomm_plan *const *plans)
+{
+    dcomm_check_report report;
+    dcommi_check_trace trace = {0};
+    dcomm_status status = dcommi_check_plans((const dcomm_plan *const *)plans, a->nranks, &a->spec,
+                                             &report, a->svg != NULL ? &trace : NULL);
+    bool good = status == DCOMM_OK;
+    if (!good) {
+        fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
+    } else if (a->check) {
+        printf("right: %" PRId64 " messages, %" PRId64 " signals, longest chain %" PRId64
+               ", at most %" PRId64 " bytes from a rank, %" PRId64 " bytes in all\n",
+               report.messages, report.signals, report.steps, report.max_rank_bytes,
+               report.total_bytes);
+    }
+    if (a->svg != NULL && trace.n > 0) {
+        good = draw(a, &trace) && good;
+    }
+    if (a->json != NULL) {
+        good = write_json(a, &report) && good;
+    }
+    dcommi_free(trace.event);
+    return good ? EXIT_GOOD : EXIT_WRONG;
+}
+
+int main(int argc, char **argv)
+{
+    arguments a = {0};
+    int result = parse(argc, argv, &a);
+    if (result >= 0) {
+        return result;
+    }
+    size_t cells = (size_t)a.nranks * (size_t)a.nranks;
+    size_t *counts = calloc(cells, sizeof *counts);
+    dcomm_plan *plans[DCOMMI_CHECK_RANKS] = {NULL};
+    result = counts != NULL ? EXIT_GOOD : EXIT_WRONG;
+    for (size_t i = 0; counts != NULL && i < cells; i++) {
+        counts[i] = a.spec.count;
+    }
+    a.spec.counts = counts;
+    for (int r = 0; r < a.nranks && result == EXIT_GOOD; r++) {
+        if (dcomm_plan_create(&a.spec, DCOMM_SUM, r, a.nranks, &a.opts, &plans[r]) < 0) {
+            fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
+            result = EXIT_USAGE;
+        }
+    }
+    bool examined = a.check || a.svg != NULL || a.json != NULL;
+    if (result == EXIT_GOOD && (a.rank >= 0 || !examined)) {
+        result = print_plan(plans[a.rank < 0 ? 0 : a.rank]);
+    }
+    if (result == EXIT_GOOD && examined) {
+        result = examine(&a, plans);
+    }
+    for (int r = 0; r < a.nranks; r++) {
+        if (plans[r] != NULL) {
+            dcomm_plan_destroy(&plans[r]);
+        }
+    }
+    free(counts);
+    return result;
+}
