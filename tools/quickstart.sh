@@ -47,6 +47,9 @@ say "building"
 rm -f build-setup.log
 ninja -C build dcomm-run dcomm-perf examples/trainer
 
+# On one machine nothing takes a minute: what does is stuck, and should say so soon.
+export DCOMM_TIMEOUT=${DCOMM_TIMEOUT:-60}
+
 out=build/quickstart
 rm -rf "$out"
 mkdir -p "$out"
