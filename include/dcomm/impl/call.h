@@ -31,6 +31,16 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
     return DCOMM_OK;
 }
 
+/* What must be over when the call returns cannot wait for the end of a group. */
+static dcomm_status dcommi_check_no_group(const char *what)
+{
+    return dcommi_this_group.depth == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is not possible between dcomm_group_start and dcomm_group_end",
+                             what);
+}
+
 static const dcomm_coll_opts dcommi_default_opts;
 
 /* Fill in the parts of a shape that all calls have, and check them. */
@@ -242,8 +252,9 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
-                                int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      void *out, int p2p, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
 {
     const dcommi_algo *algo = NULL;
     bool soft = opts->algo == NULL;

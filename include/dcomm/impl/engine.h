@@ -24,6 +24,11 @@ static void dcommi_run_unref(dcommi_run *run)
     while (run->pulls != NULL) {
         dcommi_pull_free(run->pulls);
     }
+    while (run->children != NULL) { /* of a run that failed: until now the engine stood in them */
+        dcommi_frame *frame = run->children;
+        run->children = frame->next;
+        dcommi_free(frame);
+    }
     pthread_mutex_lock(&comm->lock);
     if (run->cached != NULL) {
         dcommi_cached_release(comm, run->cached);
@@ -82,7 +87,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    dcommi_match_node key = dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
         dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
         if (early == NULL) {
@@ -143,11 +149,6 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
                 dcommi_move_free(move);
             }
         }
-        while (run->children != NULL) {
-            dcommi_frame *frame = run->children;
-            run->children = frame->next;
-            dcommi_free(frame);
-        }
     }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);
@@ -175,7 +176,8 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    const char *name = plan->name;
+    char name[64]; /* the plan may be given back before it is named */
+    snprintf(name, sizeof name, "%s", plan->name);
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -193,6 +195,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
+        run->plan = next;
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -236,8 +239,10 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
-        if (run->seq >= comm->entered) {
-            comm->entered = run->seq + 1;
+        /* Two threads may submit in another order than they were numbered. */
+        while (comm->history[comm->entered % DCOMMI_HISTORY].known &&
+               comm->history[comm->entered % DCOMMI_HISTORY].seq == comm->entered) {
+            comm->entered++;
         }
     }
     int poisoned = atomic_load(&comm->poisoned);
@@ -279,7 +284,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
-            done = run->seq;
+            done = run->seq < done ? run->seq : done;
             break;
         }
     }
@@ -313,7 +318,11 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
         m->p2p_done = h->a;
         news = true;
     }
+    if (h->type == DCOMMI_MSG_CREDIT && h->b != 0) { /* it may never have sent to us before */
+        dcommi_send_credit(comm, (int)h->src, h->stream);
+    }
     if (news) {
+        m->asked = false;
         for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
             dcommi_run_wake(run, DCOMMI_LANE_CREDIT, (int64_t)h->src);
         }
