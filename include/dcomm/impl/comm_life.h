@@ -526,9 +526,9 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         }
     }
     if (status >= 0) {
-        /* The parent may be beyond use, so the id comes from what the survivors know alike: they
-         * cannot count derivations together any more. */
-        uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
+        /* The parent may be beyond use, so the id comes from what the survivors know alike: who
+         * they are, and how often they have succeeded together. */
+        uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu + atomic_load(&comm->shrunk));
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -544,6 +544,8 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         status = dcomm_barrier(*new_p, NULL); /* all survivors have come, with the same list */
         if (status < 0) {
             dcomm_comm_destroy(new_p);
+        } else {
+            atomic_fetch_add(&comm->shrunk, 1);
         }
     }
     return status;

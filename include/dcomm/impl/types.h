@@ -238,6 +238,7 @@ struct dcomm_comm {
     pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
+    _Atomic uint64_t shrunk; /* times that it was the parent of a shrunk one */
     dcommi_run *free_runs;
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
