@@ -61,6 +61,16 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
     unsigned char *in = malloc(bytes), *out = malloc(bytes), *all = malloc(bytes);
     dcomm_algo_info info;
     PROCS_TRUE(in != NULL && out != NULL && all != NULL);
+    if (dtype == DCOMM_F32) { /* rank after rank, in f32 */
+        fill(all, dtype, 0);
+        for (int r = 1; r < n; r++) {
+            fill(in, dtype, r);
+            for (size_t i = 0; i < COUNT; i++) {
+                ((float *)(void *)all)[i] += ((const float *)(const void *)in)[i];
+            }
+        }
+        same(hash, all, bytes, "the sum in rank order");
+    }
     fill(in, dtype, rank);
     for (int a = -1; a < 0 || dcomm_algo_get(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK; a++) {
         dcomm_coll_opts opts = {.algo = a < 0 ? NULL : info.name, .deterministic = true};
