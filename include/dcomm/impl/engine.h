@@ -24,6 +24,11 @@ static void dcommi_run_unref(dcommi_run *run)
     while (run->pulls != NULL) {
         dcommi_pull_free(run->pulls);
     }
+    while (run->children != NULL) { /* of a run that failed: transfers used their scratch */
+        dcommi_frame *frame = run->children;
+        run->children = frame->next;
+        dcommi_free(frame);
+    }
     pthread_mutex_lock(&comm->lock);
     if (run->cached != NULL) {
         dcommi_cached_release(comm, run->cached);
@@ -142,11 +147,6 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
             if (!move->in_transport) {
                 dcommi_move_free(move);
             }
-        }
-        while (run->children != NULL) {
-            dcommi_frame *frame = run->children;
-            run->children = frame->next;
-            dcommi_free(frame);
         }
     }
     dcommi_run_forget_exposed(run);
@@ -341,6 +341,14 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     return comm;
 }
 
+/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
+{
+    uint64_t done =
+        h->stream == DCOMMI_STREAM_COLL ? comm->done : comm->members[h->src].p2p_completed;
+    return h->seq < done + DCOMMI_WINDOW;
+}
+
 /* DATA, RTS, EXPOSE or SIGNAL for which there is no receive or no run yet. */
 static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival,
@@ -353,9 +361,12 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
             return DCOMMI_CONSUMED; /* of an operation that is over here */
         }
         if (run != NULL && run->signature.hash != h->signature) {
-            dcommi_suspect_mismatch(comm, run, (int)h->src);
+            dcommi_suspect_mismatch(comm, run, h, arrival->len);
             return DCOMMI_CONSUMED;
         }
+    }
+    if (!dcommi_within_window(comm, h)) {
+        return DCOMMI_CONSUMED;
     }
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
@@ -417,8 +428,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
         char text[DCOMMI_TEXT_MAX + 1];
-        memcpy(text, arrival->data, arrival->len);
-        text[arrival->len] = 0;
+        dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
                       status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
@@ -446,15 +456,14 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
         !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
         dcomm_comm *comm = dcommi_comm_find(context, h.comm);
-        if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
-            atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+        bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+                     dcommi_peer_of(comm, (int)h.src)->transport == transport;
+        if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
-        } else if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank) {
-            if (h.type == DCOMMI_MSG_GOODBYE) {
-                comm->members[h.src].gone = true;
-            } else if (h.type == DCOMMI_MSG_QUERY) {
-                dcommi_send_abort(comm, (int)h.src);
-            }
+        } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
+            comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_QUERY) {
+            dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
                    context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
             dcommi_stray *stray = dcommi_alloc(sizeof *stray);

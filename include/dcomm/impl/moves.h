@@ -55,7 +55,14 @@ static void dcommi_run_unref(dcommi_run *run);
 static void dcommi_move_in_transport(dcommi_move *move)
 {
     move->in_transport = true;
+    move->run->comm->in_transport++;
     atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
+}
+
+static void dcommi_move_out_of_transport(dcommi_move *move)
+{
+    move->in_transport = false;
+    move->run->comm->in_transport--;
 }
 
 static void dcommi_move_complete(dcommi_move *move)
@@ -74,10 +81,6 @@ static void dcommi_move_complete(dcommi_move *move)
 /* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
 static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
 {
-    if (peer->pid == getpid()) {
-        memcpy(dst, (const void *)(uintptr_t)address, len);
-        return DCOMM_OK;
-    }
     uint8_t *to = dst;
     while (len > 0) {
         struct iovec local = {to, len};
@@ -87,7 +90,8 @@ static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t
             if (n < 0 && errno == ESRCH) {
                 return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
             }
-            peer->unreadable = true;
+            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
+            peer->unreadable = peer->unreadable || errno != EFAULT;
             return DCOMM_ERR_UNSUPPORTED;
         }
         to += n;
@@ -192,7 +196,7 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
                       -1, text);
         live = false; /* poisoning has finished the run and orphaned the move */
     }
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live) {
         dcommi_move_complete(move);
     } else {
@@ -312,7 +316,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
@@ -356,12 +360,14 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
 {
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
+    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
-        dcommi_match_insert(comm, &move->node);
+        dcommi_suspect_mismatch(comm, run, h, len);
+        if (run->active) {
+            dcommi_match_insert(comm, &move->node);
+        }
         return DCOMMI_CONSUMED;
     }
-    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     bool exact = move->word < 0;
     if (len > move->len || (exact && len != move->len)) {
         char text[DCOMMI_MESSAGE_MAX];

@@ -228,7 +228,7 @@ static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     (void)status; /* the reader that cannot be reached is reported as lost */
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     dcommi_move_free(move);
     dcommi_run_unref(run);
 }
@@ -273,7 +273,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
     } else if (live) {

@@ -237,6 +237,7 @@ struct dcomm_comm {
     pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t shrinks;
     dcommi_run *free_runs;
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
@@ -248,6 +249,7 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -326,7 +328,8 @@ static void dcommi_lane_ready(dcommi_lane *lane);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_release(dcomm_comm *comm);
 
