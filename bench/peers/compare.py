@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -28,7 +29,7 @@ class Failure(Exception):
     """A sentence for the user."""
 
 
-def parse_bytes(text):
+def byte_count(text):
     number, unit = (text[:-1], UNITS.get(text[-1:].upper())) if text else ("", None)
     value = int(number) * unit if unit else int(text)
     if value < 4:
@@ -36,21 +37,21 @@ def parse_bytes(text):
     return value
 
 
-def parse_ranks(text):
+def rank_list(text):
     ranks = [int(n) for n in text.split(",")]
     if min(ranks) < 2:
         raise ValueError
     return ranks
 
 
-def parse_peers(text):
+def peer_list(text):
     names = text.split(",")
     if not set(names) <= set(PEERS):
         raise ValueError
     return names
 
 
-def parse_positive(text):
+def positive_int(text):
     if int(text) < 1:
         raise ValueError
     return int(text)
@@ -64,17 +65,17 @@ def parse_args():
         epilog="exit: 0 good, 1 slower than --check allows, 2 usage, 3 a run failed or nothing to "
                "compare with")
     parser.add_argument("--op", choices=OPS, default="allreduce")
-    parser.add_argument("-n", type=parse_ranks, default=[2], metavar="N[,N]", dest="ranks",
+    parser.add_argument("-n", type=rank_list, default=[2], metavar="N[,N]", dest="ranks",
                         help="numbers of ranks (2)")
-    parser.add_argument("--rounds", type=parse_positive, default=5, help="(5)")
-    parser.add_argument("--min", type=parse_bytes, default=4, metavar="BYTES",
+    parser.add_argument("--rounds", type=positive_int, default=5, help="(5)")
+    parser.add_argument("--min", type=byte_count, default=4, metavar="BYTES",
                         help="smallest size (4, or 4 for each rank); K, M, G: powers of 1024")
-    parser.add_argument("--max", type=parse_bytes, default=64 << 20, metavar="BYTES",
+    parser.add_argument("--max", type=byte_count, default=64 << 20, metavar="BYTES",
                         help="largest size (64M)")
-    parser.add_argument("--factor", type=parse_positive, default=4, help="between sizes (4)")
+    parser.add_argument("--factor", type=positive_int, default=4, help="between sizes (4)")
     parser.add_argument("--algo", default="auto", help="dcomm's algorithm (auto)")
     parser.add_argument("--inplace", action="store_true", help="all sides in place")
-    parser.add_argument("--peers", type=parse_peers, metavar="NAMES",
+    parser.add_argument("--peers", type=peer_list, metavar="NAMES",
                         help="of openmpi,mpich (those that are installed)")
     parser.add_argument("--check", type=float, metavar="RATIO",
                         help="exit with 1 where dcomm takes more than RATIO times a peer's time")
@@ -83,7 +84,7 @@ def parse_args():
                         help="where dcomm-run and dcomm-perf are (build)")
     parser.add_argument("--openmpi-args", default="", metavar="ARGS", help="more for mpirun")
     parser.add_argument("--mpich-args", default="", metavar="ARGS", help="more for mpirun")
-    parser.add_argument("--iterations", type=parse_positive,
+    parser.add_argument("--iterations", type=positive_int,
                         help="timed iterations of each run (as many as take about 0.3 s)")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one run (120)")
     args = parser.parse_args()
@@ -138,6 +139,30 @@ def find_peer(name, build):
     program.parent.mkdir(parents=True, exist_ok=True)
     run([mpicc, "-O2", "-std=c11", HERE / "mpi-perf.c", "-o", program, "-lm"], 120)
     return mpirun, program
+
+
+def build_probe(build):
+    """core-pair and the first two cores, or None where there is no compiler or one core."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    pair = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
+    if compiler is None or len(pair) < 2:
+        return None
+    program = build / "peers" / "core-pair"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    run([compiler, "-O2", "-std=c11", HERE / "core-pair.c", "-o", program, "-lpthread"], 120)
+    return [str(program)] + pair
+
+
+def busy_cores():
+    """How many cores others keep busy now. The load average would count our own last run too."""
+    def ticks():
+        with open("/proc/stat", encoding="ascii") as file:
+            values = [int(text) for text in file.readline().split()[1:9]]
+        return sum(values), values[3] + values[4]  # all, idle
+    total, idle = ticks()
+    time.sleep(0.5)
+    total, idle = (after - before for after, before in zip(ticks(), (total, idle)))
+    return (1 - idle / max(total, 1)) * (os.cpu_count() or 1)
 
 
 def cores():
@@ -212,11 +237,14 @@ def note_cores(name, side, report, ranks):
 
 
 def compare_size(size, sides, args, ranks, hardware):
-    """Rows of all rounds. Each round begins with another library, so that none always follows the
-    same one."""
+    """Rows of all rounds, and how far apart two cores were in each. Each round begins with another
+    library, so that none always follows the same one."""
     names = list(sides)
     rounds = {name: [] for name in names}
+    pair_ns = []
     for i in range(args.rounds):
+        if args.probe:
+            pair_ns.append(float(run(args.probe, args.timeout)))
         for k in range(len(names)):
             name = names[(i + k) % len(names)]
             report = measure(sides[name], size, args)
@@ -225,7 +253,7 @@ def compare_size(size, sides, args, ranks, hardware):
             rounds[name].append(report["results"][0])
     if len({row["bytes"] for rows in rounds.values() for row in rows}) != 1:
         raise Failure(f"the sides moved different numbers of bytes at {size}")
-    return rounds
+    return rounds, pair_ns
 
 
 def summarize(name, rows):
@@ -244,27 +272,33 @@ def label(name, ranks):
 
 
 def print_heading(sides, ranks):
-    cells = [f"{'bytes':>10}  {'dcomm algo':<24} {'dcomm µs':>11} {'spread':>7}"]
+    cells = [f"{'bytes':>10} {'pair ns':>8}  {'dcomm algo':<23} {'dcomm µs':>11} {'spread':>7}"]
     for name in list(sides)[1:]:
-        cells.append(f"{label(name, ranks) + ' µs':>18} {'spread':>7} {'ratio':>7}")
+        cells.append(f"{label(name, ranks) + ' µs':>18} {'spread':>7} {'ratio':>7} "
+                     f"{'of rounds':>12}")
     print("  ".join(cells), flush=True)
 
 
-def print_row(found):
+def print_row(found, pair_ns):
     own = found["dcomm"]
-    cells = [f"{own['bytes']:>10}  {own['algo']:<24} {own['time_us_med']:>11.2f} "
+    pair = f"{statistics.median(pair_ns):.0f}" if pair_ns else "-"
+    cells = [f"{own['bytes']:>10} {pair:>8}  {own['algo']:<23} {own['time_us_med']:>11.2f} "
              f"{own['spread']:>7.0%}"]
     for name in list(found)[1:]:
         row = found[name]
-        cells.append(f"{row['time_us_med']:>18.2f} {row['spread']:>7.0%} {row['ratio']:>7.2f}")
+        extent = f"{min(row['rounds_ratio']):.2f}..{max(row['rounds_ratio']):.2f}"
+        cells.append(f"{row['time_us_med']:>18.2f} {row['spread']:>7.0%} {row['ratio']:>7.2f} "
+                     f"{extent:>12}")
     print("  ".join(cells), flush=True)
 
 
 def compare(ranks, peers, args, hardware):
     sides = make_sides(ranks, peers, args)
     crowded = ranks > cores()
-    print(f"\n# {args.op}, {ranks} ranks on {min(ranks, cores())} cores, {args.rounds} rounds; "
-          "ratio: dcomm's time over the peer's; spread: (max - min) / median over rounds")
+    print(f"\n# {args.op}, {ranks} ranks on {min(ranks, cores())} cores, {args.rounds} rounds\n"
+          "# times: medians over rounds; spread: (max - min) / median\n"
+          "# ratio: dcomm's time over the peer's in the same round; median, least..most of rounds\n"
+          "# pair: a cache line's way from one core to another and back")
     if crowded:
         print("# more ranks than cores: dcomm yields, Open MPI is told to yield"
               + ("; MPICH only spins, its times say nothing of its algorithms"
@@ -272,15 +306,24 @@ def compare(ranks, peers, args, hardware):
     for name, side in sides.items():
         print(f"# {name}: {shlex.join(side['command'])} -b BYTES -e BYTES")
     print_heading(sides, ranks)
-    results = []
+    results, trips = [], []
     for size in sizes(ranks, args):
-        rounds = compare_size(size, sides, args, ranks, hardware)
+        rounds, pair_ns = compare_size(size, sides, args, ranks, hardware)
         found = {name: summarize(name, rows) for name, rows in rounds.items()}
         for name in peers:
-            found[name]["ratio"] = found["dcomm"]["time_us_med"] / found[name]["time_us_med"]
+            # Of neighbours in time: the machine may change its pace between rounds.
+            ratios = [own / peer for own, peer in zip(found["dcomm"]["rounds_us"],
+                                                      found[name]["rounds_us"])]
+            found[name]["ratio"] = statistics.median(ratios)
+            found[name]["rounds_ratio"] = ratios
             found[name]["spins"] = name == "mpich" and crowded
-        print_row(found)
+        found["dcomm"]["pair_ns"] = pair_ns
+        print_row(found, pair_ns)
         results += found.values()
+        trips += pair_ns
+    if trips and max(trips) > 1.5 * min(trips):
+        print(f"# the cores' distance changed on the way, {min(trips):.0f} to {max(trips):.0f} ns: "
+              "trust ratios, not times")
     return {"nranks": ranks, "oversubscribed": crowded, "sides": sides, "results": results}
 
 
@@ -313,16 +356,17 @@ def main():
             print(f"MISSING: {error}", file=sys.stderr)
     if not peers or (args.peers and missing):
         raise Failure("nothing to compare with: " + ", ".join(missing))
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"WARNING: this machine is busy (load {load:.1f}): the times below compare nothing",
+    args.probe = build_probe(args.build)
+    busy = busy_cores()
+    if busy > 0.2:
+        print(f"WARNING: others keep {busy:.1f} cores busy: the times below compare nothing",
               file=sys.stderr)
     hardware = {}
     tables = [compare(ranks, peers, args, hardware) for ranks in args.ranks]
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"schema": 1, "tool": "compare-peers", "hardware": hardware,
-                       "load_before": load, "rounds": args.rounds, "missing": missing,
+                       "busy_cores_before": busy, "rounds": args.rounds, "missing": missing,
                        "tables": tables}, file, indent=1)
             file.write("\n")
     return check(tables, args.check) if args.check else GOOD
