@@ -270,10 +270,10 @@ static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
     REFUSED(dcomm_send(c, in, 1, DCOMM_F32, 7, NULL), bad, "rank 7");
     REFUSED(dcomm_send(c, in, 1, DCOMM_F32, rank, NULL), bad, "rank");
     REFUSED(dcomm_recv(c, NULL, 1, DCOMM_F32, (rank + 1) % n, NULL), bad, "NULL");
-    REFUSED(dcomm_allgatherv(c, in, out, NULL, NULL, DCOMM_F32, NULL), bad, "recvcounts");
+    REFUSED(dcomm_allgatherv(c, in, out, NULL, NULL, DCOMM_F32, NULL), bad, "counts is NULL");
     REFUSED(dcomm_allgatherv(c, in, out, huge, NULL, DCOMM_F32, NULL), bad, "2^62");
     REFUSED(dcomm_alltoallv(c, in, NULL, NULL, out, counts, NULL, DCOMM_F32, NULL), bad,
-            "sendcounts");
+            "counts");
     REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM,
                             &(dcomm_coll_opts){.algo = "quick"}),
             DCOMM_ERR_UNSUPPORTED, "no algorithm \"quick\"; it has ring");
