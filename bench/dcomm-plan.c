@@ -45,7 +45,7 @@ static void print_usage(FILE *f)
 {
     fputs(usage, f);
     for (int coll = 0; coll < DCOMM_COLL_COUNT; coll++) {
-        dcomm_algo_info info;
+        dcomm_algo_info info = {0};
         for (int i = 0; dcomm_algo_get((dcomm_coll)coll, i, &info) == DCOMM_OK; i++) {
             if (i == 0) {
                 fprintf(f, "  %-16s", dcomm_coll_name((dcomm_coll)coll));

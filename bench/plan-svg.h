@@ -155,7 +155,7 @@ static void svg_arrow(FILE *f, const svg_picture *p, const svg_mark *m, bool lab
     bool again = m->kind == SVG_READ && m > p->mark && m[-1].kind == SVG_READ &&
                  m[-1].level == m->level && m[-1].to == m->to; /* one label for all of a fold */
     if (labels && m->bytes > 0 && m->kind != SVG_EXPOSE && !again) {
-        char text[32], times[16] = "";
+        char text[32], times[24] = "";
         svg_bytes(text, sizeof text, m->bytes);
         if (m->count > 1) {
             snprintf(times, sizeof times, "%d&#215; ", m->count);

@@ -10404,6 +10404,7 @@ struct dcomm_comm {
     pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t shrinks;
     dcommi_run *free_runs;
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
@@ -10415,6 +10416,7 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -10493,7 +10495,8 @@ static void dcommi_lane_ready(dcommi_lane *lane);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_release(dcomm_comm *comm);
 
@@ -10834,7 +10837,14 @@ static void dcommi_run_unref(dcommi_run *run);
 static void dcommi_move_in_transport(dcommi_move *move)
 {
     move->in_transport = true;
+    move->run->comm->in_transport++;
     atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
+}
+
+static void dcommi_move_out_of_transport(dcommi_move *move)
+{
+    move->in_transport = false;
+    move->run->comm->in_transport--;
 }
 
 static void dcommi_move_complete(dcommi_move *move)
@@ -10853,10 +10863,6 @@ static void dcommi_move_complete(dcommi_move *move)
 /* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
 static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
 {
-    if (peer->pid == getpid()) {
-        memcpy(dst, (const void *)(uintptr_t)address, len);
-        return DCOMM_OK;
-    }
     uint8_t *to = dst;
     while (len > 0) {
         struct iovec local = {to, len};
@@ -10866,7 +10872,8 @@ static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t
             if (n < 0 && errno == ESRCH) {
                 return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
             }
-            peer->unreadable = true;
+            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
+            peer->unreadable = peer->unreadable || errno != EFAULT;
             return DCOMM_ERR_UNSUPPORTED;
         }
         to += n;
@@ -10971,7 +10978,7 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
                       -1, text);
         live = false; /* poisoning has finished the run and orphaned the move */
     }
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live) {
         dcommi_move_complete(move);
     } else {
@@ -11091,7 +11098,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
@@ -11135,12 +11142,14 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
 {
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
+    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
-        dcommi_match_insert(comm, &move->node);
+        dcommi_suspect_mismatch(comm, run, h, len);
+        if (run->active) {
+            dcommi_match_insert(comm, &move->node);
+        }
         return DCOMMI_CONSUMED;
     }
-    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     bool exact = move->word < 0;
     if (len > move->len || (exact && len != move->len)) {
         char text[DCOMMI_MESSAGE_MAX];
@@ -11444,7 +11453,7 @@ static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     (void)status; /* the reader that cannot be reached is reported as lost */
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     dcommi_move_free(move);
     dcommi_run_unref(run);
 }
@@ -11489,7 +11498,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
     } else if (live) {
@@ -11651,6 +11660,13 @@ static void dcommi_frame_done(dcommi_frame *frame)
         if (*at == frame) {
             *at = frame->next;
             break;
+        }
+    }
+    const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
+    for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
+        const uint8_t *base = run->offers[i].base;
+        if (base >= scratch && base <= scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+            run->offers[i].base = NULL;
         }
     }
     dcommi_free(frame);
@@ -12223,7 +12239,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 {
     dcomm_comm *comm = run->comm;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
+        dcommi_suspect_mismatch(comm, run, h, 0);
         return;
     }
     if (h->slot >= (h->type == DCOMMI_MSG_SIGNAL ? run->plan->ncounters : run->plan->nslots)) {
@@ -12274,6 +12290,16 @@ static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t 
              dcomm_coll_name((dcomm_coll)s->coll), s->count,
              dcomm_dtype_name((dcomm_dtype)s->dtype), dcomm_op_name((dcomm_op)s->op), s->root,
              s->algo, s->hash);
+}
+
+/* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
+static void dcommi_peer_text(char *text, const void *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        char c = ((const char *)data)[i];
+        text[i] = c >= ' ' && c != 127 ? c : c < 0 ? c : '?';
+    }
+    text[len] = 0;
 }
 
 /* What the first waiting lane of a run waits for. */
@@ -12420,12 +12446,22 @@ static void dcommi_query(dcommi_run *run, int rank)
     dcommi_send_header(run->comm, rank, &h, text, strlen(text));
 }
 
-/* Messages of one sequence number carry different signatures: let the peer, which will then know
- * both descriptions, say so. */
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank)
+/* A message of a run's sequence number carries another signature. In a collective let the peer,
+ * which will then know both descriptions, say so; a peer whose send is over has forgotten it. */
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len)
 {
-    (void)comm;
-    dcommi_query(run, rank);
+    if (run->stream == DCOMMI_STREAM_COLL) {
+        dcommi_query(run, (int)h->src);
+        return;
+    }
+    char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
+    dcommi_signature_text(&run->signature, ours, sizeof ours);
+    snprintf(text, sizeof text,
+             "ranks disagree about operation #%" PRIu64 ": rank %d calls send(%zu bytes, signature "
+             "%08x) to rank %d, rank %d calls %s",
+             h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
+    dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
 }
 
 static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
@@ -12483,8 +12519,7 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     }
     if (mine != NULL && mine->hash != h->signature) {
         char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
-        memcpy(theirs, data, len);
-        theirs[len] = 0;
+        dcommi_peer_text(theirs, data, len);
         dcommi_signature_text(mine, ours, sizeof ours);
         snprintf(text, sizeof text,
                  "ranks disagree about operation #%" PRIu64 ": rank %d calls %s, rank %d calls %s",
@@ -12506,8 +12541,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
         peer->replied = true;
         peer->entry = (uint8_t)h->a;
         size_t n = len < sizeof peer->where - 1 ? len : sizeof peer->where - 1;
-        memcpy(peer->where, data, n);
-        peer->where[n] = 0;
+        dcommi_peer_text(peer->where, data, n);
     }
 }
 
@@ -12570,39 +12604,62 @@ static void dcommi_run_ask(dcommi_run *run, double now)
     }
 }
 
+/* "rank 3", "ranks 0-2, 5"; "" for none. */
+static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+{
+    char list[96];
+    int n = 0;
+    for (int r = 0; r < size; r++) {
+        n += wanted[r];
+    }
+    dcommi_rank_list(wanted, size, list, sizeof list);
+    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+}
+
 /* The time of a run is up: say who is to blame, as far as their answers tell. */
 static void dcommi_run_timeout(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    char text[DCOMMI_MESSAGE_MAX], where[64], missing[96] = "", silent[96] = "", waiting[96] = "";
-    dcommi_run_where(run, where, sizeof where);
-    bool *flags = dcommi_calloc((size_t)comm->size, 3 * sizeof *flags);
-    if (flags != NULL && run->peers != NULL) {
-        bool *never = flags, *mute = flags + comm->size, *there = flags + 2 * comm->size;
+    enum { NEVER, SILENT, THERE, GROUPS };
+    char text[DCOMMI_MESSAGE_MAX], name[64], where[64], ranks[GROUPS][112] = {{0}};
+    bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
+    bool one = true;
+    if (flags != NULL) {
         for (int r = 0; r < comm->size; r++) {
-            bool self = r == comm->rank;
-            bool asked = !self && dcommi_run_involves(run, r);
-            never[r] = asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_NOT_ENTERED;
-            mute[r] = asked && !run->peers[r].replied;
-            there[r] =
-                self || (asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_ENTERED);
+            const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
+            bool asked = peer != NULL && dcommi_run_involves(run, r);
+            bool heard = asked && peer->replied;
+            int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
+                        : asked && !peer->replied                                  ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED               ? NEVER
+                                                                                   : GROUPS;
+            if (group < GROUPS) {
+                flags[group * comm->size + r] = true;
+            }
+            one = one && (group != THERE || r == comm->rank);
         }
-        dcommi_rank_list(never, comm->size, missing, sizeof missing);
-        dcommi_rank_list(mute, comm->size, silent, sizeof silent);
-        dcommi_rank_list(there, comm->size, waiting, sizeof waiting);
+        for (int g = 0; g < GROUPS; g++) {
+            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
+        }
     }
     dcommi_free(flags);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s #%" PRIu64 " timed out after %.3g s: ",
-                                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
+    dcommi_run_where(run, where, sizeof where);
+    snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
+             run->seq);
+    size_t at = (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
                                  run->timeout_s);
-    if (missing[0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s never entered it; ", missing);
+    if (ranks[NEVER][0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
+                               name);
     }
-    if (silent[0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s does not answer; ", silent);
+    if (ranks[SILENT][0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s %s not answer; ", ranks[SILENT],
+                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
     }
-    snprintf(text + at, sizeof text - at, "rank %s wait%s for it in %s", waiting,
-             strpbrk(waiting, ",-") == NULL ? "s" : "", where);
+    snprintf(text + at, sizeof text - at, "%s wait%s for %s in %s",
+             ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
+             ranks[NEVER][0] != 0 || ranks[SILENT][0] != 0 ? "it" : "progress",
+             where[0] != 0 ? where : "no step");
     dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
 }
 
@@ -12650,6 +12707,11 @@ static void dcommi_run_unref(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     while (run->pulls != NULL) {
         dcommi_pull_free(run->pulls);
+    }
+    while (run->children != NULL) { /* of a run that failed: transfers used their scratch */
+        dcommi_frame *frame = run->children;
+        run->children = frame->next;
+        dcommi_free(frame);
     }
     pthread_mutex_lock(&comm->lock);
     if (run->cached != NULL) {
@@ -12769,11 +12831,6 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
             if (!move->in_transport) {
                 dcommi_move_free(move);
             }
-        }
-        while (run->children != NULL) {
-            dcommi_frame *frame = run->children;
-            run->children = frame->next;
-            dcommi_free(frame);
         }
     }
     dcommi_run_forget_exposed(run);
@@ -12968,6 +13025,14 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     return comm;
 }
 
+/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
+{
+    uint64_t done =
+        h->stream == DCOMMI_STREAM_COLL ? comm->done : comm->members[h->src].p2p_completed;
+    return h->seq < done + DCOMMI_WINDOW;
+}
+
 /* DATA, RTS, EXPOSE or SIGNAL for which there is no receive or no run yet. */
 static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival,
@@ -12980,9 +13045,12 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
             return DCOMMI_CONSUMED; /* of an operation that is over here */
         }
         if (run != NULL && run->signature.hash != h->signature) {
-            dcommi_suspect_mismatch(comm, run, (int)h->src);
+            dcommi_suspect_mismatch(comm, run, h, arrival->len);
             return DCOMMI_CONSUMED;
         }
+    }
+    if (!dcommi_within_window(comm, h)) {
+        return DCOMMI_CONSUMED;
     }
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
@@ -13044,8 +13112,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
         char text[DCOMMI_TEXT_MAX + 1];
-        memcpy(text, arrival->data, arrival->len);
-        text[arrival->len] = 0;
+        dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
                       status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
@@ -13073,15 +13140,14 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
         !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
         dcomm_comm *comm = dcommi_comm_find(context, h.comm);
-        if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
-            atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+        bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+                     dcommi_peer_of(comm, (int)h.src)->transport == transport;
+        if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
-        } else if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank) {
-            if (h.type == DCOMMI_MSG_GOODBYE) {
-                comm->members[h.src].gone = true;
-            } else if (h.type == DCOMMI_MSG_QUERY) {
-                dcommi_send_abort(comm, (int)h.src);
-            }
+        } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
+            comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_QUERY) {
+            dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
                    context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
             dcommi_stray *stray = dcommi_alloc(sizeof *stray);
@@ -13509,7 +13575,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         }
         return DCOMM_OK;
     }
-    bool fits = strlen(wanted) < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
+    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
     if (fits && dcommi_ucx_is_netdev(wanted)) {
         strcpy(name, wanted);
         return DCOMM_OK;
@@ -13520,8 +13586,8 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
         if (device > 0 && access(path, F_OK) == 0) {
             *tcp = false;
-            snprintf(name, sizeof(dcommi_ucx_name), "%s%s", wanted,
-                     wanted[device] == ':' ? "" : ":1");
+            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
+                     wanted, wanted[device] == ':' ? "" : ":1");
             return DCOMM_OK;
         }
     }
@@ -17039,12 +17105,12 @@ static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
     int64_t bytes = dcommi_shape_size(s);
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        if (bytes <= 4096 && s->nranks <= 16) {
+        /* Two ranks move as much by one exchange as by two, and wait once. */
+        if (s->nranks <= 16 && bytes <= (s->nranks == 2 && one_host ? 2 << 20 : 4096)) {
             return "one_shot";
         }
-        if (s->rank_order || one_host) {
-            return bytes <= 4096 && s->nranks > 16 && !s->rank_order ? "recursive_doubling"
-                                                                     : "two_shot";
+        if (s->rank_order || (one_host && bytes > 4096)) {
+            return "two_shot";
         }
         if (bytes <= 32768) {
             return "recursive_doubling";
@@ -17348,8 +17414,15 @@ static void dcommi_comm_release(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     pthread_mutex_destroy(&comm->lock);
-    dcomm_context *context = comm->context;
     dcommi_free(comm);
+}
+
+/* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
+ * last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_comm_release(comm);
     if (context != NULL) {
         dcommi_context_release(context);
     }
@@ -17653,7 +17726,7 @@ DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm
     DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
     dcomm_status status = dcommi_comm_build(*comm_p);
     if (status < 0) {
-        dcommi_comm_release(*comm_p);
+        dcommi_comm_drop(*comm_p);
         *comm_p = NULL;
     }
     return status;
@@ -17666,7 +17739,7 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
     atomic_store(&comm->ready, DCOMM_IN_PROGRESS);
     int error = pthread_create(&comm->creator, NULL, dcommi_comm_create_main, comm);
     if (error != 0) {
-        dcommi_comm_release(comm);
+        dcommi_comm_drop(comm);
         *comm_p = NULL;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s",
                            strerror(error));
@@ -17721,7 +17794,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     }
     dcommi_free(hosts);
     if (bad) {
-        dcommi_comm_release(comm);
+        dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     dcommi_token_take(parent->context);
@@ -17828,9 +17901,12 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         }
     }
     if (status >= 0) {
-        /* The parent may be beyond use, so the id comes from what the survivors know alike: they
-         * cannot count derivations together any more. */
+        /* The parent may be beyond use, so the id comes from what the survivors know alike: who
+         * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
+        pthread_mutex_lock(&comm->lock);
+        salt = dcommi_mix(salt, ++comm->shrinks);
+        pthread_mutex_unlock(&comm->lock);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -17874,11 +17950,12 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     return DCOMM_OK;
 }
 
-/* Whether a peer that we have spoken with has not said goodbye yet. */
+/* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
+ * memory of the caller's. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
-    bool awaits = false;
     dcommi_token_take(comm->context);
+    bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
@@ -17900,7 +17977,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         atomic_store(&comm->cancel, 1);
         pthread_join(comm->creator, NULL);
         if (atomic_load(&comm->ready) != DCOMM_OK) {
-            dcommi_comm_release(comm);
+            dcommi_comm_drop(comm);
             return DCOMM_OK;
         }
     }
@@ -17914,9 +17991,16 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
-        if (m->peer >= 0 && (m->heard || m->addressed) && !context->peers[m->peer].lost) {
+        if (m->peer < 0 || context->peers[m->peer].lost) {
+            continue;
+        }
+        /* Processes of this host see this one end, also those that it has never spoken with: they
+         * must not take it for dead. */
+        bool spoken = m->heard || m->addressed;
+        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             dcommi_send_header(comm, r, &h, NULL, 0);
+            m->addressed = spoken; /* nobody waits for the answer to a goodbye */
         }
     }
     dcommi_token_release(context);
@@ -17942,7 +18026,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcommi_token_release(context);
-    dcommi_comm_release(comm);
+    dcommi_comm_drop(comm);
     return DCOMM_OK;
 }
 

@@ -109,7 +109,7 @@ static bool sim_transform(sim *s, int rank, const dcomm_step *st, const int64_t 
     sim_rank *r = &s->rank[rank];
     unsigned char *src[4096];
     size_t n = 0;
-    int64_t len, out_len, read = 0;
+    int64_t len = 0, out_len, read = 0;
     unsigned char *dst = sim_piece(s, rank, &st->dst, 0, index, &out_len);
     for (uint32_t i = 0; i < st->nsrc; i++) {
         const dcomm_operand *o = &r->plan->operands[st->src + i];

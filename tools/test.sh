@@ -3,7 +3,7 @@
 #
 #   tools/test.sh [--full] [--stage NAME]...
 #
-# --full runs the whole run-for-real matrix. --stage runs only the named stages, of: setup house gcc
+# --full runs the whole run-for-real matrix, and tests that need gigabytes. --stage runs only the named stages, of: setup house gcc
 # header examples matrix clang asan tsan fuzz. DCOMM_FUZZ_SECONDS (default 60) is each fuzz
 # target's time. Each executable tests/*.sh is a script test: it takes the build directory as its
 # argument and prints TAP ("ok - what", "not ok - what") or counts as one check.
@@ -15,7 +15,10 @@ full=()
 chosen=()
 while [ $# -gt 0 ]; do
     case $1 in
-    --full) full=(--full) ;;
+    --full)
+        full=(--full)
+        export DCOMM_TEST_FULL=1
+        ;;
     --stage)
         [[ " ${stages[*]} " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
         chosen+=("$2")

@@ -1,0 +1,205 @@
+/* ranks.h - tests of the public interface: processes that are ranks of one communicator, on one
+ * host, on several (by name; their network is the loopback), or where no rank may read another's
+ * memory. Values of every dtype, and buffers with guarded edges. */
+#ifndef RANKS_H
+#define RANKS_H
+
+#include "procs.h"
+
+#include "dcomm.h"
+
+typedef enum ranks_place {
+    RANKS_LOCAL,   /* one host: mapped memory, memory of other processes read directly */
+    RANKS_MESSAGE, /* one host, where the kernel forbids to read another process */
+    RANKS_HOSTS,   /* every rank a host of its own */
+    RANKS_PAIRS    /* two ranks a host */
+} ranks_place;
+
+static inline const char *ranks_place_name(ranks_place place)
+{
+    static const char *const names[] = {"local", "message", "hosts", "pairs"};
+    return names[place];
+}
+
+/* Before the first call of dcomm in a process. */
+static inline void ranks_settle(int rank, int n, ranks_place place)
+{
+    char host[32], ranks[16];
+    snprintf(ranks, sizeof ranks, "%d", n);
+    setenv("LOCAL_WORLD_SIZE", ranks, 1); /* who has no core to itself must not spin */
+    snprintf(host, sizeof host, "host%d", place == RANKS_PAIRS ? rank / 2 : rank);
+    setenv("DCOMM_IFACE", "lo", 1);
+    if (place == RANKS_MESSAGE) {
+        setenv("DCOMM_CMA", "0", 1);
+    }
+    if (place == RANKS_HOSTS || place == RANKS_PAIRS) {
+        setenv("DCOMM_HOSTID", host, 1);
+    }
+}
+
+/* The world communicator of n processes; opts may be NULL. */
+static inline dcomm_comm *ranks_join(int rank, int n, procs_shared *s, const dcomm_comm_opts *opts)
+{
+    dcomm_comm_opts o = {0};
+    dcomm_comm *comm = NULL;
+    size_t len;
+    if (opts != NULL) {
+        o = *opts;
+    }
+    o.boot = DCOMM_BOOT_ID;
+    o.rank = rank;
+    o.size = n;
+    o.timeout_s = o.timeout_s > 0 ? o.timeout_s : 60;
+    if (rank == 0) {
+        PROCS_CHECK(dcomm_id_create(&o.id) == DCOMM_OK, "%s", dcomm_last_error());
+        procs_give(s, 0, &o.id, sizeof o.id);
+    } else {
+        memcpy(&o.id, procs_take(s, 0, &len), sizeof o.id);
+    }
+    PROCS_CHECK(dcomm_comm_create(&o, &comm) == DCOMM_OK, "rank %d: %s", rank, dcomm_last_error());
+    return comm;
+}
+
+#define RANKS_OK(call)                                                                   \
+    do {                                                                                 \
+        dcomm_status ranks_status = (call);                                              \
+        PROCS_CHECK(ranks_status == DCOMM_OK, "%s: %s", dcomm_status_name(ranks_status), \
+                    dcomm_last_error());                                                 \
+    } while (0)
+
+/* ---- values ---- */
+
+/* Small whole numbers are exact in every dtype. */
+static inline void ranks_put(void *buffer, size_t i, dcomm_dtype dtype, double value)
+{
+    unsigned char *at = (unsigned char *)buffer + i * dcomm_dtype_size(dtype);
+    float f = (float)value;
+    int64_t whole = (int64_t)value;
+    uint32_t bits;
+    uint16_t half = 0;
+    memcpy(&bits, &f, sizeof bits);
+    switch (dtype) {
+    case DCOMM_F64:
+        memcpy(at, &value, sizeof value);
+        break;
+    case DCOMM_F32:
+        memcpy(at, &f, sizeof f);
+        break;
+    case DCOMM_F16:
+        if (f != 0) {
+            half = (uint16_t)((bits >> 16 & 0x8000) |
+                              (((bits >> 23 & 0xff) - 112) << 10 | (bits >> 13 & 0x3ff)));
+        }
+        memcpy(at, &half, sizeof half);
+        break;
+    case DCOMM_BF16:
+        half = (uint16_t)(bits >> 16);
+        memcpy(at, &half, sizeof half);
+        break;
+    default: /* little endian, two's complement */
+        memcpy(at, &whole, dcomm_dtype_size(dtype));
+        break;
+    }
+}
+
+static inline double ranks_get(const void *buffer, size_t i, dcomm_dtype dtype)
+{
+    const unsigned char *at = (const unsigned char *)buffer + i * dcomm_dtype_size(dtype);
+    uint16_t half;
+    uint32_t bits;
+    float f;
+    double d;
+    union {
+        int8_t i8;
+        uint8_t u8;
+        int32_t i32;
+        uint32_t u32;
+        int64_t i64;
+        uint64_t u64;
+    } whole;
+    switch (dtype) {
+    case DCOMM_F64:
+        memcpy(&d, at, sizeof d);
+        return d;
+    case DCOMM_F32:
+        memcpy(&f, at, sizeof f);
+        return (double)f;
+    case DCOMM_F16:
+        memcpy(&half, at, sizeof half);
+        bits = (half & 0x7fffu) == 0 ? 0u : ((half & 0x7fffu) << 13) + (112u << 23);
+        bits |= (half & 0x8000u) << 16;
+        memcpy(&f, &bits, sizeof f);
+        return (double)f;
+    case DCOMM_BF16:
+        memcpy(&half, at, sizeof half);
+        bits = (uint32_t)half << 16;
+        memcpy(&f, &bits, sizeof f);
+        return (double)f;
+    default:
+        memcpy(&whole, at, dcomm_dtype_size(dtype));
+        return dtype == DCOMM_I8    ? (double)whole.i8
+               : dtype == DCOMM_U8  ? (double)whole.u8
+               : dtype == DCOMM_I32 ? (double)whole.i32
+               : dtype == DCOMM_U32 ? (double)whole.u32
+               : dtype == DCOMM_I64 ? (double)whole.i64
+                                    : (double)whole.u64;
+    }
+}
+
+/* Uniform in [0, 2^64). */
+static inline uint64_t ranks_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static inline uint64_t ranks_hash(const void *bytes, size_t len)
+{
+    uint64_t h = 14695981039346656037u;
+    for (size_t i = 0; i < len; i++) {
+        h = (h ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
+    }
+    return h;
+}
+
+/* ---- buffers ---- */
+
+#define RANKS_EDGE 64
+#define RANKS_BLANK 0xa5
+
+/* `bytes` blank bytes with guarded edges, `skew` off an aligned address. */
+typedef struct ranks_buffer {
+    unsigned char *memory, *at;
+    size_t bytes;
+} ranks_buffer;
+
+static inline ranks_buffer ranks_buffer_make(size_t bytes, size_t skew)
+{
+    ranks_buffer b = {malloc(bytes + 2 * RANKS_EDGE + skew), NULL, bytes};
+    PROCS_TRUE(b.memory != NULL);
+    memset(b.memory, RANKS_BLANK, bytes + 2 * RANKS_EDGE + skew);
+    b.at = b.memory + RANKS_EDGE + skew;
+    return b;
+}
+
+static inline bool ranks_blank(const unsigned char *at, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (at[i] != RANKS_BLANK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static inline void ranks_buffer_free(ranks_buffer *b, const char *what)
+{
+    PROCS_CHECK(ranks_blank(b->at - RANKS_EDGE, RANKS_EDGE) &&
+                    ranks_blank(b->at + b->bytes, RANKS_EDGE),
+                "%s: written beyond a buffer", what);
+    free(b->memory);
+}
+
+#endif
