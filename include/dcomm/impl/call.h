@@ -44,7 +44,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (element == 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: dtype is %d, which is none", name, (int)dtype);
     }
-    if (op < 0 || (op >= DCOMM_OP_COUNT && op < DCOMM_OP_USER) || op > DCOMM_OP_USER_MAX) {
+    if (!dcommi_op_known(op)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
     }
     if (root < 0 || root >= comm->size) {

@@ -359,8 +359,12 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     if (h->stream == DCOMMI_STREAM_COLL) {
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
         dcommi_run *run = dcommi_run_find(comm, h);
-        if (h->seq < comm->done || (entry->known && entry->seq == h->seq && run == NULL)) {
-            return DCOMMI_CONSUMED; /* of an operation that is over here */
+        bool known = entry->known && entry->seq == h->seq;
+        if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
+            if (known && entry->signature.hash != h->signature) {
+                dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
+            }
+            return DCOMMI_CONSUMED;
         }
         if (run != NULL && run->signature.hash != h->signature) {
             dcommi_suspect_mismatch(comm, run, h, arrival->len);

@@ -167,13 +167,18 @@ static uint64_t dcommi_process_started(pid_t pid)
 
 /* ---- queries ---- */
 
-static void dcommi_query(dcommi_run *run, int rank)
+/* Ask a rank about operation `seq`, which is `mine` here. */
+static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t seq,
+                         const dcommi_signature *mine)
 {
     char text[DCOMMI_TEXT_MAX];
-    dcommi_signature_text(&run->signature, text, sizeof text);
-    dcommi_header h = dcommi_header_of(run, DCOMMI_MSG_QUERY, 0);
-    h.slot = run->signature.coll;
-    dcommi_send_header(run->comm, rank, &h, text, strlen(text));
+    dcommi_signature_text(mine, text, sizeof text);
+    dcommi_header h = {.type = DCOMMI_MSG_QUERY,
+                       .stream = stream,
+                       .slot = mine->coll,
+                       .signature = mine->hash,
+                       .seq = seq};
+    dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
 /* A message of a run's sequence number carries another signature. In a collective let the peer,
@@ -182,7 +187,7 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
                                     size_t len)
 {
     if (run->stream == DCOMMI_STREAM_COLL) {
-        dcommi_query(run, (int)h->src);
+        dcommi_query(comm, (int)h->src, run->stream, run->seq, &run->signature);
         return;
     }
     char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
@@ -327,7 +332,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             return;
         }
         run->peers[r].replied = false;
-        dcommi_query(run, r);
+        dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
             return;
         }

@@ -78,9 +78,14 @@ static void dcommi_move_complete(dcommi_move *move)
 
 /* ---- reading a peer's memory ---- */
 
-/* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
-static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+
+/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
+ * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
+static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
+                                        size_t len)
 {
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
     uint8_t *to = dst;
     while (len > 0) {
         struct iovec local = {to, len};
@@ -88,7 +93,8 @@ static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
             if (n < 0 && errno == ESRCH) {
-                return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
+                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
+                return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
             peer->unreadable = peer->unreadable || errno != EFAULT;
@@ -133,8 +139,10 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     header->done = (uint32_t)comm->done;
     member->told = comm->done;
     member->addressed = true;
-    return peer->transport->call->send(peer->transport, member->peer, header, sizeof *header, data,
-                                       len, op);
+    dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
+                                                      sizeof *header, data, len, op);
+    return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
+                      : status;
 }
 
 /* Header fields of a message of a run. */
@@ -340,7 +348,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
         return DCOMM_ERR_UNSUPPORTED;
     }
     if (move->kind == DCOMMI_MOVE_RECV) {
-        return dcommi_read_process(peer, move->buf, address, len);
+        return dcommi_read_process(comm, move->node.peer, move->buf, address, len);
     }
     uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
     if (staging == NULL) {
@@ -348,7 +356,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(peer, staging, address + at, n));
+        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;

@@ -81,7 +81,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_process(dcommi_peer_of(comm, pieces[i].rank), block,
+            DCOMMI_TRY(dcommi_read_process(comm, pieces[i].rank, block,
                                            pieces[i].address + at, part));
             src[i] = block;
         }
@@ -186,7 +186,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     }
     if (direct) {
         dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(dcommi_peer_of(comm, pieces[0].rank), dst,
+                                   : dcommi_read_process(comm, pieces[0].rank, dst,
                                                          pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
