@@ -10310,10 +10310,20 @@ typedef struct dcommi_peer_state {
     char where[64];
 } dcommi_peer_state;
 
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    uint64_t key[2];
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    uint32_t signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
@@ -10464,6 +10474,7 @@ struct dcomm_context {
     dcomm_comm *comms;
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
     dcommi_stray *strays;
     size_t nstrays;
     uint64_t buried[64]; /* ids of communicators that are no more */
@@ -10538,11 +10549,18 @@ static void dcommi_cache_clear(dcomm_comm *comm)
     }
 }
 
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
 {
-    for (dcommi_cached *c = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS]; c != NULL; c = c->next) {
-        if (c->key[0] == key[0] && c->key[1] == key[1]) {
+    uint64_t h = (key->call ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+
+/* The plan of a key with a reference taken; NULL: not there. */
+static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (memcmp(&c->key, key, sizeof *key) == 0) {
             c->used = ++comm->cache_clock;
             c->refs++;
             comm->stats.plans_reused++;
@@ -10554,8 +10572,8 @@ static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
 
 /* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
  * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], dcomm_plan *plan,
-                                       dcomm_plan *inner)
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
+                                       dcomm_plan *plan, dcomm_plan *inner)
 {
     dcommi_cached *cached = dcommi_alloc(sizeof *cached);
     if (cached == NULL) {
@@ -10574,14 +10592,14 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], 
         }
         dcommi_cache_retire(comm, oldest);
     }
-    cached->key[0] = key[0];
-    cached->key[1] = key[1];
+    cached->key = *key;
     cached->used = ++comm->cache_clock;
     cached->refs = 1;
     cached->plan = plan;
     cached->inner = inner;
-    cached->next = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS];
-    comm->cache[key[0] % DCOMMI_CACHE_BUCKETS] = cached;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;
@@ -10941,32 +10959,57 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
 
 typedef struct dcommi_control {
     dcommi_op op;
+    dcomm_context *context;
+    struct dcommi_control *next; /* in context->free_controls, all without data */
     uint8_t data[];
 } dcommi_control;
 
+static void dcommi_control_free(dcommi_control *control, size_t len)
+{
+    if (len > 0) {
+        dcommi_free(control);
+    } else {
+        control->next = control->context->free_controls;
+        control->context->free_controls = control;
+    }
+}
+
+/* A peer that cannot be told is reported as lost by the transport. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
-    (void)status; /* a peer that cannot be told is reported as lost by the transport */
-    dcommi_free(op);
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 0);
+}
+
+static void dcommi_text_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 1);
 }
 
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len)
 {
-    dcommi_control *control = dcommi_alloc_raw(sizeof *control + len);
-    if (control == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
+    if (control != NULL) {
+        comm->context->free_controls = control->next;
+    } else {
+        control = dcommi_alloc_raw(sizeof *control + len);
+        if (control == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        control->context = comm->context;
     }
-    memset(control, 0, sizeof *control);
-    control->op.done = dcommi_control_done;
+    control->op.handle = NULL;
+    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status != DCOMM_IN_PROGRESS) {
-        dcommi_free(control);
+        dcommi_control_free(control, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }
@@ -12643,9 +12686,9 @@ static void dcommi_run_timeout(dcommi_run *run)
             bool asked = peer != NULL && dcommi_run_involves(run, r);
             bool heard = asked && peer->replied;
             int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !peer->replied                                  ? SILENT
-                        : heard && peer->entry == DCOMMI_NOT_ENTERED               ? NEVER
-                                                                                   : GROUPS;
+                        : asked && !peer->replied                                   ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                                                                                    : GROUPS;
             if (group < GROUPS) {
                 flags[group * comm->size + r] = true;
             }
@@ -12659,8 +12702,8 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
-                                 run->timeout_s);
+    size_t at =
+        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
     if (ranks[NEVER][0] != 0) {
         at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
                                name);
@@ -12680,6 +12723,10 @@ static void dcommi_run_timeout(dcommi_run *run)
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
+            run->submitted_at = run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
         if (run->events != run->events_seen) {
             run->events_seen = run->events;
             run->idle_since = now;
@@ -12705,6 +12752,7 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 #include <sched.h>
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 #define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
 
 /* ---- the life of a run ---- */
@@ -12786,7 +12834,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    dcommi_match_node key = dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
         dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
         if (early == NULL) {
@@ -13327,17 +13376,29 @@ static bool dcommi_progress(dcomm_context *context)
     return false;
 }
 
-/* Progress if nobody else does, and give the core away when there has been nothing to do. */
-static void dcommi_progress_or_yield(dcomm_context *context)
+/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
+ * thread's turn; give the core away when there has been nothing to do for long. */
+static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
     if (dcommi_token_try(context)) {
-        yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+        for (int i = 0; i < DCOMMI_TURN; i++) {
+            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            if (yield || run == NULL ||
+                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
+                break;
+            }
+        }
         dcommi_token_release(context);
     }
     if (yield) {
         sched_yield();
     }
+}
+
+static void dcommi_progress_or_yield(dcomm_context *context)
+{
+    dcommi_progress_for(context, NULL);
 }
 
 /* Hand a run to the engine: at once where the token is free, else by the queue. */
@@ -14978,6 +15039,11 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_move *move = context->free_moves;
         context->free_moves = move->next;
         dcommi_free(move);
+    }
+    while (context->free_controls != NULL) {
+        dcommi_control *control = context->free_controls;
+        context->free_controls = control->next;
+        dcommi_free(control);
     }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
@@ -18223,23 +18289,26 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     return (uint32_t)(h ^ (h >> 32));
 }
 
-static void dcommi_shape_key(const dcommi_shape *s, const dcommi_algo *algo, uint64_t key[2])
+static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
-    const uint64_t facts[] = {(uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op,
-                              s->count,
-                              (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->rank_order << 1 | s->in_place,
-                              (uint64_t)s->chunk_bytes, (uint64_t)(algo - dcommi_algo_table)};
-    key[0] = 1;
-    key[1] = 2;
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
-        key[0] = dcommi_mix(key[0], facts[i]);
-        key[1] = dcommi_mix(key[1], facts[i] ^ 0x5bd1e9955bd1e995u);
+    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
+                                   (uint64_t)s->dtype << 8 | (uint64_t)s->op,
+                           .mode =
+                               (uint64_t)s->lanes << 8 | (uint64_t)s->rank_order << 1 | s->in_place,
+                           .count = s->count,
+                           .chunk = (uint64_t)s->chunk_bytes};
+    for (; algo != NULL && *algo != 0; algo++) {
+        key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
     }
-    dcommi_mix_counts(key, s->counts, s->nranks);
-    dcommi_mix_counts(key, s->displs, s->nranks);
-    dcommi_mix_counts(key, s->send_counts, s->nranks);
-    dcommi_mix_counts(key, s->send_displs, s->nranks);
+    if (s->counts != NULL) {
+        key.counts[0] = 1;
+        key.counts[1] = 2;
+        dcommi_mix_counts(key.counts, s->counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+    }
+    return key;
 }
 
 /* ---- submission ---- */
@@ -18273,7 +18342,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     int status;
     while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
            DCOMM_IN_PROGRESS) {
-        dcommi_progress_or_yield(run->comm->context);
+        dcommi_progress_for(run->comm->context, run);
     }
     if (status < 0) {
         dcommi_fail((dcomm_status)status, "%s", run->comm->message);
@@ -18288,9 +18357,6 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
 {
     dcommi_group *group = &dcommi_this_group;
     run->timeout_s = timeout_s;
-    run->submitted_at = dcommi_now();
-    run->idle_since = run->submitted_at;
-    run->next_query = run->submitted_at + DCOMMI_QUERY_AFTER;
     run->blocking = request_p == NULL;
     if (request_p != NULL) {
         *request_p = (dcomm_request *)run;
@@ -18317,15 +18383,17 @@ static dcomm_status dcommi_call_failed(dcomm_status status)
 }
 
 /* The plan of a shape, from the cache or made now; with comm->lock. */
-static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
-                                     const dcommi_algo *algo, dcommi_cached **cached_p)
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, const char *forced,
+                                     dcommi_cached **cached_p)
 {
-    uint64_t key[2];
-    dcommi_shape_key(s, algo, key);
-    *cached_p = dcommi_cache_find(comm, key);
-    if (*cached_p != NULL) {
+    dcommi_plan_key key = dcommi_shape_key(s, forced);
+    *cached_p = dcommi_cache_find(comm, &key);
+    if (DCOMMI_LIKELY(*cached_p != NULL)) {
         return DCOMM_OK;
     }
+    const dcommi_algo *algo = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
+                                comm->nhosts == 1, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -18339,24 +18407,23 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    *cached_p = dcommi_cache_add(comm, key, plan, inner);
-    return *cached_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    *cached_p = dcommi_cache_add(comm, &key, plan, inner);
+    if (*cached_p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    (*cached_p)->algo = algo;
+    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    return DCOMM_OK;
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
-                                int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      void *out, int p2p, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
 {
-    const dcommi_algo *algo = NULL;
-    bool soft = opts->algo == NULL;
-    dcomm_status status =
-        dcommi_algo_pick(s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo);
-    if (status < 0) {
-        return status;
-    }
     pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
-    status = dcommi_plan_find(comm, s, algo, &cached);
+    dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
     if (run == NULL) {
         if (cached != NULL) {
@@ -18370,13 +18437,13 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     run->in = in;
     run->out = out;
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = dcommi_shape_signature(s, algo);
+    run->signature.hash = cached->signature;
     run->signature.coll = (uint8_t)s->coll;
     run->signature.dtype = (uint8_t)s->dtype;
     run->signature.op = (uint8_t)s->op;
     run->signature.root = s->root;
     run->signature.count = s->count;
-    run->signature.algo = algo->name;
+    run->signature.algo = cached->algo->name;
     run->p2p_peer = p2p;
     if (p2p < 0) {
         run->stream = DCOMMI_STREAM_COLL;
@@ -19375,6 +19442,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER_LOCAL
 #undef DCOMMI_UCX_EAGER_NET
