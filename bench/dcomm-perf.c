@@ -3,16 +3,13 @@
 #include "perf_args.h"
 #include "perf_case.h"
 #include "perf_json.h"
+#include "perf_rule.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-
-static const double perf_target_s = 0.3; /* of timed iterations, when -n is not given */
-enum { PERF_MIN_ITERATIONS = 5, PERF_MAX_ITERATIONS = 20000 };
 
 typedef struct perf_run {
     const perf_args *args;
@@ -29,25 +26,6 @@ typedef struct perf_row {
     perf_errors errors;
     bool checked;
 } perf_row;
-
-static double perf_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int perf_compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double perf_median(double *values, int n)
-{
-    qsort(values, (size_t)n, sizeof *values, perf_compare);
-    return n % 2 != 0 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 
 /* The call, timed on this rank, after a barrier. */
 static dcomm_status perf_timed_call(perf_run *run, perf_case *c, const dcomm_coll_opts *opts,
@@ -84,10 +62,7 @@ static dcomm_status perf_warm_up(perf_run *run, perf_case *c, const dcomm_coll_o
         *iterations = run->args->iterations;
         return DCOMM_OK;
     }
-    double wanted = perf_target_s / fmax(fastest, 1e-9);
-    int32_t agreed = wanted > PERF_MAX_ITERATIONS   ? PERF_MAX_ITERATIONS
-                     : wanted < PERF_MIN_ITERATIONS ? PERF_MIN_ITERATIONS
-                                                    : (int32_t)wanted;
+    int32_t agreed = perf_iterations(fastest);
     dcomm_status status = dcomm_broadcast(run->comm, &agreed, &agreed, 1, DCOMM_I32, 0, NULL);
     *iterations = agreed;
     return status;

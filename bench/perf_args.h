@@ -3,6 +3,7 @@
 #define PERF_ARGS_H
 
 #include "dcomm.h"
+#include "perf_rule.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -241,7 +242,7 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
     };
-    *args = (perf_args){.begin = 4, .factor = 4, .warmup = 3, .check = true};
+    *args = (perf_args){.begin = 4, .factor = 4, .warmup = PERF_WARMUP, .check = true};
     args->dtypes[DCOMM_F32] = true;
     args->redops[DCOMM_SUM] = true;
     size_t end = 0;

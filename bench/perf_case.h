@@ -4,10 +4,9 @@
 
 #include "perf_args.h"
 #include "perf_data.h"
+#include "perf_rule.h"
 
 #include <stdlib.h>
-
-enum { PERF_GUARD = 64 }; /* bytes after each result that nobody may touch */
 
 typedef struct perf_case {
     perf_op op;
@@ -132,12 +131,6 @@ static void perf_case_free(perf_case *c)
     c->input = NULL;
     c->work = NULL;
     c->vcounts = NULL;
-}
-
-static char *perf_alloc(size_t bytes)
-{
-    size_t padded = (bytes + PERF_GUARD + 4095) / 4096 * 4096;
-    return padded < bytes ? NULL : aligned_alloc(4096, padded);
 }
 
 /* Allocate and fill. False without memory. */

@@ -10310,10 +10310,20 @@ typedef struct dcommi_peer_state {
     char where[64];
 } dcommi_peer_state;
 
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    uint64_t key[2];
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    uint32_t signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
@@ -10405,6 +10415,7 @@ struct dcomm_comm {
     pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t shrinks;
     dcommi_run *free_runs;
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
@@ -10416,6 +10427,7 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -10463,6 +10475,7 @@ struct dcomm_context {
     dcomm_comm *comms;
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
     dcommi_stray *strays;
     size_t nstrays;
     uint64_t buried[64]; /* ids of communicators that are no more */
@@ -10494,7 +10507,8 @@ static void dcommi_lane_ready(dcommi_lane *lane);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_release(dcomm_comm *comm);
 
@@ -10536,11 +10550,18 @@ static void dcommi_cache_clear(dcomm_comm *comm)
     }
 }
 
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
 {
-    for (dcommi_cached *c = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS]; c != NULL; c = c->next) {
-        if (c->key[0] == key[0] && c->key[1] == key[1]) {
+    uint64_t h = (key->call ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+
+/* The plan of a key with a reference taken; NULL: not there. */
+static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (memcmp(&c->key, key, sizeof *key) == 0) {
             c->used = ++comm->cache_clock;
             c->refs++;
             comm->stats.plans_reused++;
@@ -10552,8 +10573,8 @@ static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
 
 /* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
  * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], dcomm_plan *plan,
-                                       dcomm_plan *inner)
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
+                                       dcomm_plan *plan, dcomm_plan *inner)
 {
     dcommi_cached *cached = dcommi_alloc(sizeof *cached);
     if (cached == NULL) {
@@ -10572,14 +10593,14 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], 
         }
         dcommi_cache_retire(comm, oldest);
     }
-    cached->key[0] = key[0];
-    cached->key[1] = key[1];
+    cached->key = *key;
     cached->used = ++comm->cache_clock;
     cached->refs = 1;
     cached->plan = plan;
     cached->inner = inner;
-    cached->next = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS];
-    comm->cache[key[0] % DCOMMI_CACHE_BUCKETS] = cached;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;
@@ -10835,7 +10856,14 @@ static void dcommi_run_unref(dcommi_run *run);
 static void dcommi_move_in_transport(dcommi_move *move)
 {
     move->in_transport = true;
+    move->run->comm->in_transport++;
     atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
+}
+
+static void dcommi_move_out_of_transport(dcommi_move *move)
+{
+    move->in_transport = false;
+    move->run->comm->in_transport--;
 }
 
 static void dcommi_move_complete(dcommi_move *move)
@@ -10851,13 +10879,14 @@ static void dcommi_move_complete(dcommi_move *move)
 
 /* ---- reading a peer's memory ---- */
 
-/* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
-static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+
+/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
+ * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
+static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
+                                        size_t len)
 {
-    if (peer->pid == getpid()) {
-        memcpy(dst, (const void *)(uintptr_t)address, len);
-        return DCOMM_OK;
-    }
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
     uint8_t *to = dst;
     while (len > 0) {
         struct iovec local = {to, len};
@@ -10865,9 +10894,11 @@ static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
             if (n < 0 && errno == ESRCH) {
-                return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
+                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
+                return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
-            peer->unreadable = true;
+            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
+            peer->unreadable = peer->unreadable || errno != EFAULT;
             return DCOMM_ERR_UNSUPPORTED;
         }
         to += n;
@@ -10909,8 +10940,10 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     header->done = (uint32_t)comm->done;
     member->told = comm->done;
     member->addressed = true;
-    return peer->transport->call->send(peer->transport, member->peer, header, sizeof *header, data,
-                                       len, op);
+    dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
+                                                      sizeof *header, data, len, op);
+    return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
+                      : status;
 }
 
 /* Header fields of a message of a run. */
@@ -10927,32 +10960,57 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
 
 typedef struct dcommi_control {
     dcommi_op op;
+    dcomm_context *context;
+    struct dcommi_control *next; /* in context->free_controls, all without data */
     uint8_t data[];
 } dcommi_control;
 
+static void dcommi_control_free(dcommi_control *control, size_t len)
+{
+    if (len > 0) {
+        dcommi_free(control);
+    } else {
+        control->next = control->context->free_controls;
+        control->context->free_controls = control;
+    }
+}
+
+/* A peer that cannot be told is reported as lost by the transport. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
-    (void)status; /* a peer that cannot be told is reported as lost by the transport */
-    dcommi_free(op);
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 0);
+}
+
+static void dcommi_text_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 1);
 }
 
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len)
 {
-    dcommi_control *control = dcommi_alloc_raw(sizeof *control + len);
-    if (control == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
+    if (control != NULL) {
+        comm->context->free_controls = control->next;
+    } else {
+        control = dcommi_alloc_raw(sizeof *control + len);
+        if (control == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        control->context = comm->context;
     }
-    memset(control, 0, sizeof *control);
-    control->op.done = dcommi_control_done;
+    control->op.handle = NULL;
+    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status != DCOMM_IN_PROGRESS) {
-        dcommi_free(control);
+        dcommi_control_free(control, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }
@@ -10972,7 +11030,7 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
                       -1, text);
         live = false; /* poisoning has finished the run and orphaned the move */
     }
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live) {
         dcommi_move_complete(move);
     } else {
@@ -11092,7 +11150,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
@@ -11116,7 +11174,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
         return DCOMM_ERR_UNSUPPORTED;
     }
     if (move->kind == DCOMMI_MOVE_RECV) {
-        return dcommi_read_process(peer, move->buf, address, len);
+        return dcommi_read_process(comm, move->node.peer, move->buf, address, len);
     }
     uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
     if (staging == NULL) {
@@ -11124,7 +11182,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(peer, staging, address + at, n));
+        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -11136,12 +11194,14 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
 {
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
+    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
-        dcommi_match_insert(comm, &move->node);
+        dcommi_suspect_mismatch(comm, run, h, len);
+        if (run->active) {
+            dcommi_match_insert(comm, &move->node);
+        }
         return DCOMMI_CONSUMED;
     }
-    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     bool exact = move->word < 0;
     if (len > move->len || (exact && len != move->len)) {
         char text[DCOMMI_MESSAGE_MAX];
@@ -11298,8 +11358,8 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            dcomm_status status = dcommi_read_process(dcommi_peer_of(comm, pieces[i].rank), block,
-                                                      pieces[i].address + at, part);
+            dcomm_status status =
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
             if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
                 return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
                                    pieces[i].rank);
@@ -11407,9 +11467,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
                             dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(dcommi_peer_of(comm, pieces[0].rank), dst,
-                                                         pieces[0].address, len);
+        dcomm_status status =
+            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
                 comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
@@ -11450,7 +11510,7 @@ static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     (void)status; /* the reader that cannot be reached is reported as lost */
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     dcommi_move_free(move);
     dcommi_run_unref(run);
 }
@@ -11495,7 +11555,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
     } else if (live) {
@@ -11657,6 +11717,13 @@ static void dcommi_frame_done(dcommi_frame *frame)
         if (*at == frame) {
             *at = frame->next;
             break;
+        }
+    }
+    const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
+    for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
+        const uint8_t *base = run->offers[i].base;
+        if (base >= scratch && base <= scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+            run->offers[i].base = NULL;
         }
     }
     dcommi_free(frame);
@@ -12233,7 +12300,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 {
     dcomm_comm *comm = run->comm;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
+        dcommi_suspect_mismatch(comm, run, h, 0);
         return;
     }
     if (h->slot >= (h->type == DCOMMI_MSG_SIGNAL ? run->plan->ncounters : run->plan->nslots)) {
@@ -12284,6 +12351,16 @@ static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t 
              dcomm_coll_name((dcomm_coll)s->coll), s->count,
              dcomm_dtype_name((dcomm_dtype)s->dtype), dcomm_op_name((dcomm_op)s->op), s->root,
              s->algo, s->hash);
+}
+
+/* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
+static void dcommi_peer_text(char *text, const void *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        char c = ((const char *)data)[i];
+        text[i] = c >= ' ' && c != 127 ? c : c < 0 ? c : '?';
+    }
+    text[len] = 0;
 }
 
 /* What the first waiting lane of a run waits for. */
@@ -12421,21 +12498,36 @@ static uint64_t dcommi_process_started(pid_t pid)
 
 /* ---- queries ---- */
 
-static void dcommi_query(dcommi_run *run, int rank)
+/* Ask a rank about operation `seq`, which is `mine` here. */
+static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t seq,
+                         const dcommi_signature *mine)
 {
     char text[DCOMMI_TEXT_MAX];
-    dcommi_signature_text(&run->signature, text, sizeof text);
-    dcommi_header h = dcommi_header_of(run, DCOMMI_MSG_QUERY, 0);
-    h.slot = run->signature.coll;
-    dcommi_send_header(run->comm, rank, &h, text, strlen(text));
+    dcommi_signature_text(mine, text, sizeof text);
+    dcommi_header h = {.type = DCOMMI_MSG_QUERY,
+                       .stream = stream,
+                       .slot = mine->coll,
+                       .signature = mine->hash,
+                       .seq = seq};
+    dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
-/* Messages of one sequence number carry different signatures: let the peer, which will then know
- * both descriptions, say so. */
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank)
+/* A message of a run's sequence number carries another signature. In a collective let the peer,
+ * which will then know both descriptions, say so; a peer whose send is over has forgotten it. */
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len)
 {
-    (void)comm;
-    dcommi_query(run, rank);
+    if (run->stream == DCOMMI_STREAM_COLL) {
+        dcommi_query(comm, (int)h->src, run->stream, run->seq, &run->signature);
+        return;
+    }
+    char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
+    dcommi_signature_text(&run->signature, ours, sizeof ours);
+    snprintf(text, sizeof text,
+             "ranks disagree about operation #%" PRIu64 ": rank %d calls send(%zu bytes, signature "
+             "%08x) to rank %d, rank %d calls %s",
+             h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
+    dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
 }
 
 static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
@@ -12493,8 +12585,7 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     }
     if (mine != NULL && mine->hash != h->signature) {
         char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
-        memcpy(theirs, data, len);
-        theirs[len] = 0;
+        dcommi_peer_text(theirs, data, len);
         dcommi_signature_text(mine, ours, sizeof ours);
         snprintf(text, sizeof text,
                  "ranks disagree about operation #%" PRIu64 ": rank %d calls %s, rank %d calls %s",
@@ -12516,8 +12607,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
         peer->replied = true;
         peer->entry = (uint8_t)h->a;
         size_t n = len < sizeof peer->where - 1 ? len : sizeof peer->where - 1;
-        memcpy(peer->where, data, n);
-        peer->where[n] = 0;
+        dcommi_peer_text(peer->where, data, n);
     }
 }
 
@@ -12573,46 +12663,69 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             return;
         }
         run->peers[r].replied = false;
-        dcommi_query(run, r);
+        dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
             return;
         }
     }
 }
 
+/* "rank 3", "ranks 0-2, 5"; "" for none. */
+static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+{
+    char list[96];
+    int n = 0;
+    for (int r = 0; r < size; r++) {
+        n += wanted[r];
+    }
+    dcommi_rank_list(wanted, size, list, sizeof list);
+    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+}
+
 /* The time of a run is up: say who is to blame, as far as their answers tell. */
 static void dcommi_run_timeout(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    char text[DCOMMI_MESSAGE_MAX], where[64], missing[96] = "", silent[96] = "", waiting[96] = "";
-    dcommi_run_where(run, where, sizeof where);
-    bool *flags = dcommi_calloc((size_t)comm->size, 3 * sizeof *flags);
-    if (flags != NULL && run->peers != NULL) {
-        bool *never = flags, *mute = flags + comm->size, *there = flags + 2 * comm->size;
+    enum { NEVER, SILENT, THERE, GROUPS };
+    char text[DCOMMI_MESSAGE_MAX], name[64], where[64], ranks[GROUPS][112] = {{0}};
+    bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
+    bool one = true;
+    if (flags != NULL) {
         for (int r = 0; r < comm->size; r++) {
-            bool self = r == comm->rank;
-            bool asked = !self && dcommi_run_involves(run, r);
-            never[r] = asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_NOT_ENTERED;
-            mute[r] = asked && !run->peers[r].replied;
-            there[r] =
-                self || (asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_ENTERED);
+            const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
+            bool asked = peer != NULL && dcommi_run_involves(run, r);
+            bool heard = asked && peer->replied;
+            int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
+                        : asked && !peer->replied                                   ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                                                                                    : GROUPS;
+            if (group < GROUPS) {
+                flags[group * comm->size + r] = true;
+            }
+            one = one && (group != THERE || r == comm->rank);
         }
-        dcommi_rank_list(never, comm->size, missing, sizeof missing);
-        dcommi_rank_list(mute, comm->size, silent, sizeof silent);
-        dcommi_rank_list(there, comm->size, waiting, sizeof waiting);
+        for (int g = 0; g < GROUPS; g++) {
+            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
+        }
     }
     dcommi_free(flags);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s #%" PRIu64 " timed out after %.3g s: ",
-                                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
-                                 run->timeout_s);
-    if (missing[0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s never entered it; ", missing);
+    dcommi_run_where(run, where, sizeof where);
+    snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
+             run->seq);
+    size_t at =
+        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
+    if (ranks[NEVER][0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
+                               name);
     }
-    if (silent[0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s does not answer; ", silent);
+    if (ranks[SILENT][0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s %s not answer; ", ranks[SILENT],
+                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
     }
-    snprintf(text + at, sizeof text - at, "rank %s wait%s for it in %s", waiting,
-             strpbrk(waiting, ",-") == NULL ? "s" : "", where);
+    snprintf(text + at, sizeof text - at, "%s wait%s for %s in %s",
+             ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
+             ranks[NEVER][0] != 0 || ranks[SILENT][0] != 0 ? "it" : "progress",
+             where[0] != 0 ? where : "no step");
     dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
 }
 
@@ -12620,6 +12733,10 @@ static void dcommi_run_timeout(dcommi_run *run)
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
+            run->submitted_at = run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
         if (run->events != run->events_seen) {
             run->events_seen = run->events;
             run->idle_since = now;
@@ -12645,6 +12762,7 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 #include <sched.h>
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 #define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
 
 /* ---- the life of a run ---- */
@@ -12661,7 +12779,7 @@ static void dcommi_run_unref(dcommi_run *run)
     while (run->pulls != NULL) {
         dcommi_pull_free(run->pulls);
     }
-    while (run->children != NULL) { /* of a run that failed: until now the engine stood in them */
+    while (run->children != NULL) { /* of a run that failed: transfers used their scratch */
         dcommi_frame *frame = run->children;
         run->children = frame->next;
         dcommi_free(frame);
@@ -12698,7 +12816,9 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
         run->memory_len = need;
     }
     uint8_t *memory = run->memory;
-    memset(memory, 0, zeroed);
+    if (zeroed > 0) {
+        memset(memory, 0, zeroed);
+    }
     run->plan = plan;
     dcommi_frame *root = &run->root;
     memset(root, 0, sizeof *root);
@@ -12987,6 +13107,14 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     return comm;
 }
 
+/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
+{
+    uint64_t done =
+        h->stream == DCOMMI_STREAM_COLL ? comm->done : comm->members[h->src].p2p_completed;
+    return h->seq < done + DCOMMI_WINDOW;
+}
+
 /* DATA, RTS, EXPOSE or SIGNAL for which there is no receive or no run yet. */
 static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival,
@@ -12995,13 +13123,20 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     if (h->stream == DCOMMI_STREAM_COLL) {
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
         dcommi_run *run = dcommi_run_find(comm, h);
-        if (h->seq < comm->done || (entry->known && entry->seq == h->seq && run == NULL)) {
-            return DCOMMI_CONSUMED; /* of an operation that is over here */
-        }
-        if (run != NULL && run->signature.hash != h->signature) {
-            dcommi_suspect_mismatch(comm, run, (int)h->src);
+        bool known = entry->known && entry->seq == h->seq;
+        if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
+            if (known && entry->signature.hash != h->signature) {
+                dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
+            }
             return DCOMMI_CONSUMED;
         }
+        if (run != NULL && run->signature.hash != h->signature) {
+            dcommi_suspect_mismatch(comm, run, h, arrival->len);
+            return DCOMMI_CONSUMED;
+        }
+    }
+    if (!dcommi_within_window(comm, h)) {
+        return DCOMMI_CONSUMED;
     }
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
@@ -13063,8 +13198,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
         char text[DCOMMI_TEXT_MAX + 1];
-        memcpy(text, arrival->data, arrival->len);
-        text[arrival->len] = 0;
+        dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
                       status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
@@ -13092,15 +13226,14 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
         !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
         dcomm_comm *comm = dcommi_comm_find(context, h.comm);
-        if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
-            atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+        bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+                     dcommi_peer_of(comm, (int)h.src)->transport == transport;
+        if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
-        } else if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank) {
-            if (h.type == DCOMMI_MSG_GOODBYE) {
-                comm->members[h.src].gone = true;
-            } else if (h.type == DCOMMI_MSG_QUERY) {
-                dcommi_send_abort(comm, (int)h.src);
-            }
+        } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
+            comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_QUERY) {
+            dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
                    context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
             dcommi_stray *stray = dcommi_alloc(sizeof *stray);
@@ -13261,17 +13394,29 @@ static bool dcommi_progress(dcomm_context *context)
     return false;
 }
 
-/* Progress if nobody else does, and give the core away when there has been nothing to do. */
-static void dcommi_progress_or_yield(dcomm_context *context)
+/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
+ * thread's turn; give the core away when there has been nothing to do for long. */
+static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
     if (dcommi_token_try(context)) {
-        yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+        for (int i = 0; i < DCOMMI_TURN; i++) {
+            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            if (yield || run == NULL ||
+                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
+                break;
+            }
+        }
         dcommi_token_release(context);
     }
     if (yield) {
         sched_yield();
     }
+}
+
+static void dcommi_progress_or_yield(dcomm_context *context)
+{
+    dcommi_progress_for(context, NULL);
 }
 
 /* Hand a run to the engine: at once where the token is free, else by the queue. */
@@ -13528,7 +13673,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         }
         return DCOMM_OK;
     }
-    bool fits = strlen(wanted) < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
+    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
     if (fits && dcommi_ucx_is_netdev(wanted)) {
         strcpy(name, wanted);
         return DCOMM_OK;
@@ -13539,8 +13684,8 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
         if (device > 0 && access(path, F_OK) == 0) {
             *tcp = false;
-            snprintf(name, sizeof(dcommi_ucx_name), "%s%s", wanted,
-                     wanted[device] == ':' ? "" : ":1");
+            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
+                     wanted, wanted[device] == ':' ? "" : ":1");
             return DCOMM_OK;
         }
     }
@@ -14912,6 +15057,11 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_move *move = context->free_moves;
         context->free_moves = move->next;
         dcommi_free(move);
+    }
+    while (context->free_controls != NULL) {
+        dcommi_control *control = context->free_controls;
+        context->free_controls = control->next;
+        dcommi_free(control);
     }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
@@ -17058,12 +17208,12 @@ static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
     int64_t bytes = dcommi_shape_size(s);
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        if (bytes <= 4096 && s->nranks <= 16) {
+        /* Two ranks move as much by one exchange as by two, and wait once. */
+        if (s->nranks <= 16 && bytes <= (s->nranks == 2 && one_host ? 2 << 20 : 4096)) {
             return "one_shot";
         }
-        if (s->rank_order || one_host) {
-            return bytes <= 4096 && s->nranks > 16 && !s->rank_order ? "recursive_doubling"
-                                                                     : "two_shot";
+        if (s->rank_order || (one_host && bytes > 4096)) {
+            return "two_shot";
         }
         if (bytes <= 32768) {
             return "recursive_doubling";
@@ -17367,8 +17517,15 @@ static void dcommi_comm_release(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     pthread_mutex_destroy(&comm->lock);
-    dcomm_context *context = comm->context;
     dcommi_free(comm);
+}
+
+/* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
+ * last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_comm_release(comm);
     if (context != NULL) {
         dcommi_context_release(context);
     }
@@ -17672,7 +17829,7 @@ DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm
     DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
     dcomm_status status = dcommi_comm_build(*comm_p);
     if (status < 0) {
-        dcommi_comm_release(*comm_p);
+        dcommi_comm_drop(*comm_p);
         *comm_p = NULL;
     }
     return status;
@@ -17685,7 +17842,7 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
     atomic_store(&comm->ready, DCOMM_IN_PROGRESS);
     int error = pthread_create(&comm->creator, NULL, dcommi_comm_create_main, comm);
     if (error != 0) {
-        dcommi_comm_release(comm);
+        dcommi_comm_drop(comm);
         *comm_p = NULL;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s",
                            strerror(error));
@@ -17740,7 +17897,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     }
     dcommi_free(hosts);
     if (bad) {
-        dcommi_comm_release(comm);
+        dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     dcommi_token_take(parent->context);
@@ -17850,9 +18007,12 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         }
     }
     if (status >= 0) {
-        /* The parent may be beyond use, so the id comes from what the survivors know alike: they
-         * cannot count derivations together any more. */
+        /* The parent may be beyond use, so the id comes from what the survivors know alike: who
+         * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
+        pthread_mutex_lock(&comm->lock);
+        salt = dcommi_mix(salt, ++comm->shrinks);
+        pthread_mutex_unlock(&comm->lock);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -17896,11 +18056,12 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     return DCOMM_OK;
 }
 
-/* Whether a peer that we have spoken with has not said goodbye yet. */
+/* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
+ * memory of the caller's. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
-    bool awaits = false;
     dcommi_token_take(comm->context);
+    bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
@@ -17922,7 +18083,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         atomic_store(&comm->cancel, 1);
         pthread_join(comm->creator, NULL);
         if (atomic_load(&comm->ready) != DCOMM_OK) {
-            dcommi_comm_release(comm);
+            dcommi_comm_drop(comm);
             return DCOMM_OK;
         }
     }
@@ -17936,9 +18097,16 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
-        if (m->peer >= 0 && (m->heard || m->addressed) && !context->peers[m->peer].lost) {
+        if (m->peer < 0 || context->peers[m->peer].lost) {
+            continue;
+        }
+        /* Processes of this host see this one end, also those that it has never spoken with: they
+         * must not take it for dead. */
+        bool spoken = m->heard || m->addressed;
+        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             dcommi_send_header(comm, r, &h, NULL, 0);
+            m->addressed = spoken; /* nobody waits for the answer to a goodbye */
         }
     }
     dcommi_token_release(context);
@@ -17964,7 +18132,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcommi_token_release(context);
-    dcommi_comm_release(comm);
+    dcommi_comm_drop(comm);
     return DCOMM_OK;
 }
 
@@ -18076,7 +18244,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (element == 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: dtype is %d, which is none", name, (int)dtype);
     }
-    if (op < 0 || (op >= DCOMM_OP_COUNT && op < DCOMM_OP_USER) || op > DCOMM_OP_USER_MAX) {
+    if (!dcommi_op_known(op)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
     }
     if (root < 0 || root >= comm->size) {
@@ -18153,23 +18321,26 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     return (uint32_t)(h ^ (h >> 32));
 }
 
-static void dcommi_shape_key(const dcommi_shape *s, const dcommi_algo *algo, uint64_t key[2])
+static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
-    const uint64_t facts[] = {(uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op,
-                              s->count,
-                              (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->rank_order << 1 | s->in_place,
-                              (uint64_t)s->chunk_bytes, (uint64_t)(algo - dcommi_algo_table)};
-    key[0] = 1;
-    key[1] = 2;
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
-        key[0] = dcommi_mix(key[0], facts[i]);
-        key[1] = dcommi_mix(key[1], facts[i] ^ 0x5bd1e9955bd1e995u);
+    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
+                                   (uint64_t)s->dtype << 8 | (uint64_t)s->op,
+                           .mode =
+                               (uint64_t)s->lanes << 8 | (uint64_t)s->rank_order << 1 | s->in_place,
+                           .count = s->count,
+                           .chunk = (uint64_t)s->chunk_bytes};
+    for (; algo != NULL && *algo != 0; algo++) {
+        key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
     }
-    dcommi_mix_counts(key, s->counts, s->nranks);
-    dcommi_mix_counts(key, s->displs, s->nranks);
-    dcommi_mix_counts(key, s->send_counts, s->nranks);
-    dcommi_mix_counts(key, s->send_displs, s->nranks);
+    if (s->counts != NULL) {
+        key.counts[0] = 1;
+        key.counts[1] = 2;
+        dcommi_mix_counts(key.counts, s->counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+    }
+    return key;
 }
 
 /* ---- submission ---- */
@@ -18203,7 +18374,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     int status;
     while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
            DCOMM_IN_PROGRESS) {
-        dcommi_progress_or_yield(run->comm->context);
+        dcommi_progress_for(run->comm->context, run);
     }
     if (status < 0) {
         dcommi_fail((dcomm_status)status, "%s", run->comm->message);
@@ -18218,9 +18389,6 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
 {
     dcommi_group *group = &dcommi_this_group;
     run->timeout_s = timeout_s;
-    run->submitted_at = dcommi_now();
-    run->idle_since = run->submitted_at;
-    run->next_query = run->submitted_at + DCOMMI_QUERY_AFTER;
     run->blocking = request_p == NULL;
     if (request_p != NULL) {
         *request_p = (dcomm_request *)run;
@@ -18247,15 +18415,17 @@ static dcomm_status dcommi_call_failed(dcomm_status status)
 }
 
 /* The plan of a shape, from the cache or made now; with comm->lock. */
-static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
-                                     const dcommi_algo *algo, dcommi_cached **cached_p)
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, const char *forced,
+                                     dcommi_cached **cached_p)
 {
-    uint64_t key[2];
-    dcommi_shape_key(s, algo, key);
-    *cached_p = dcommi_cache_find(comm, key);
-    if (*cached_p != NULL) {
+    dcommi_plan_key key = dcommi_shape_key(s, forced);
+    *cached_p = dcommi_cache_find(comm, &key);
+    if (DCOMMI_LIKELY(*cached_p != NULL)) {
         return DCOMM_OK;
     }
+    const dcommi_algo *algo = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
+                                comm->nhosts == 1, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -18269,8 +18439,13 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    *cached_p = dcommi_cache_add(comm, key, plan, inner);
-    return *cached_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    *cached_p = dcommi_cache_add(comm, &key, plan, inner);
+    if (*cached_p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    (*cached_p)->algo = algo;
+    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    return DCOMM_OK;
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
@@ -18278,16 +18453,9 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
                                       void *out, int p2p, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    const dcommi_algo *algo = NULL;
-    bool soft = opts->algo == NULL;
-    dcomm_status status =
-        dcommi_algo_pick(s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo);
-    if (status < 0) {
-        return status;
-    }
     pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
-    status = dcommi_plan_find(comm, s, algo, &cached);
+    dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
     if (run == NULL) {
         if (cached != NULL) {
@@ -18301,13 +18469,13 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     run->in = in;
     run->out = out;
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = dcommi_shape_signature(s, algo);
+    run->signature.hash = cached->signature;
     run->signature.coll = (uint8_t)s->coll;
     run->signature.dtype = (uint8_t)s->dtype;
     run->signature.op = (uint8_t)s->op;
     run->signature.root = s->root;
     run->signature.count = s->count;
-    run->signature.algo = algo->name;
+    run->signature.algo = cached->algo->name;
     run->p2p_peer = p2p;
     if (p2p < 0) {
         run->stream = DCOMMI_STREAM_COLL;
@@ -19306,6 +19474,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER_LOCAL
 #undef DCOMMI_UCX_EAGER_NET

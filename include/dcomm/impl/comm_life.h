@@ -43,8 +43,15 @@ static void dcommi_comm_release(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     pthread_mutex_destroy(&comm->lock);
-    dcomm_context *context = comm->context;
     dcommi_free(comm);
+}
+
+/* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
+ * last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_comm_release(comm);
     if (context != NULL) {
         dcommi_context_release(context);
     }
@@ -348,7 +355,7 @@ DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm
     DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
     dcomm_status status = dcommi_comm_build(*comm_p);
     if (status < 0) {
-        dcommi_comm_release(*comm_p);
+        dcommi_comm_drop(*comm_p);
         *comm_p = NULL;
     }
     return status;
@@ -361,7 +368,7 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
     atomic_store(&comm->ready, DCOMM_IN_PROGRESS);
     int error = pthread_create(&comm->creator, NULL, dcommi_comm_create_main, comm);
     if (error != 0) {
-        dcommi_comm_release(comm);
+        dcommi_comm_drop(comm);
         *comm_p = NULL;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s",
                            strerror(error));
@@ -416,7 +423,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     }
     dcommi_free(hosts);
     if (bad) {
-        dcommi_comm_release(comm);
+        dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     dcommi_token_take(parent->context);
@@ -527,8 +534,11 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     }
     if (status >= 0) {
         /* The parent may be beyond use, so the id comes from what the survivors know alike: who
-         * they are, and how often they have succeeded together. */
-        uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu + atomic_load(&comm->shrunk));
+         * they are, and how often they have shrunk it. Derivations they have not counted alike. */
+        uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
+        pthread_mutex_lock(&comm->lock);
+        salt = dcommi_mix(salt, ++comm->shrinks);
+        pthread_mutex_unlock(&comm->lock);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -544,8 +554,6 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         status = dcomm_barrier(*new_p, NULL); /* all survivors have come, with the same list */
         if (status < 0) {
             dcomm_comm_destroy(new_p);
-        } else {
-            atomic_fetch_add(&comm->shrunk, 1);
         }
     }
     return status;
@@ -574,11 +582,12 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     return DCOMM_OK;
 }
 
-/* Whether a peer that we have spoken with has not said goodbye yet. */
+/* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
+ * memory of the caller's. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
-    bool awaits = false;
     dcommi_token_take(comm->context);
+    bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
@@ -600,7 +609,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         atomic_store(&comm->cancel, 1);
         pthread_join(comm->creator, NULL);
         if (atomic_load(&comm->ready) != DCOMM_OK) {
-            dcommi_comm_release(comm);
+            dcommi_comm_drop(comm);
             return DCOMM_OK;
         }
     }
@@ -614,9 +623,16 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
-        if (m->peer >= 0 && (m->heard || m->addressed) && !context->peers[m->peer].lost) {
+        if (m->peer < 0 || context->peers[m->peer].lost) {
+            continue;
+        }
+        /* Processes of this host see this one end, also those that it has never spoken with: they
+         * must not take it for dead. */
+        bool spoken = m->heard || m->addressed;
+        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             dcommi_send_header(comm, r, &h, NULL, 0);
+            m->addressed = spoken; /* nobody waits for the answer to a goodbye */
         }
     }
     dcommi_token_release(context);
@@ -642,7 +658,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcommi_token_release(context);
-    dcommi_comm_release(comm);
+    dcommi_comm_drop(comm);
     return DCOMM_OK;
 }
 

@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 #define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
 
 /* ---- the life of a run ---- */
@@ -24,7 +25,7 @@ static void dcommi_run_unref(dcommi_run *run)
     while (run->pulls != NULL) {
         dcommi_pull_free(run->pulls);
     }
-    while (run->children != NULL) { /* of a run that failed: until now the engine stood in them */
+    while (run->children != NULL) { /* of a run that failed: transfers used their scratch */
         dcommi_frame *frame = run->children;
         run->children = frame->next;
         dcommi_free(frame);
@@ -61,7 +62,9 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
         run->memory_len = need;
     }
     uint8_t *memory = run->memory;
-    memset(memory, 0, zeroed);
+    if (zeroed > 0) {
+        memset(memory, 0, zeroed);
+    }
     run->plan = plan;
     dcommi_frame *root = &run->root;
     memset(root, 0, sizeof *root);
@@ -350,6 +353,14 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     return comm;
 }
 
+/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
+{
+    uint64_t done =
+        h->stream == DCOMMI_STREAM_COLL ? comm->done : comm->members[h->src].p2p_completed;
+    return h->seq < done + DCOMMI_WINDOW;
+}
+
 /* DATA, RTS, EXPOSE or SIGNAL for which there is no receive or no run yet. */
 static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival,
@@ -358,13 +369,20 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     if (h->stream == DCOMMI_STREAM_COLL) {
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
         dcommi_run *run = dcommi_run_find(comm, h);
-        if (h->seq < comm->done || (entry->known && entry->seq == h->seq && run == NULL)) {
-            return DCOMMI_CONSUMED; /* of an operation that is over here */
-        }
-        if (run != NULL && run->signature.hash != h->signature) {
-            dcommi_suspect_mismatch(comm, run, (int)h->src);
+        bool known = entry->known && entry->seq == h->seq;
+        if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
+            if (known && entry->signature.hash != h->signature) {
+                dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
+            }
             return DCOMMI_CONSUMED;
         }
+        if (run != NULL && run->signature.hash != h->signature) {
+            dcommi_suspect_mismatch(comm, run, h, arrival->len);
+            return DCOMMI_CONSUMED;
+        }
+    }
+    if (!dcommi_within_window(comm, h)) {
+        return DCOMMI_CONSUMED;
     }
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
@@ -426,8 +444,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
         char text[DCOMMI_TEXT_MAX + 1];
-        memcpy(text, arrival->data, arrival->len);
-        text[arrival->len] = 0;
+        dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
                       status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
@@ -455,15 +472,14 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
         !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
         dcomm_comm *comm = dcommi_comm_find(context, h.comm);
-        if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
-            atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+        bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+                     dcommi_peer_of(comm, (int)h.src)->transport == transport;
+        if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
-        } else if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank) {
-            if (h.type == DCOMMI_MSG_GOODBYE) {
-                comm->members[h.src].gone = true;
-            } else if (h.type == DCOMMI_MSG_QUERY) {
-                dcommi_send_abort(comm, (int)h.src);
-            }
+        } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
+            comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_QUERY) {
+            dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
                    context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
             dcommi_stray *stray = dcommi_alloc(sizeof *stray);
@@ -624,17 +640,29 @@ static bool dcommi_progress(dcomm_context *context)
     return false;
 }
 
-/* Progress if nobody else does, and give the core away when there has been nothing to do. */
-static void dcommi_progress_or_yield(dcomm_context *context)
+/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
+ * thread's turn; give the core away when there has been nothing to do for long. */
+static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
     if (dcommi_token_try(context)) {
-        yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+        for (int i = 0; i < DCOMMI_TURN; i++) {
+            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            if (yield || run == NULL ||
+                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
+                break;
+            }
+        }
         dcommi_token_release(context);
     }
     if (yield) {
         sched_yield();
     }
+}
+
+static void dcommi_progress_or_yield(dcomm_context *context)
+{
+    dcommi_progress_for(context, NULL);
 }
 
 /* Hand a run to the engine: at once where the token is free, else by the queue. */

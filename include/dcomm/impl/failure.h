@@ -22,6 +22,16 @@ static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t 
              s->algo, s->hash);
 }
 
+/* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
+static void dcommi_peer_text(char *text, const void *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        char c = ((const char *)data)[i];
+        text[i] = c >= ' ' && c != 127 ? c : c < 0 ? c : '?';
+    }
+    text[len] = 0;
+}
+
 /* What the first waiting lane of a run waits for. */
 static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
 {
@@ -157,21 +167,36 @@ static uint64_t dcommi_process_started(pid_t pid)
 
 /* ---- queries ---- */
 
-static void dcommi_query(dcommi_run *run, int rank)
+/* Ask a rank about operation `seq`, which is `mine` here. */
+static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t seq,
+                         const dcommi_signature *mine)
 {
     char text[DCOMMI_TEXT_MAX];
-    dcommi_signature_text(&run->signature, text, sizeof text);
-    dcommi_header h = dcommi_header_of(run, DCOMMI_MSG_QUERY, 0);
-    h.slot = run->signature.coll;
-    dcommi_send_header(run->comm, rank, &h, text, strlen(text));
+    dcommi_signature_text(mine, text, sizeof text);
+    dcommi_header h = {.type = DCOMMI_MSG_QUERY,
+                       .stream = stream,
+                       .slot = mine->coll,
+                       .signature = mine->hash,
+                       .seq = seq};
+    dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
-/* Messages of one sequence number carry different signatures: let the peer, which will then know
- * both descriptions, say so. */
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank)
+/* A message of a run's sequence number carries another signature. In a collective let the peer,
+ * which will then know both descriptions, say so; a peer whose send is over has forgotten it. */
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len)
 {
-    (void)comm;
-    dcommi_query(run, rank);
+    if (run->stream == DCOMMI_STREAM_COLL) {
+        dcommi_query(comm, (int)h->src, run->stream, run->seq, &run->signature);
+        return;
+    }
+    char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
+    dcommi_signature_text(&run->signature, ours, sizeof ours);
+    snprintf(text, sizeof text,
+             "ranks disagree about operation #%" PRIu64 ": rank %d calls send(%zu bytes, signature "
+             "%08x) to rank %d, rank %d calls %s",
+             h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
+    dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
 }
 
 static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
@@ -229,8 +254,7 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     }
     if (mine != NULL && mine->hash != h->signature) {
         char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
-        memcpy(theirs, data, len);
-        theirs[len] = 0;
+        dcommi_peer_text(theirs, data, len);
         dcommi_signature_text(mine, ours, sizeof ours);
         snprintf(text, sizeof text,
                  "ranks disagree about operation #%" PRIu64 ": rank %d calls %s, rank %d calls %s",
@@ -252,8 +276,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
         peer->replied = true;
         peer->entry = (uint8_t)h->a;
         size_t n = len < sizeof peer->where - 1 ? len : sizeof peer->where - 1;
-        memcpy(peer->where, data, n);
-        peer->where[n] = 0;
+        dcommi_peer_text(peer->where, data, n);
     }
 }
 
@@ -309,46 +332,69 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             return;
         }
         run->peers[r].replied = false;
-        dcommi_query(run, r);
+        dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
             return;
         }
     }
 }
 
+/* "rank 3", "ranks 0-2, 5"; "" for none. */
+static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+{
+    char list[96];
+    int n = 0;
+    for (int r = 0; r < size; r++) {
+        n += wanted[r];
+    }
+    dcommi_rank_list(wanted, size, list, sizeof list);
+    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+}
+
 /* The time of a run is up: say who is to blame, as far as their answers tell. */
 static void dcommi_run_timeout(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    char text[DCOMMI_MESSAGE_MAX], where[64], missing[96] = "", silent[96] = "", waiting[96] = "";
-    dcommi_run_where(run, where, sizeof where);
-    bool *flags = dcommi_calloc((size_t)comm->size, 3 * sizeof *flags);
-    if (flags != NULL && run->peers != NULL) {
-        bool *never = flags, *mute = flags + comm->size, *there = flags + 2 * comm->size;
+    enum { NEVER, SILENT, THERE, GROUPS };
+    char text[DCOMMI_MESSAGE_MAX], name[64], where[64], ranks[GROUPS][112] = {{0}};
+    bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
+    bool one = true;
+    if (flags != NULL) {
         for (int r = 0; r < comm->size; r++) {
-            bool self = r == comm->rank;
-            bool asked = !self && dcommi_run_involves(run, r);
-            never[r] = asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_NOT_ENTERED;
-            mute[r] = asked && !run->peers[r].replied;
-            there[r] =
-                self || (asked && run->peers[r].replied && run->peers[r].entry == DCOMMI_ENTERED);
+            const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
+            bool asked = peer != NULL && dcommi_run_involves(run, r);
+            bool heard = asked && peer->replied;
+            int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
+                        : asked && !peer->replied                                   ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                                                                                    : GROUPS;
+            if (group < GROUPS) {
+                flags[group * comm->size + r] = true;
+            }
+            one = one && (group != THERE || r == comm->rank);
         }
-        dcommi_rank_list(never, comm->size, missing, sizeof missing);
-        dcommi_rank_list(mute, comm->size, silent, sizeof silent);
-        dcommi_rank_list(there, comm->size, waiting, sizeof waiting);
+        for (int g = 0; g < GROUPS; g++) {
+            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
+        }
     }
     dcommi_free(flags);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s #%" PRIu64 " timed out after %.3g s: ",
-                                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
-                                 run->timeout_s);
-    if (missing[0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s never entered it; ", missing);
+    dcommi_run_where(run, where, sizeof where);
+    snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
+             run->seq);
+    size_t at =
+        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
+    if (ranks[NEVER][0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
+                               name);
     }
-    if (silent[0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "rank %s does not answer; ", silent);
+    if (ranks[SILENT][0] != 0) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s %s not answer; ", ranks[SILENT],
+                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
     }
-    snprintf(text + at, sizeof text - at, "rank %s wait%s for it in %s", waiting,
-             strpbrk(waiting, ",-") == NULL ? "s" : "", where);
+    snprintf(text + at, sizeof text - at, "%s wait%s for %s in %s",
+             ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
+             ranks[NEVER][0] != 0 || ranks[SILENT][0] != 0 ? "it" : "progress",
+             where[0] != 0 ? where : "no step");
     dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
 }
 
@@ -356,6 +402,10 @@ static void dcommi_run_timeout(dcommi_run *run)
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
+            run->submitted_at = run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
         if (run->events != run->events_seen) {
             run->events_seen = run->events;
             run->idle_since = now;

@@ -123,6 +123,13 @@ static void dcommi_frame_done(dcommi_frame *frame)
             break;
         }
     }
+    const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
+    for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
+        const uint8_t *base = run->offers[i].base;
+        if (base >= scratch && base <= scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+            run->offers[i].base = NULL;
+        }
+    }
     dcommi_free(frame);
     dcommi_lane_ready(caller);
 }
@@ -697,7 +704,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 {
     dcomm_comm *comm = run->comm;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
+        dcommi_suspect_mismatch(comm, run, h, 0);
         return;
     }
     if (h->slot >= (h->type == DCOMMI_MSG_SIGNAL ? run->plan->ncounters : run->plan->nslots)) {

@@ -55,7 +55,14 @@ static void dcommi_run_unref(dcommi_run *run);
 static void dcommi_move_in_transport(dcommi_move *move)
 {
     move->in_transport = true;
+    move->run->comm->in_transport++;
     atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
+}
+
+static void dcommi_move_out_of_transport(dcommi_move *move)
+{
+    move->in_transport = false;
+    move->run->comm->in_transport--;
 }
 
 static void dcommi_move_complete(dcommi_move *move)
@@ -71,13 +78,14 @@ static void dcommi_move_complete(dcommi_move *move)
 
 /* ---- reading a peer's memory ---- */
 
-/* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
-static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+
+/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
+ * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
+static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
+                                        size_t len)
 {
-    if (peer->pid == getpid()) {
-        memcpy(dst, (const void *)(uintptr_t)address, len);
-        return DCOMM_OK;
-    }
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
     uint8_t *to = dst;
     while (len > 0) {
         struct iovec local = {to, len};
@@ -85,9 +93,11 @@ static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
             if (n < 0 && errno == ESRCH) {
-                return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
+                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
+                return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
-            peer->unreadable = true;
+            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
+            peer->unreadable = peer->unreadable || errno != EFAULT;
             return DCOMM_ERR_UNSUPPORTED;
         }
         to += n;
@@ -129,8 +139,10 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     header->done = (uint32_t)comm->done;
     member->told = comm->done;
     member->addressed = true;
-    return peer->transport->call->send(peer->transport, member->peer, header, sizeof *header, data,
-                                       len, op);
+    dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
+                                                      sizeof *header, data, len, op);
+    return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
+                      : status;
 }
 
 /* Header fields of a message of a run. */
@@ -147,32 +159,57 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
 
 typedef struct dcommi_control {
     dcommi_op op;
+    dcomm_context *context;
+    struct dcommi_control *next; /* in context->free_controls, all without data */
     uint8_t data[];
 } dcommi_control;
 
+static void dcommi_control_free(dcommi_control *control, size_t len)
+{
+    if (len > 0) {
+        dcommi_free(control);
+    } else {
+        control->next = control->context->free_controls;
+        control->context->free_controls = control;
+    }
+}
+
+/* A peer that cannot be told is reported as lost by the transport. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
-    (void)status; /* a peer that cannot be told is reported as lost by the transport */
-    dcommi_free(op);
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 0);
+}
+
+static void dcommi_text_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 1);
 }
 
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len)
 {
-    dcommi_control *control = dcommi_alloc_raw(sizeof *control + len);
-    if (control == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
+    if (control != NULL) {
+        comm->context->free_controls = control->next;
+    } else {
+        control = dcommi_alloc_raw(sizeof *control + len);
+        if (control == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        control->context = comm->context;
     }
-    memset(control, 0, sizeof *control);
-    control->op.done = dcommi_control_done;
+    control->op.handle = NULL;
+    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status != DCOMM_IN_PROGRESS) {
-        dcommi_free(control);
+        dcommi_control_free(control, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }
@@ -192,7 +229,7 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
                       -1, text);
         live = false; /* poisoning has finished the run and orphaned the move */
     }
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live) {
         dcommi_move_complete(move);
     } else {
@@ -312,7 +349,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
@@ -336,7 +373,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
         return DCOMM_ERR_UNSUPPORTED;
     }
     if (move->kind == DCOMMI_MOVE_RECV) {
-        return dcommi_read_process(peer, move->buf, address, len);
+        return dcommi_read_process(comm, move->node.peer, move->buf, address, len);
     }
     uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
     if (staging == NULL) {
@@ -344,7 +381,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(peer, staging, address + at, n));
+        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -356,12 +393,14 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
 {
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
+    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     if (h->signature != run->signature.hash) {
-        dcommi_suspect_mismatch(comm, run, (int)h->src);
-        dcommi_match_insert(comm, &move->node);
+        dcommi_suspect_mismatch(comm, run, h, len);
+        if (run->active) {
+            dcommi_match_insert(comm, &move->node);
+        }
         return DCOMMI_CONSUMED;
     }
-    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
     bool exact = move->word < 0;
     if (len > move->len || (exact && len != move->len)) {
         char text[DCOMMI_MESSAGE_MAX];

@@ -81,8 +81,8 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            dcomm_status status = dcommi_read_process(dcommi_peer_of(comm, pieces[i].rank), block,
-                                                      pieces[i].address + at, part);
+            dcomm_status status =
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
             if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
                 return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
                                    pieces[i].rank);
@@ -190,9 +190,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
                             dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(dcommi_peer_of(comm, pieces[0].rank), dst,
-                                                         pieces[0].address, len);
+        dcomm_status status =
+            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
                 comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
@@ -233,7 +233,7 @@ static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     (void)status; /* the reader that cannot be reached is reported as lost */
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     dcommi_move_free(move);
     dcommi_run_unref(run);
 }
@@ -278,7 +278,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    move->in_transport = false;
+    dcommi_move_out_of_transport(move);
     if (live && status < 0) {
         dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
     } else if (live) {

@@ -28,12 +28,12 @@ static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
     int64_t bytes = dcommi_shape_size(s);
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        if (bytes <= 4096 && s->nranks <= 16) {
+        /* Two ranks move as much by one exchange as by two, and wait once. */
+        if (s->nranks <= 16 && bytes <= (s->nranks == 2 && one_host ? 2 << 20 : 4096)) {
             return "one_shot";
         }
-        if (s->rank_order || one_host) {
-            return bytes <= 4096 && s->nranks > 16 && !s->rank_order ? "recursive_doubling"
-                                                                     : "two_shot";
+        if (s->rank_order || (one_host && bytes > 4096)) {
+            return "two_shot";
         }
         if (bytes <= 32768) {
             return "recursive_doubling";

@@ -143,10 +143,20 @@ typedef struct dcommi_peer_state {
     char where[64];
 } dcommi_peer_state;
 
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    uint64_t key[2];
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    uint32_t signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
@@ -238,7 +248,7 @@ struct dcomm_comm {
     pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
-    _Atomic uint64_t shrunk; /* times that it was the parent of a shrunk one */
+    uint64_t shrinks;
     dcommi_run *free_runs;
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
@@ -250,6 +260,7 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -297,6 +308,7 @@ struct dcomm_context {
     dcomm_comm *comms;
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
     dcommi_stray *strays;
     size_t nstrays;
     uint64_t buried[64]; /* ids of communicators that are no more */
@@ -328,7 +340,8 @@ static void dcommi_lane_ready(dcommi_lane *lane);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, int rank);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_release(dcomm_comm *comm);
 

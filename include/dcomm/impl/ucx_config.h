@@ -225,7 +225,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         }
         return DCOMM_OK;
     }
-    bool fits = strlen(wanted) < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
+    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
     if (fits && dcommi_ucx_is_netdev(wanted)) {
         strcpy(name, wanted);
         return DCOMM_OK;
@@ -236,8 +236,8 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
         if (device > 0 && access(path, F_OK) == 0) {
             *tcp = false;
-            snprintf(name, sizeof(dcommi_ucx_name), "%s%s", wanted,
-                     wanted[device] == ':' ? "" : ":1");
+            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
+                     wanted, wanted[device] == ':' ? "" : ":1");
             return DCOMM_OK;
         }
     }

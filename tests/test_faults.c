@@ -1,0 +1,364 @@
+/* test_faults.c - ranks that die, never come, stop or leave: the named error on every survivor, in
+ * bounded time, and what works after it. */
+#define _GNU_SOURCE
+#include "faults.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+
+enum { N = 4, VICTIM = 2, COUNT = 100000 };
+
+typedef struct scenario {
+    bool net;
+    int when;
+} scenario;
+
+enum { MIDWAY, OTHERS_WAIT, IDLE };
+
+/* Run n ranks; `victim` (-1: none) must end by SIGKILL, the others with 0. */
+static void run(int n, procs_fn fn, void *arg, int victim)
+{
+    int ended[PROCS_MAX];
+    procs_run(n, 30, fn, arg, ended);
+    for (int r = 0; r < n; r++) {
+        int want = r == victim ? 128 + SIGKILL : 0;
+        cr_expect(ended[r] == want, "rank %d ended with %d, not %d", r, ended[r], want);
+    }
+}
+
+/* ---- death ---- */
+
+static void die(procs_shared *s)
+{
+    atomic_store(&s->words[63], (long)(procs_now() * 1000));
+    kill(getpid(), SIGKILL);
+}
+
+/* Seconds since the victim died. */
+static double since_death(procs_shared *s)
+{
+    long at = atomic_load(&s->words[63]);
+    return at > 0 ? procs_now() - (double)at / 1000 : 0;
+}
+
+static int killed(int rank, int n, procs_shared *s, void *arg)
+{
+    const scenario *what = arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, what->net, 20);
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    if (what->when == IDLE) {
+        procs_post(s, rank, 1);
+        while (!procs_all(s, n, 1, -1)) {
+            procs_nap();
+        }
+    }
+    if (rank == VICTIM) {
+        static float in[COUNT], out[COUNT];
+        dcomm_request *request = NULL;
+        if (what->when == OTHERS_WAIT) {
+            nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        }
+        for (int i = 0; what->when == MIDWAY && i < 20; i++) {
+            dcomm_iallreduce(f.comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, NULL, &request);
+            if (i == 19) {
+                dcomm_test(&request);
+                break;
+            }
+            dcomm_wait(&request);
+        }
+        die(s);
+    }
+    if (what->when == IDLE) {
+        nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    }
+    for (int i = 0; i < 1000 && status == DCOMM_OK; i++) {
+        static float in[COUNT], out[COUNT];
+        status = dcomm_allreduce(f.comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, NULL);
+    }
+    fault_expect(&f, status, DCOMM_ERR_PEER, (const char *[]){"rank 2", NULL});
+    double took = since_death(s);
+    PROCS_CHECK(took < 5, "it took %.1f s", took);
+    status = fault_allreduce(f.comm, rank, NULL, 3, NULL);
+    fault_expect(&f, status, DCOMM_ERR_PEER, (const char *[]){"rank 2", NULL});
+    fault_recover(&f, VICTIM);
+    return fault_leave(&f);
+}
+
+Test(faults, killed_midway, .timeout = 60)
+{
+    run(N, killed, &(scenario){.when = MIDWAY}, VICTIM);
+}
+
+Test(faults, killed_while_others_wait, .timeout = 60)
+{
+    run(N, killed, &(scenario){.when = OTHERS_WAIT}, VICTIM);
+}
+
+Test(faults, killed_idle, .timeout = 60)
+{
+    run(N, killed, &(scenario){.when = IDLE}, VICTIM);
+}
+
+Test(faults, killed_midway_net, .timeout = 60)
+{
+    run(N, killed, &(scenario){.net = true, .when = MIDWAY}, VICTIM);
+}
+
+Test(faults, killed_while_others_wait_net, .timeout = 60)
+{
+    run(N, killed, &(scenario){.net = true, .when = OTHERS_WAIT}, VICTIM);
+}
+
+Test(faults, killed_idle_net, .timeout = 60)
+{
+    run(N, killed, &(scenario){.net = true, .when = IDLE}, VICTIM);
+}
+
+/* ---- absence ---- */
+
+static int absent(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    fault_join(&f, rank, n, s, *(bool *)arg, 1.5);
+    for (int i = 0; i < 3; i++) {
+        dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    }
+    static const char *const words[] = {"all-reduce #3 timed out", "rank 3 never entered",
+                                        "ranks 0-2 wait for it", "lane 0 step", NULL};
+    double start = procs_now();
+    if (rank == 3) {
+        while (dcomm_comm_status(f.comm) == DCOMM_OK) {
+            dcomm_context_progress(dcomm_comm_context(f.comm));
+            procs_nap();
+        }
+    }
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    fault_expect(&f, status, DCOMM_ERR_TIMEOUT, words);
+    PROCS_CHECK(procs_now() - start < 3, "it took %.1f s", procs_now() - start);
+    fault_recover(&f, -1); /* it is alive: all go on together */
+    return fault_leave(&f);
+}
+
+Test(faults, absent, .timeout = 60)
+{
+    run(N, absent, &(bool){false}, -1);
+}
+
+Test(faults, absent_net, .timeout = 60)
+{
+    run(N, absent, &(bool){true}, -1);
+}
+
+static int stopped(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    fault_join(&f, rank, n, s, *(bool *)arg, 2);
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    if (rank == VICTIM) {
+        atomic_store(&s->words[62], (long)getpid());
+        raise(SIGSTOP);
+    }
+    status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    fault_expect(&f, status, DCOMM_ERR_TIMEOUT,
+                 (const char *[]){"rank 2 does not answer", "ranks 0, 1, 3 wait for it", NULL});
+    if (rank == 0) {
+        kill((pid_t)atomic_load(&s->words[62]), SIGCONT);
+    }
+    fault_recover(&f, -1);
+    return fault_leave(&f);
+}
+
+Test(faults, stopped, .timeout = 60)
+{
+    run(N, stopped, &(bool){false}, -1);
+}
+
+Test(faults, stopped_net, .timeout = 60)
+{
+    run(N, stopped, &(bool){true}, -1);
+}
+
+/* ---- leaving ---- */
+
+static int leaves_early(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    fault_join(&f, rank, n, s, *(bool *)arg, 10);
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    if (rank == VICTIM) {
+        fault_destroy(&f.comm, 5.5);
+        return fault_leave(&f);
+    }
+    double start = procs_now();
+    status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    fault_expect(&f, status, DCOMM_ERR_PEER,
+                 (const char *[]){"rank 2 has left", "after 1 collective", NULL});
+    PROCS_CHECK(procs_now() - start < 5, "it took %.1f s", procs_now() - start);
+    fault_recover(&f, VICTIM);
+    return fault_leave(&f);
+}
+
+Test(faults, leaves_early, .timeout = 60)
+{
+    run(N, leaves_early, &(bool){false}, -1);
+}
+
+Test(faults, leaves_early_net, .timeout = 60)
+{
+    run(N, leaves_early, &(bool){true}, -1);
+}
+
+/* One rank sleeps before it destroys; the others have never spoken with most of their peers. */
+static int leaves_quietly(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    int late = *(int *)arg;
+    fault_join(&f, rank, n, s, false, 10);
+    float x = 1;
+    dcomm_status status = dcomm_broadcast(f.comm, &x, &x, 1, DCOMM_F32, 0,
+                                          &(dcomm_coll_opts){.algo = "binomial"});
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    fault_meet(&f, -1);
+    if (rank == late) {
+        nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+        for (int i = 0; i < 10000; i++) {
+            dcomm_context_progress(dcomm_comm_context(f.comm));
+        }
+        PROCS_CHECK(dcomm_comm_status(f.comm) == DCOMM_OK, "%s", dcomm_comm_error(f.comm));
+    }
+    fault_destroy(&f.comm, late < 0 || rank == late ? 1 : 4);
+    return fault_leave(&f);
+}
+
+Test(faults, destroy_is_quick, .timeout = 60)
+{
+    run(8, leaves_quietly, &(int){-1}, -1);
+}
+
+Test(faults, destroy_waits_for_the_late, .timeout = 60)
+{
+    run(8, leaves_quietly, &(int){5}, -1);
+}
+
+/* ---- abort and destroy ---- */
+
+static void *abort_later(void *arg)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+    return (void *)(intptr_t)dcomm_comm_abort(arg, "out of coffee");
+}
+
+static int aborted(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    pthread_t thread;
+    fault_join(&f, rank, n, s, *(bool *)arg, 10);
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    static const char *const words[] = {"rank 1 aborted: out of coffee", NULL};
+    if (rank == 1) {
+        pthread_create(&thread, NULL, abort_later, f.comm);
+    }
+    double start = procs_now();
+    if (rank == 3) {
+        while (dcomm_comm_status(f.comm) == DCOMM_OK) {
+            dcomm_context_progress(dcomm_comm_context(f.comm));
+        }
+    }
+    status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    fault_expect(&f, status, DCOMM_ERR_ABORTED, words);
+    PROCS_CHECK(procs_now() - start < 1.5, "it took %.1f s", procs_now() - start);
+    if (rank == 1) {
+        pthread_join(thread, NULL);
+    }
+    fault_recover(&f, -1);
+    return fault_leave(&f);
+}
+
+Test(faults, aborted, .timeout = 60)
+{
+    run(N, aborted, &(bool){false}, -1);
+}
+
+Test(faults, aborted_net, .timeout = 60)
+{
+    run(N, aborted, &(bool){true}, -1);
+}
+
+static int destroyed_with_requests(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    static float in[8][COUNT], out[8][COUNT];
+    dcomm_request *requests[8];
+    fault_rank f;
+    fault_join(&f, rank, n, s, false, 10);
+    for (int i = 0; i < 8; i++) {
+        dcomm_status status = dcomm_iallreduce(f.comm, in[i], out[i], COUNT, DCOMM_F32, DCOMM_SUM,
+                                               NULL, &requests[i]);
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+        if (rank == VICTIM) { /* the others cannot complete without it */
+            break;
+        }
+    }
+    if (rank != VICTIM) {
+        for (int i = 0; i < 2000; i++) {
+            dcomm_context_progress(dcomm_comm_context(f.comm));
+        }
+    }
+    fault_destroy(&f.comm, 1.5);
+    int aborted_n = 0;
+    for (int i = 0; i < (rank == VICTIM ? 1 : 8); i++) {
+        dcomm_status status = dcomm_wait(&requests[i]);
+        PROCS_CHECK(status == DCOMM_ERR_ABORTED || (i == 0 && status == DCOMM_OK), "%s: %s",
+                    dcomm_status_name(status), dcomm_last_error());
+        aborted_n += status == DCOMM_ERR_ABORTED;
+    }
+    PROCS_TRUE(rank == VICTIM || aborted_n >= 7);
+    return fault_leave(&f);
+}
+
+Test(faults, destroyed_with_requests, .timeout = 60)
+{
+    run(N, destroyed_with_requests, NULL, -1);
+}
+
+/* ---- shrinking ---- */
+
+/* Again and again with the same list: each has a message space of its own. */
+static int shrunk_again(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, false, 5);
+    if (rank == n - 1) {
+        die(s);
+    }
+    for (int i = 0; i < 3; i++) {
+        int dead = n - 1;
+        dcomm_comm *one = NULL, *two = NULL;
+        dcomm_status status = dcomm_comm_shrink(f.comm, &dead, 1, &one);
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+        if (rank != i) {
+            status = dcomm_comm_shrink(f.comm, &dead, 1, &two);
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+            status = dcomm_comm_shrink(f.comm, &dead, 1, &two);
+        }
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+        PROCS_TRUE(fault_allreduce(one, rank, NULL, 1000, NULL) == DCOMM_OK);
+        PROCS_TRUE(fault_allreduce(two, rank, NULL, 1000, NULL) == DCOMM_OK);
+        fault_destroy(&one, 1);
+        fault_destroy(&two, 1);
+    }
+    return fault_leave(&f);
+}
+
+Test(faults, shrunk_again, .timeout = 60)
+{
+    run(N, shrunk_again, NULL, N - 1);
+}
