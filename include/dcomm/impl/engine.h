@@ -61,7 +61,9 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
         run->memory_len = need;
     }
     uint8_t *memory = run->memory;
-    memset(memory, 0, zeroed);
+    if (zeroed > 0) {
+        memset(memory, 0, zeroed);
+    }
     run->plan = plan;
     dcommi_frame *root = &run->root;
     memset(root, 0, sizeof *root);
