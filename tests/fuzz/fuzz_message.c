@@ -211,7 +211,45 @@ static void start(dcomm_comm *comm, unsigned what, dcomm_request **request)
     }
 }
 
-/* A message, made of plausible fields so that it gets far, or of raw bytes. */
+enum { STAYS = 32, LONG = 96 };
+
+/* The message arrives. how & LONG == LONG: its payload lies at the sender; how & STAYS: it can be
+ * kept. */
+static void arrive(dcomm_comm *comm, const dcommi_header *h, size_t header_len, size_t len, int how)
+{
+    parcel *p = malloc(sizeof *p);
+    *p = (parcel){.is_long = (how & LONG) == LONG && len > 0, .len = len, .data = malloc(len + 1)};
+    memset(p->data, 0x41 + (how & 15), len);
+    bool can_stay = how & STAYS || p->is_long;
+    fake_parcels++;
+    dcommi_arrival arrival = {.peer = -1,
+                              .header = h,
+                              .header_len = header_len,
+                              .data = p->is_long ? NULL : p->data,
+                              .len = len,
+                              .desc = can_stay ? p : NULL};
+    dcommi_verdict verdict = dcommi_on_message(comm->context, &fake_transport, &arrival);
+    if (verdict == DCOMMI_CONSUMED) {
+        if (p->is_long) {
+            abort(); /* must be fetched or released */
+        }
+        fake_release(&fake_transport, p);
+    } else if (!can_stay) {
+        abort();
+    }
+}
+
+static uint32_t signature_of(dcomm_comm *comm, uint64_t seq, uint8_t stream)
+{
+    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->seq == seq && run->stream == stream) {
+            return run->signature.hash;
+        }
+    }
+    return 0;
+}
+
+/* A message, made of plausible fields or of raw bytes. */
 static void deliver(dcomm_comm *comm, input *in)
 {
     uint8_t kind = take(in);
@@ -230,47 +268,100 @@ static void deliver(dcomm_comm *comm, input *in)
         h.slot = take(in);
         h.stage = kind & 4 ? take(in) : 0;
         h.done = (uint32_t)take_wide(in);
-        for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
-            if (run->seq == h.seq && run->stream == h.stream && !(kind & 8)) {
-                h.signature = run->signature.hash;
-            }
-        }
+        h.signature = kind & 8 ? 1 : signature_of(comm, h.seq, h.stream);
     }
     h.a = take_wide(in);
     h.b = take_wide(in);
-    /* Lengths that receives expect: of whole buffers and of their parts. */
-    static const size_t lens[] = {0,    1,    4,    60,   64,    120,   240,  4096,
-                                  6000, 6016, 8192, 8000, 12000, 24000, 1500, 3000};
-    bool text = h.type == DCOMMI_MSG_QUERY || h.type == DCOMMI_MSG_REPLY ||
-                h.type == DCOMMI_MSG_ABORT;
-    bool loaded = h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_READ_REPLY || text;
-    size_t len = !loaded && !(kind & 16) ? 0 : text ? take(in) * 2u : lens[take(in) % 16];
-    if (loaded && !text && !(kind & 16)) {
+    size_t len = kind & 16 ? take(in) * 2u : 0;
+    if (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_READ_REPLY) {
         h.a = len;
-    } else if (h.type == DCOMMI_MSG_RTS || h.type == DCOMMI_MSG_EXPOSE ||
-               h.type == DCOMMI_MSG_READ) {
-        h.b = kind & 16 ? h.b : lens[take(in) % 16];
     }
-    parcel *p = malloc(sizeof *p);
-    *p = (parcel){.is_long = (kind & 96) == 96 && len > 0, .len = len, .data = malloc(len + 1)};
-    memset(p->data, 0x41 + (kind & 31), len);
-    bool can_stay = kind & 32 || p->is_long;
-    fake_parcels++;
-    dcommi_arrival arrival = {.peer = -1,
-                              .header = &h,
-                              .header_len = kind == 77 ? take(in) % sizeof h : sizeof h,
-                              .data = p->is_long ? NULL : p->data,
-                              .len = len,
-                              .desc = can_stay ? p : NULL};
-    dcommi_verdict verdict = dcommi_on_message(comm->context, &fake_transport, &arrival);
-    if (verdict == DCOMMI_CONSUMED) {
-        if (p->is_long) {
-            abort(); /* must be fetched or released */
+    arrive(comm, &h, kind == 77 ? take(in) % sizeof h : sizeof h, len, kind);
+}
+
+/* The message that something here waits for, but for what `spoil` changes. */
+static void answer(dcomm_comm *comm, input *in)
+{
+    uint8_t which = take(in), how = take(in), spoil = take(in), other = take(in);
+    dcommi_match_node *node = NULL, *any = NULL;
+    int n = 0;
+    for (int i = 0; i < DCOMMI_BUCKETS && node == NULL; i++) {
+        for (dcommi_match_node *at = comm->table[i]; at != NULL && node == NULL; at = at->next) {
+            if (at->cls <= DCOMMI_NODE_PULL) {
+                any = at;
+                node = n++ == which % 16 ? at : NULL;
+            }
         }
-        fake_release(&fake_transport, p);
-    } else if (!can_stay) {
-        abort();
     }
+    node = node != NULL ? node : any;
+    dcommi_header h = {.comm = comm->id};
+    size_t len = 0;
+    if (node != NULL && how & 1) {
+        dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+        static const uint8_t types[][2] = {
+            [DCOMMI_NODE_POSTED] = {DCOMMI_MSG_DATA, DCOMMI_MSG_RTS},
+            [DCOMMI_NODE_SENT] = {DCOMMI_MSG_FIN, DCOMMI_MSG_PULL},
+            [DCOMMI_NODE_PULL] = {DCOMMI_MSG_READ_REPLY, DCOMMI_MSG_READ_REPLY}};
+        h.type = types[node->cls][how >> 1 & 1];
+        h.stream = node->stream;
+        h.src = (uint32_t)node->peer;
+        h.seq = node->seq;
+        h.tag = node->tag;
+        h.stage = node->stage;
+        if (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_READ_REPLY) {
+            h.a = len = move->len;
+        } else {
+            h.a = how & 4 ? (uint64_t)(uintptr_t)move : other;
+            h.b = move->len;
+        }
+    } else {
+        dcommi_run *run = comm->runs;
+        if (run == NULL) {
+            return;
+        }
+        static const uint8_t types[] = {DCOMMI_MSG_EXPOSE, DCOMMI_MSG_SIGNAL, DCOMMI_MSG_READ,
+                                        DCOMMI_MSG_QUERY};
+        h.type = types[how >> 1 & 3];
+        h.stream = run->stream;
+        h.src = 1 + which % (RANKS - 1);
+        h.seq = run->seq;
+        h.stage = run->stage;
+        h.slot = which / 4 % 8;
+        h.tag = other;
+        h.a = h.type == DCOMMI_MSG_SIGNAL ? 1 : h.type == DCOMMI_MSG_READ ? other : 64;
+        h.b = h.type == DCOMMI_MSG_READ ? spoil * 16u : COUNT * sizeof(float);
+    }
+    h.signature = signature_of(comm, h.seq, h.stream);
+    switch (spoil) {
+    case 1:
+        h.signature++;
+        break;
+    case 2:
+        h.a++;
+        break;
+    case 3:
+        h.b = take_wide(in);
+        break;
+    case 4:
+        len = len > other ? len - other : other;
+        h.a = len;
+        break;
+    case 5:
+        h.src = other;
+        break;
+    case 6:
+        h.seq += other;
+        break;
+    case 7:
+        h.tag ^= other;
+        break;
+    case 8:
+        h.stage += other;
+        break;
+    default:
+        break;
+    }
+    arrive(comm, &h, sizeof h, len, how);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -310,8 +401,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 dcommi_on_peer_lost(context, &fake_transport, command % (RANKS - 1), "gone");
             }
             break;
-        default:
+        case 6:
+        case 7:
+        case 8:
             deliver(comm, &in);
+            break;
+        default:
+            answer(comm, &in);
             break;
         }
         dcommi_progress(context);
