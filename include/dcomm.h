@@ -10860,9 +10860,14 @@ static void dcommi_move_complete(dcommi_move *move)
 
 /* ---- reading a peer's memory ---- */
 
-/* Copy from the memory of a process on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it. */
-static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t address, size_t len)
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+
+/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
+ * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
+static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
+                                        size_t len)
 {
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
     uint8_t *to = dst;
     while (len > 0) {
         struct iovec local = {to, len};
@@ -10870,7 +10875,8 @@ static dcomm_status dcommi_read_process(dcommi_remote *peer, void *dst, uint64_t
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
             if (n < 0 && errno == ESRCH) {
-                return dcommi_fail(DCOMM_ERR_PEER, "process %d is gone", (int)peer->pid);
+                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
+                return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
             peer->unreadable = peer->unreadable || errno != EFAULT;
@@ -10915,8 +10921,10 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     header->done = (uint32_t)comm->done;
     member->told = comm->done;
     member->addressed = true;
-    return peer->transport->call->send(peer->transport, member->peer, header, sizeof *header, data,
-                                       len, op);
+    dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
+                                                      sizeof *header, data, len, op);
+    return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
+                      : status;
 }
 
 /* Header fields of a message of a run. */
@@ -11122,7 +11130,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
         return DCOMM_ERR_UNSUPPORTED;
     }
     if (move->kind == DCOMMI_MOVE_RECV) {
-        return dcommi_read_process(peer, move->buf, address, len);
+        return dcommi_read_process(comm, move->node.peer, move->buf, address, len);
     }
     uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
     if (staging == NULL) {
@@ -11130,7 +11138,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(peer, staging, address + at, n));
+        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -11306,7 +11314,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_process(dcommi_peer_of(comm, pieces[i].rank), block,
+            DCOMMI_TRY(dcommi_read_process(comm, pieces[i].rank, block,
                                            pieces[i].address + at, part));
             src[i] = block;
         }
@@ -11411,7 +11419,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     }
     if (direct) {
         dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(dcommi_peer_of(comm, pieces[0].rank), dst,
+                                   : dcommi_read_process(comm, pieces[0].rank, dst,
                                                          pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
@@ -12437,13 +12445,18 @@ static uint64_t dcommi_process_started(pid_t pid)
 
 /* ---- queries ---- */
 
-static void dcommi_query(dcommi_run *run, int rank)
+/* Ask a rank about operation `seq`, which is `mine` here. */
+static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t seq,
+                         const dcommi_signature *mine)
 {
     char text[DCOMMI_TEXT_MAX];
-    dcommi_signature_text(&run->signature, text, sizeof text);
-    dcommi_header h = dcommi_header_of(run, DCOMMI_MSG_QUERY, 0);
-    h.slot = run->signature.coll;
-    dcommi_send_header(run->comm, rank, &h, text, strlen(text));
+    dcommi_signature_text(mine, text, sizeof text);
+    dcommi_header h = {.type = DCOMMI_MSG_QUERY,
+                       .stream = stream,
+                       .slot = mine->coll,
+                       .signature = mine->hash,
+                       .seq = seq};
+    dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
 /* A message of a run's sequence number carries another signature. In a collective let the peer,
@@ -12452,7 +12465,7 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
                                     size_t len)
 {
     if (run->stream == DCOMMI_STREAM_COLL) {
-        dcommi_query(run, (int)h->src);
+        dcommi_query(comm, (int)h->src, run->stream, run->seq, &run->signature);
         return;
     }
     char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
@@ -12597,7 +12610,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             return;
         }
         run->peers[r].replied = false;
-        dcommi_query(run, r);
+        dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
             return;
         }
@@ -12745,7 +12758,9 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
         run->memory_len = need;
     }
     uint8_t *memory = run->memory;
-    memset(memory, 0, zeroed);
+    if (zeroed > 0) {
+        memset(memory, 0, zeroed);
+    }
     run->plan = plan;
     dcommi_frame *root = &run->root;
     memset(root, 0, sizeof *root);
@@ -13041,8 +13056,12 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     if (h->stream == DCOMMI_STREAM_COLL) {
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
         dcommi_run *run = dcommi_run_find(comm, h);
-        if (h->seq < comm->done || (entry->known && entry->seq == h->seq && run == NULL)) {
-            return DCOMMI_CONSUMED; /* of an operation that is over here */
+        bool known = entry->known && entry->seq == h->seq;
+        if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
+            if (known && entry->signature.hash != h->signature) {
+                dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
+            }
+            return DCOMMI_CONSUMED;
         }
         if (run != NULL && run->signature.hash != h->signature) {
             dcommi_suspect_mismatch(comm, run, h, arrival->len);
@@ -18127,7 +18146,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (element == 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: dtype is %d, which is none", name, (int)dtype);
     }
-    if (op < 0 || (op >= DCOMM_OP_COUNT && op < DCOMM_OP_USER) || op > DCOMM_OP_USER_MAX) {
+    if (!dcommi_op_known(op)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
     }
     if (root < 0 || root >= comm->size) {

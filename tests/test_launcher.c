@@ -11,8 +11,10 @@ static dcomm_status detect(dcommi_launcher *l, const char *const *vars)
 {
     clearenv();
     for (; *vars != NULL; vars++) {
-        char *copy = strdup(*vars);
-        cr_assert_eq(putenv(copy), 0); /* the environment keeps it */
+        char name[64];
+        const char *value = strchr(*vars, '=') + 1;
+        snprintf(name, sizeof name, "%.*s", (int)(value - *vars) - 1, *vars);
+        cr_assert_eq(setenv(name, value, 1), 0);
     }
     return dcommi_launcher_detect(l);
 }

@@ -321,6 +321,8 @@ def compare(ranks, peers, args, hardware):
         print_row(found, pair_ns)
         results += found.values()
         trips += pair_ns
+    for name in peers:
+        print(f"# {name} was {sides[name]['version']}, its ranks on cores {sides[name]['cores']}")
     if trips and max(trips) > 1.5 * min(trips):
         print(f"# the cores' distance changed on the way, {min(trips):.0f} to {max(trips):.0f} ns: "
               "trust ratios, not times")
