@@ -655,7 +655,7 @@ DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void
                                      int root, const dcomm_coll_opts *opts);
 
 /* recvcount elements from root's sendbuf to each rank, in rank order. In place on root: recvbuf
- * == sendbuf + root*recvcount. */
+ * == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
 DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t recvcount, dcomm_dtype dtype, int root,
                                       const dcomm_coll_opts *opts, dcomm_request **request_p);
@@ -10100,7 +10100,7 @@ typedef struct dcommi_transport_vtable {
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
  *   QUERY       have you entered `seq`?                   payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
@@ -10393,6 +10393,7 @@ typedef struct dcommi_member {
     bool heard;     /* has sent to us: gets credits and a goodbye */
     bool addressed; /* we have sent to it: gets a goodbye */
     bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
     uint64_t gone_after;
     char *hostname;
 } dcommi_member;
@@ -11357,8 +11358,13 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_process(comm, pieces[i].rank, block,
-                                           pieces[i].address + at, part));
+            dcomm_status status =
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
+            if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
+                return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
+                                   pieces[i].rank);
+            }
+            DCOMMI_TRY(status);
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
@@ -11461,9 +11467,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
                             dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(comm, pieces[0].rank, dst,
-                                                         pieces[0].address, len);
+        dcomm_status status =
+            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
                 comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
@@ -11780,6 +11786,10 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
     uint64_t done = run->stream == DCOMMI_STREAM_COLL ? member->done : member->p2p_done;
     if (DCOMMI_LIKELY(run->seq < done + DCOMMI_WINDOW)) {
         return true;
+    }
+    if (!member->asked) {
+        dcommi_header header = {.type = DCOMMI_MSG_CREDIT, .stream = run->stream, .b = 1};
+        member->asked = dcommi_send_header(run->comm, rank, &header, NULL, 0) == DCOMM_OK;
     }
     lane->state = DCOMMI_LANE_CREDIT;
     lane->peer = rank;
@@ -12923,7 +12933,8 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    const char *name = plan->name;
+    char name[64]; /* the plan may be given back before it is named */
+    snprintf(name, sizeof name, "%s", plan->name);
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -12941,6 +12952,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
+        run->plan = next;
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -12984,8 +12996,10 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
-        if (run->seq >= comm->entered) {
-            comm->entered = run->seq + 1;
+        /* Two threads may submit in another order than they were numbered. */
+        while (comm->history[comm->entered % DCOMMI_HISTORY].known &&
+               comm->history[comm->entered % DCOMMI_HISTORY].seq == comm->entered) {
+            comm->entered++;
         }
     }
     int poisoned = atomic_load(&comm->poisoned);
@@ -13027,7 +13041,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
-            done = run->seq;
+            done = run->seq < done ? run->seq : done;
             break;
         }
     }
@@ -13061,7 +13075,11 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
         m->p2p_done = h->a;
         news = true;
     }
+    if (h->type == DCOMMI_MSG_CREDIT && h->b != 0) { /* it may never have sent to us before */
+        dcommi_send_credit(comm, (int)h->src, h->stream);
+    }
     if (news) {
+        m->asked = false;
         for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
             dcommi_run_wake(run, DCOMMI_LANE_CREDIT, (int64_t)h->src);
         }
@@ -17895,6 +17913,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
 }
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm);
+static dcomm_status dcommi_check_no_group(const char *what);
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
@@ -17925,6 +17944,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
     dcommi_color mine = {color, key, comm->rank};
     dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
@@ -17969,6 +17989,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("shrink"));
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
@@ -18163,6 +18184,7 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     if (comm == NULL || stats == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", comm == NULL ? "comm" : "stats");
     }
+    DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
     pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
     *stats = comm->stats;
@@ -18197,6 +18219,16 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is not created yet (see dcomm_comm_ready)");
     }
     return DCOMM_OK;
+}
+
+/* What must be over when the call returns cannot wait for the end of a group. */
+static dcomm_status dcommi_check_no_group(const char *what)
+{
+    return dcommi_this_group.depth == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is not possible between dcomm_group_start and dcomm_group_end",
+                             what);
 }
 
 static const dcomm_coll_opts dcommi_default_opts;

@@ -31,6 +31,16 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
     return DCOMM_OK;
 }
 
+/* What must be over when the call returns cannot wait for the end of a group. */
+static dcomm_status dcommi_check_no_group(const char *what)
+{
+    return dcommi_this_group.depth == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is not possible between dcomm_group_start and dcomm_group_end",
+                             what);
+}
+
 static const dcomm_coll_opts dcommi_default_opts;
 
 /* Fill in the parts of a shape that all calls have, and check them. */

@@ -226,6 +226,7 @@ typedef struct dcommi_member {
     bool heard;     /* has sent to us: gets credits and a goodbye */
     bool addressed; /* we have sent to it: gets a goodbye */
     bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
     uint64_t gone_after;
     char *hostname;
 } dcommi_member;
