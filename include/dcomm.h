@@ -10459,7 +10459,6 @@ typedef struct dcommi_remote {
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
     dcommi_early *early;
-    double arrived_at;
 } dcommi_stray;
 
 struct dcomm_context {
@@ -10476,8 +10475,8 @@ struct dcomm_context {
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
     struct dcommi_control *free_controls;
-    dcommi_stray *strays;
-    size_t nstrays;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     uint8_t *staging; /* blocks read from peers */
@@ -11017,17 +11016,24 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
 
 /* ---- sending ---- */
 
+/* The transport could not do what a move needs of its peer. */
+static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    int rank = move->node.peer;
+    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
+             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    dcommi_poison(move->run->comm,
+                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+}
+
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "sending to rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "sending to");
         live = false; /* poisoning has finished the run and orphaned the move */
     }
     dcommi_move_out_of_transport(move);
@@ -11152,11 +11158,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "receiving from");
     } else if (live) {
         dcommi_received(move, move->buf, move->arrived);
     } else {
@@ -11557,7 +11559,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
+        dcommi_move_failed(move, status, "reading memory of");
     } else if (live) {
         dcommi_pull_arrived(move);
     } else {
@@ -12763,7 +12765,9 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
-#define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
+/* What is kept for communicators that do not exist here yet. */
+#define DCOMMI_STRAYS_MAX 65536
+#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
 /* ---- the life of a run ---- */
 
@@ -13215,6 +13219,35 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
+/* A message for a communicator that does not exist here yet. */
+static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
+                                        dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    size_t bytes = arrival->data != NULL ? arrival->len : 0;
+    if (context->nstrays >= DCOMMI_STRAYS_MAX ||
+        context->stray_bytes + bytes > DCOMMI_STRAY_BYTES_MAX) {
+        dcommi_log(context->strays_dropped++ == 0 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO,
+                   "a message of rank %u for a communicator that is not created here is dropped: "
+                   "%zu messages, %zu bytes are kept",
+                   h->src, context->nstrays, context->stray_bytes);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_verdict verdict = DCOMMI_CONSUMED;
+    dcommi_stray *stray = dcommi_alloc(sizeof *stray);
+    dcommi_early *early =
+        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    if (early == NULL) {
+        dcommi_free(stray);
+        return DCOMMI_CONSUMED;
+    }
+    *stray = (dcommi_stray){.early = early};
+    *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+    context->last_stray = stray;
+    context->nstrays++;
+    context->stray_bytes += bytes;
+    return verdict;
+}
+
 /* Any message. What cannot be right is dropped: it is not from a dcomm of ours. */
 static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
                                         const dcommi_arrival *arrival)
@@ -13235,21 +13268,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
-                   context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
-            dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-            if (stray != NULL) {
-                stray->early = dcommi_early_make(transport, &h, arrival, &verdict);
-            }
-            if (stray != NULL && stray->early != NULL) {
-                dcommi_stray **end = &context->strays;
-                while (*end != NULL) {
-                    end = &(*end)->next;
-                }
-                *end = stray;
-                context->nstrays++;
-            } else {
-                dcommi_free(stray);
-            }
+                   h.type != DCOMMI_MSG_QUERY) {
+            verdict = dcommi_stray_keep(context, &h, transport, arrival);
         }
     }
     if (verdict == DCOMMI_CONSUMED && lies_at_sender) {
@@ -13262,16 +13282,20 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
 /* A communicator is there now: what came for it meanwhile. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
-    dcommi_stray **at = &context->strays;
-    while (*at != NULL) {
-        dcommi_stray *stray = *at;
+    dcommi_stray *left = context->strays;
+    context->strays = context->last_stray = NULL;
+    while (left != NULL) {
+        dcommi_stray *stray = left;
         dcommi_early *early = stray->early;
+        left = stray->next;
         if (early->header.comm != comm->id) {
-            at = &stray->next;
+            stray->next = NULL;
+            *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+            context->last_stray = stray;
             continue;
         }
-        *at = stray->next;
         context->nstrays--;
+        context->stray_bytes -= early->data != NULL ? early->len : 0;
         dcommi_arrival arrival = {.peer = -1,
                                   .header = &early->header,
                                   .header_len = sizeof early->header,
@@ -18037,10 +18061,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
-    if (comm == NULL || comm->context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL or not created yet");
-    }
-    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_comm(comm));
     pthread_mutex_lock(&comm->lock);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
@@ -18049,9 +18070,14 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     }
     pthread_mutex_unlock(&comm->lock);
     atomic_store(&comm->context->aborts, 1);
-    if (dcommi_token_try(comm->context)) {
-        dcommi_progress(comm->context);
-        dcommi_token_release(comm->context);
+    /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
+    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
+        if (dcommi_token_try(comm->context)) {
+            dcommi_progress(comm->context);
+            dcommi_token_release(comm->context);
+        } else {
+            sched_yield();
+        }
     }
     return DCOMM_OK;
 }
@@ -18181,8 +18207,9 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
-    if (comm == NULL || stats == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", comm == NULL ? "comm" : "stats");
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (stats == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
     }
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
@@ -19470,6 +19497,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
 #undef DCOMMI_STRAYS_MAX
+#undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
