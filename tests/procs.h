@@ -16,10 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/lsan_interface.h>
-#endif
-
 #define PROCS_MAX 16
 #define PROCS_BLOB 4096
 
@@ -102,9 +98,6 @@ static inline int procs_run(int n, double timeout_s, procs_fn fn, void *arg, int
         if (pids[r] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             int code = fn(r, n, s, arg);
-#ifdef __SANITIZE_ADDRESS__ /* _exit looks for no leaks */
-            code = code == 0 && __lsan_do_recoverable_leak_check() != 0 ? 97 : code;
-#endif
             fflush(NULL);
             _exit(code);
         }

@@ -913,8 +913,7 @@ static int conform(int rank, int n, procs_shared *s, void *arg)
     run_counters(&w);
     run_grouped(&w);
     run_staged(&w);
-    RANKS_OK(dcomm_comm_destroy(&w.comm));
-    return 0;
+    return ranks_leave(&w.comm);
 }
 
 static void on(int n, ranks_place place)
