@@ -302,6 +302,51 @@ Test(order, groups, .timeout = 60)
     on(3, RANKS_PAIRS, 25, groups);
 }
 
+/* A group over two contexts: what is blocking in one waits for what is not in the other. */
+static int two_contexts(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 500000 };
+    (void)arg;
+    static int32_t data[COUNT];
+    dcomm_comm *a = join(rank, n, s), *b = NULL;
+    dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID, .rank = rank, .size = n, .timeout_s = 20};
+    dcomm_request *request = NULL;
+    int32_t x = 0;
+    if (rank == 0) {
+        RANKS_OK(dcomm_id_create(&opts.id));
+    }
+    RANKS_OK(dcomm_broadcast(a, &opts.id, &opts.id, sizeof opts.id, DCOMM_U8, 0, NULL));
+    RANKS_OK(dcomm_comm_create(&opts, &b));
+    PROCS_TRUE(dcomm_comm_context(a) != dcomm_comm_context(b));
+    for (int again = 0; again < 5; again++) {
+        for (int i = 0; i < COUNT; i++) {
+            data[i] = rank == 0 ? i + again : 0;
+        }
+        if (rank == 0) {
+            RANKS_OK(dcomm_group_start());
+            RANKS_OK(dcomm_isend(a, data, COUNT, DCOMM_I32, 1, NULL, &request));
+            RANKS_OK(dcomm_recv(b, &x, 1, DCOMM_I32, 1, NULL));
+            RANKS_OK(dcomm_group_end());
+            PROCS_TRUE(x == 7 + again);
+            RANKS_OK(dcomm_wait(&request));
+        } else {
+            RANKS_OK(dcomm_recv(a, data, COUNT, DCOMM_I32, 0, NULL));
+            PROCS_TRUE(data[COUNT - 1] == COUNT - 1 + again);
+            x = 7 + again;
+            RANKS_OK(dcomm_send(b, &x, 1, DCOMM_I32, 0, NULL));
+        }
+    }
+    RANKS_OK(dcomm_comm_destroy(&b));
+    return ranks_leave(&a);
+}
+
+Test(order, two_contexts, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, 15, two_contexts);
+    on(2, RANKS_MESSAGE, 15, two_contexts);
+    on(2, RANKS_HOSTS, 15, two_contexts);
+}
+
 static int everywhere(int rank, int n, procs_shared *s, void *arg)
 {
     enum { MESSAGES = 300, COUNT = 5000 };
