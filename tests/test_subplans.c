@@ -1,0 +1,382 @@
+/* test_subplans.c - plans that call plans, stages that make the next plan from what has come, and
+ * plans that nobody has checked: each must be refused by name. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "conformance.h"
+
+/* ---- CALL: sub-plans of groups, nested, in a loop ---- */
+
+#define ROUNDS 3
+#define GROUPED 512 /* bytes of a round */
+
+typedef struct grouped {
+    dcomm_plan *inner[MAX], *middle[MAX], *outer[MAX];
+} grouped;
+
+static dcomm_plan *algorithm(const char *name, int r, int n, int64_t bytes)
+{
+    dcomm_check_spec spec = {
+        .coll = DCOMM_COLL_ALLREDUCE, .count = (size_t)bytes / 4, .dtype = DCOMM_F32};
+    dcomm_plan *plan = NULL;
+    RANKS_OK(dcomm_plan_create(&spec, DCOMM_SUM, r, n, &(dcomm_coll_opts){.algo = name}, &plan));
+    return plan;
+}
+
+/* Even and odd ranks sum apart, twice (OUT once, then again into the second half); then all ranks
+ * sum that by a ring, whose counters and slots lie behind those of this plan. */
+static void make_grouped(grouped *g, int r, int n)
+{
+    int members = (n - r % 2 + 1) / 2;
+    int64_t group[MAX], all[MAX];
+    dcommi_builder *b = malloc(sizeof *b);
+    PROCS_TRUE(b != NULL);
+    for (int i = 0; i < n; i++) {
+        all[i] = i;
+        group[i] = 2 * i + r % 2;
+    }
+    g->inner[r] = algorithm("recursive_doubling", r / 2, members, GROUPED);
+    /* middle: of the group, calls inner by the identity, in a loop over rounds. */
+    dcommi_build_begin(b, "middle", r / 2, members, DCOMM_F32, DCOMM_SUM);
+    b->head.in_bytes = b->head.out_bytes = ROUNDS * GROUPED;
+    const int64_t tags = 8; /* alike on all ranks, whose groups differ in size */
+    PROCS_TRUE(g->inner[r]->ntags <= tags);
+    PROCS_TRUE(g->inner[r]->ncounters == 0 && g->inner[r]->nslots == 0);
+    dcommi_build_tags(b, ROUNDS * tags);
+    int64_t at = dcommi_build_table(b, all, (size_t)members);
+    int c = dcommi_loop(b, 0, num(ROUNDS));
+    dcommi_call(b, 0, g->inner[r], at,
+                dcommi_at(DCOMM_SPACE_IN, dcommi_linear(0, c, GROUPED), GROUPED),
+                dcommi_at(DCOMM_SPACE_OUT, dcommi_linear(0, c, GROUPED), GROUPED),
+                dcommi_linear(0, c, tags));
+    dcommi_end(b, 0);
+    RANKS_OK(dcommi_build_finish(b, &g->middle[r]));
+
+    static dcomm_plan *rings[MAX];
+    rings[r] = algorithm("ring", r, n, ROUNDS * GROUPED);
+    dcommi_build_begin(b, "outer", r, n, DCOMM_F32, DCOMM_SUM);
+    b->head.in_bytes = ROUNDS * GROUPED;
+    b->head.out_bytes = 2 * ROUNDS * GROUPED;
+    uint16_t ready = dcommi_build_counter(b);
+    int64_t own = dcommi_build_tags(b, ROUNDS * tags), ring = dcommi_build_tags(b, rings[r]->ntags);
+    b->head.ncounters += rings[r]->ncounters;
+    b->head.nslots += 1 + rings[r]->nslots;
+    at = dcommi_build_table(b, group, (size_t)members);
+    int64_t everyone = dcommi_build_table(b, all, (size_t)n);
+    dcommi_call(b, 0, g->middle[r], at, in(0, ROUNDS * GROUPED), out(0, ROUNDS * GROUPED),
+                num(own));
+    dcommi_signal(b, 0, ready, num(r), num(1));
+    dcommi_await(b, 1, ready, num(1));
+    dcomm_step *s = dcommi_call(b, 1, rings[r], everyone, out(0, ROUNDS * GROUPED),
+                                out(ROUNDS * GROUPED, ROUNDS * GROUPED), num(ring));
+    s->slot = 1;
+    s->word = 1;
+    RANKS_OK(dcommi_build_finish(b, &g->outer[r]));
+    free(b);
+}
+
+static void run_grouped(world *w)
+{
+    grouped g;
+    static float mine[ROUNDS * GROUPED / 4], got[2 * ROUNDS * GROUPED / 4];
+    dcomm_check_report report;
+    const int half = ROUNDS * GROUPED / 4;
+    for (int r = 0; r < w->n; r++) {
+        make_grouped(&g, r, w->n);
+    }
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_PLAN, .dtype = DCOMM_F32};
+    dcomm_status status =
+        dcomm_plan_check((const dcomm_plan *const *)g.outer, w->n, &spec, &report);
+    PROCS_CHECK(status == DCOMM_OK, "grouped, %d ranks: %s", w->n, report.message);
+    for (int again = 0; again < AGAIN; again++) {
+        for (int i = 0; i < half; i++) {
+            mine[i] = (float)(i % 50 + w->rank + again);
+        }
+        RANKS_OK(dcomm_plan_run(w->comm, g.outer[w->rank], mine, got, NULL, 17, NULL));
+        for (int i = 0; i < half; i++) {
+            float apart = 0, all = 0;
+            for (int r = 0; r < w->n; r++) {
+                apart += r % 2 == w->rank % 2 ? (float)(i % 50 + r + again) : 0;
+            }
+            for (int r = 0; r < w->n; r++) { /* each member of a group brings the group's sum */
+                all += (float)(i % 50 + r + again) * (float)((w->n - r % 2 + 1) / 2);
+            }
+            PROCS_CHECK(got[i] == apart && got[half + i] == all,
+                        "rank %d of %d, element %d: %g %g, not %g %g", w->rank, w->n, i,
+                        (double)got[i], (double)got[half + i], (double)apart, (double)all);
+        }
+    }
+    drop(g.outer, w->n);
+    drop(g.middle, w->n);
+    drop(g.inner, w->n);
+}
+
+/* ---- stages: counts, then data as long as they say, then a farewell ---- */
+
+#define MOST 300 /* floats from one rank to another */
+
+typedef struct staged {
+    int rank, n;
+    int made, released;
+    const dcomm_plan *open[2]; /* the next is made before the one before is given back */
+} staged;
+
+static int sent(int from, int to, int again)
+{
+    return (from * 7 + to * 13 + again * 31) % MOST * (from != (to + again) % 3);
+}
+
+static void staged_release(void *user, const dcomm_plan *plan)
+{
+    staged *s = user;
+    PROCS_TRUE(plan != NULL && (plan == s->open[0] || plan == s->open[1]));
+    s->open[plan == s->open[1]] = NULL;
+    s->released++;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* Word f*n + t: floats from f to t, on every rank. */
+static const dcomm_plan *staged_data(void *user, const uint64_t *words, uint32_t nwords,
+                                     dcomm_status *status);
+
+static const dcomm_plan *staged_end(void *user, const uint64_t *words, uint32_t nwords,
+                                    dcomm_status *status)
+{
+    (void)user;
+    (void)words;
+    (void)nwords;
+    *status = DCOMM_OK;
+    return NULL;
+}
+
+static const dcomm_plan *staged_bye(void *user, const uint64_t *words, uint32_t nwords,
+                                    dcomm_status *status)
+{
+    staged *s = user;
+    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_plan *plan = NULL;
+    (void)words;
+    PROCS_TRUE(b != NULL && nwords == (uint32_t)(s->n * s->n));
+    dcommi_build_begin(b, "bye", s->rank, s->n, DCOMM_F32, DCOMM_SUM);
+    b->head.nwords = nwords;
+    b->head.out_bytes = 8;
+    uint16_t bye = dcommi_build_counter(b);
+    dcommi_signal(b, 0, bye, num(DCOMM_ALL_PEERS), num(1));
+    dcommi_await(b, 0, bye, num(s->n - 1));
+    dcommi_copy(b, 0, out(0, 8), word(1), 0); /* words live from stage to stage */
+    b->head.next = staged_end;
+    b->head.release = staged_release;
+    b->head.next_user = s;
+    *status = dcommi_build_finish(b, &plan);
+    free(b);
+    s->made++;
+    PROCS_TRUE(s->open[0] == NULL || s->open[1] == NULL);
+    s->open[s->open[0] != NULL] = plan;
+    return plan;
+}
+
+static const dcomm_plan *staged_data(void *user, const uint64_t *words, uint32_t nwords,
+                                     dcomm_status *status)
+{
+    staged *s = user;
+    int n = s->n, r = s->rank;
+    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_plan *plan = NULL;
+    PROCS_TRUE(b != NULL && nwords == (uint32_t)(n * n));
+    dcommi_build_begin(b, "data", r, n, DCOMM_F32, DCOMM_SUM);
+    b->head.in_bytes = 4 * MOST * n;
+    b->head.out_bytes = 8 + 4 * MOST * n;
+    b->head.nwords = nwords;
+    dcommi_build_tags(b, 1);
+    int64_t at = 8; /* packed in rank order */
+    for (int p = 0; p < n; p++) {
+        int64_t come = 4 * (int64_t)words[p * n + r], go = 4 * (int64_t)words[r * n + p];
+        come = come > 4 * MOST ? 4 * MOST : come; /* the checker tries words of its own */
+        go = go > 4 * MOST ? 4 * MOST : go;
+        if (p == r) {
+            dcommi_copy(b, 0, out(at, go), in(4 * MOST * p, go), 0);
+        } else {
+            dcommi_send(b, 0, in(4 * MOST * p, go), num(p), num(0), DCOMM_STEP_ASYNC);
+            dcommi_recv(b, 1, out(at, come), num(p), num(0), DCOMM_STEP_ASYNC);
+        }
+        at += come;
+    }
+    b->head.next = staged_bye;
+    b->head.release = staged_release;
+    b->head.next_user = s;
+    *status = dcommi_build_finish(b, &plan);
+    free(b);
+    s->made++;
+    PROCS_TRUE(s->open[0] == NULL || s->open[1] == NULL);
+    s->open[s->open[0] != NULL] = plan;
+    return plan;
+}
+
+static dcomm_plan *staged_first(staged *s)
+{
+    int n = s->n, r = s->rank;
+    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_plan *plan = NULL;
+    PROCS_TRUE(b != NULL);
+    dcommi_build_begin(b, "counts", r, n, DCOMM_F32, DCOMM_SUM);
+    b->head.in_bytes = 4 * MOST * n + 8 * n; /* the counts lie behind the data */
+    b->head.out_bytes = 8 + 4 * MOST * n;
+    b->head.nwords = (uint32_t)(n * n);
+    dcommi_build_tags(b, 1);
+    dcomm_operand mine = in(4 * MOST * n, 8 * n);
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 8 * n * r, 8 * n), mine, 0);
+    for (int p = 0; p < n; p++) {
+        if (p != r) {
+            dcommi_send(b, 0, mine, num(p), num(0), DCOMM_STEP_ASYNC);
+            dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 8 * n * p, 8 * n), num(p), num(0),
+                        DCOMM_STEP_ASYNC);
+        }
+    }
+    b->head.next = staged_data;
+    b->head.release = staged_release;
+    b->head.next_user = s;
+    RANKS_OK(dcommi_build_finish(b, &plan));
+    free(b);
+    return plan;
+}
+
+static void run_staged(world *w)
+{
+    int n = w->n, r = w->rank;
+    staged all[MAX];
+    dcomm_plan *plans[MAX];
+    dcomm_check_report report;
+    uint8_t *mine = malloc((size_t)(4 * MOST + 8) * MAX), *got = malloc(8 + 4 * MOST * MAX);
+    PROCS_TRUE(mine != NULL && got != NULL);
+    for (int p = 0; p < n; p++) {
+        all[p] = (staged){.rank = p, .n = n};
+        plans[p] = staged_first(&all[p]);
+    }
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_PLAN, .dtype = DCOMM_F32};
+    dcomm_status status = dcomm_plan_check((const dcomm_plan *const *)plans, n, &spec, &report);
+    PROCS_CHECK(status == DCOMM_OK, "staged, %d ranks: %s", n, report.message);
+    PROCS_TRUE(all[r].made == all[r].released);
+    int made = all[r].made;
+    for (int again = 0; again < AGAIN; again++) {
+        for (int p = 0; p < n; p++) {
+            uint64_t count = (uint64_t)sent(r, p, again);
+            memcpy(mine + 4 * MOST * n + 8 * p, &count, 8);
+            for (int i = 0; i < MOST; i++) {
+                float x = (float)(i + 1000 * r + 100000 * p + again);
+                memcpy(mine + 4 * (MOST * p + i), &x, 4);
+            }
+        }
+        memset(got, 0, 8 + 4 * MOST * MAX);
+        RANKS_OK(dcomm_plan_run(w->comm, plans[r], mine, got, NULL, 18, NULL));
+        size_t at = 8;
+        for (int p = 0; p < n; p++) {
+            for (int i = 0; i < sent(p, r, again); i++, at += 4) {
+                float x, want = (float)(i + 1000 * p + 100000 * r + again);
+                memcpy(&x, got + at, 4);
+                PROCS_CHECK(x == want, "rank %d of %d from %d, element %d: %g, not %g", r, n, p, i,
+                            (double)x, (double)want);
+            }
+        }
+        uint64_t second;
+        memcpy(&second, got, 8);
+        PROCS_TRUE(second == (uint64_t)(n > 1 ? sent(0, 1, again) : 0) || n == 1);
+        PROCS_CHECK(all[r].made == made + 2 * (again + 1) && all[r].made == all[r].released,
+                    "%d made, %d released", all[r].made, all[r].released);
+    }
+    free(mine);
+    free(got);
+    drop(plans, n);
+}
+
+/* ---- plans that nobody has checked ---- */
+
+static int fault;
+
+static void bad(dcommi_builder *b, int r, int n)
+{
+    b->head.in_bytes = b->head.out_bytes = 64;
+    b->head.nwords = 1;
+    b->head.ncounters = 1;
+    b->head.nslots = 1;
+    dcommi_build_tags(b, 1);
+    if (r > 0) { /* the others wait for what does not come */
+        dcommi_recv(b, 0, out(0, 8), num(0), num(0), 0);
+        return;
+    }
+    dcomm_step *s;
+    switch (fault) {
+    case 0:
+        dcommi_copy(b, 0, out(60, 8), in(0, 8), 0);
+        break;
+    case 1:
+        dcommi_send(b, 0, in(INT64_MAX - 4, 8), num(1), num(0), 0);
+        break;
+    case 2:
+        dcommi_send(b, 0, in(0, 8), num(0), num(0), 0);
+        break;
+    case 3:
+        dcommi_send(b, 0, in(0, 8), num(n), num(0), 0);
+        break;
+    case 4:
+        dcommi_recv(b, 0, out(0, 8), num(1), num(0), 0);
+        b->lanes[0].steps[0].word = 1;
+        break;
+    case 5:
+        dcommi_await(b, 0, 1, num(1));
+        break;
+    case 6:
+        dcommi_await(b, 0, 0, num(-1));
+        break;
+    case 7:
+        dcommi_expose(b, 0, in(0, 8), 1, num(DCOMM_ALL_PEERS));
+        break;
+    case 8:
+        s = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
+        s->dst = out(0, 8);
+        break;
+    default:
+        s = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
+        s->dst = out(0, 8);
+        dcommi_build_sources(b, s, &(dcomm_operand){.space = DCOMM_SPACE_IN}, 1);
+        break;
+    }
+}
+
+static int refuse(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_plan *plan = make(bad, "bad", rank, n);
+    uint8_t data[64] = {0}, got[64];
+    dcomm_status status = dcomm_plan_run(comm, plan, data, got, NULL, 19, NULL);
+    PROCS_CHECK(status == DCOMM_ERR_PLAN, "fault %d, rank %d: %s: %s", fault, rank,
+                dcomm_status_name(status), dcomm_last_error());
+    PROCS_CHECK(strstr(dcomm_last_error(), "rank 0, lane 0, step 0") != NULL, "%s",
+                dcomm_last_error());
+    plan->nranks++;
+    PROCS_TRUE(dcomm_plan_run(comm, plan, data, got, NULL, 19, NULL) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_plan_run(comm, NULL, data, got, NULL, 19, NULL) == DCOMM_ERR_INVALID);
+    dcommi_free(plan);
+    return ranks_leave(&comm);
+}
+
+Test(subplans, refuses, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    for (fault = 0; fault < 10; fault++) {
+        cr_assert_eq(procs_run(2, 20, refuse, NULL, ended), 0, "fault %d", fault);
+    }
+}
+
+/* ---- all of them, on each kind of place ---- */
+
+static int conform(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, *(ranks_place *)arg);
+    world w = {.rank = rank, .n = n, .comm = ranks_join(rank, n, s, NULL)};
+    run_grouped(&w);
+    run_staged(&w);
+    return ranks_leave(&w.comm);
+}
+
+PLACES(subplans, conform)
