@@ -640,10 +640,11 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
 /* Run a lane until it waits or ends. */
 static void dcommi_lane_run(dcommi_lane *lane)
 {
+    const dcommi_run *run = lane->frame->run;
     while (lane->pc < lane->count) {
         enum dcommi_outcome outcome = dcommi_step_run(lane, &lane->steps[lane->pc]);
-        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY) {
-            return;
+        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
+            return; /* a step may fail the run in what it starts, and then say that it goes on */
         }
         lane->pc++;
         if (outcome == DCOMMI_STOP) {
