@@ -224,9 +224,11 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
-    while (before != NULL && run->stream == DCOMMI_STREAM_COLL &&
-           before->stream == DCOMMI_STREAM_COLL && before->seq > run->seq) {
-        before = before->prev;
+    if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
+        while (before != NULL &&
+               (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+            before = before->prev;
+        }
     }
     run->prev = before;
     run->next = before != NULL ? before->next : comm->runs;
@@ -240,6 +242,7 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
+        comm->started++;
         if (run->seq >= comm->entered) {
             comm->entered = run->seq + 1;
         }
@@ -280,6 +283,9 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
 /* The oldest run has changed: tell ranks that send to us and have not heard for long. */
 static void dcommi_advance_done(dcomm_comm *comm)
 {
+    if (comm->started != comm->entered) {
+        return; /* some number below has not come yet: nothing above it counts */
+    }
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
