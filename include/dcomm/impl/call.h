@@ -31,6 +31,15 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
     return DCOMM_OK;
 }
 
+/* What waits for a collective of its own cannot be queued. */
+static dcomm_status dcommi_check_no_group(const char *name)
+{
+    return dcommi_this_group.depth > 0
+               ? dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s within a group: call dcomm_group_end before it", name)
+               : DCOMM_OK;
+}
+
 static const dcomm_coll_opts dcommi_default_opts;
 
 /* Fill in the parts of a shape that all calls have, and check them. */

@@ -439,6 +439,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
 }
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm);
+static dcomm_status dcommi_check_no_group(const char *name);
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
@@ -469,6 +470,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split or dup"));
     uint64_t child = dcommi_comm_next_child(comm);
     dcommi_color mine = {color, key, comm->rank};
     dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
@@ -513,6 +515,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("shrink"));
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
