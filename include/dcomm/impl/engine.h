@@ -179,7 +179,6 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    const char *name = plan->name;
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -197,6 +196,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
+        run->plan = next; /* also when it cannot be bound: it is the one to be given back */
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -204,7 +204,7 @@ static void dcommi_stage_done(dcommi_run *run)
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %s", run->comm->rank,
-                 run->stage, name, dcomm_strerror(status));
+                 run->stage, run->plan->name, dcomm_strerror(status));
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
         dcommi_run_finish(run, DCOMM_OK);
