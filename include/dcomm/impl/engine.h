@@ -242,6 +242,9 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
+        if (run->signature.coll == DCOMM_COLL_PLAN) {
+            entry->signature.algo = "the caller's own"; /* the plan and its name may go */
+        }
         comm->started++;
         if (run->seq >= comm->entered) {
             comm->entered = run->seq + 1;
