@@ -601,7 +601,8 @@ static bool dcommi_progress(dcomm_context *context)
     if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
         atomic_store(&context->aborts, 0);
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-            if (atomic_exchange(&comm->abort_wanted, 0) != 0) {
+            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
+            if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
                 dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
             }
         }
