@@ -81,8 +81,9 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_process(comm, pieces[i].rank, block,
-                                           pieces[i].address + at, part));
+            DCOMMI_TRY(dcommi_read_part(
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
+                pieces[i].rank));
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
