@@ -83,6 +83,13 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     if (nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
     }
+    bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||
+                  spec->coll == DCOMM_COLL_ALLTOALLV;
+    if (listed != (spec->counts != NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: counts %s", dcomm_coll_name(spec->coll),
+                           listed ? "is NULL" : "is for operations whose counts differ by rank");
+    }
     dcommi_shape s;
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
