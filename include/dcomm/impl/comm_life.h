@@ -323,9 +323,8 @@ static void *dcommi_comm_create_main(void *user)
 {
     dcomm_comm *comm = user;
     dcomm_status status = dcommi_comm_build(comm);
-    memcpy(comm->message, dcommi_message, sizeof comm->message);
-    if (status >= 0) {
-        comm->message[0] = 0;
+    if (status < 0) { /* else the message is the engine's: a peer may be lost already */
+        memcpy(comm->message, dcommi_message, sizeof comm->message);
     }
     atomic_store_explicit(&comm->ready, status, memory_order_release);
     return NULL;
