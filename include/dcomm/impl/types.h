@@ -272,6 +272,7 @@ struct dcomm_comm {
     pthread_t creator;
     bool has_creator;
     dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
 };
 
 /* ---- contexts ---- */
