@@ -106,6 +106,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
  * (NULL: none given). From any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
+/* -1, -1 and NULL of NULL, and of a communicator that is not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);

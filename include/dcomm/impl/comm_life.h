@@ -683,19 +683,24 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 
 /* ---- read-out ---- */
 
+static bool dcommi_comm_usable(const dcomm_comm *comm)
+{
+    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->rank : -1;
+    return dcommi_comm_usable(comm) ? comm->rank : -1;
 }
 
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->size : -1;
+    return dcommi_comm_usable(comm) ? comm->size : -1;
 }
 
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->context : NULL;
+    return dcommi_comm_usable(comm) ? comm->context : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
@@ -716,12 +721,15 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
 
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].host : -1;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].host
+                                                                      : -1;
 }
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].hostname : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
+               ? comm->members[rank].hostname
+               : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
