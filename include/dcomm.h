@@ -507,7 +507,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
- * collective. A negative colour takes part and gets *new_p = NULL. */
+ * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
+ * and so cannot stand between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
@@ -520,6 +521,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
  * (NULL: none given). From any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
+/* -1, -1 and NULL of NULL, and of a communicator that is not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
@@ -713,9 +715,9 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
 /* Run a plan of the caller's own as the next collective of comm: plan is this rank's part, for
  * plan->rank == comm's rank and plan->nranks == comm's size. `signature` must be equal on all
  * ranks (it is what mismatches are found by). state is plan->state_bytes of persistent memory, or
- * NULL if that is 0. words_out, if not NULL, receives the last stage's words [nwords]. Check it
- * first (dcomm_plan_check): the engine refuses an operand outside its space when it comes to it,
- * and does not find deadlocks. */
+ * NULL if that is 0. The plan stays in use until the operation is complete. Check it first
+ * (dcomm_plan_check): the engine refuses an operand outside its space when it comes to it, trusts
+ * all else that a plan says, and does not find deadlocks. */
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                        void *out, void *state, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
@@ -10421,7 +10423,8 @@ struct dcomm_comm {
     uint64_t cache_clock;
     /* below: only with the context's token */
     dcommi_run *runs, *last_run;
-    uint64_t entered; /* collectives that have reached the engine */
+    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
     uint64_t done;    /* collectives completed, without gaps */
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
@@ -10438,6 +10441,7 @@ struct dcomm_comm {
     pthread_t creator;
     bool has_creator;
     dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
 };
 
 /* ---- contexts ---- */
@@ -10458,7 +10462,6 @@ typedef struct dcommi_remote {
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
     dcommi_early *early;
-    double arrived_at;
 } dcommi_stray;
 
 struct dcomm_context {
@@ -10475,8 +10478,8 @@ struct dcomm_context {
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
     struct dcommi_control *free_controls;
-    dcommi_stray *strays;
-    size_t nstrays;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     uint8_t *staging; /* blocks read from peers */
@@ -10892,7 +10895,10 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
         struct iovec remote = {(void *)(uintptr_t)address, len};
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
-            if (n < 0 && errno == ESRCH) {
+            if (n == 0) {
+                errno = EFAULT;
+            }
+            if (errno == ESRCH) {
                 dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
@@ -11016,17 +11022,24 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
 
 /* ---- sending ---- */
 
+/* The transport could not do what a move needs of its peer. */
+static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    int rank = move->node.peer;
+    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
+             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    dcommi_poison(move->run->comm,
+                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+}
+
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "sending to rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "sending to");
         live = false; /* poisoning has finished the run and orphaned the move */
     }
     dcommi_move_out_of_transport(move);
@@ -11151,17 +11164,22 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "receiving from");
     } else if (live) {
         dcommi_received(move, move->buf, move->arrived);
     } else {
         dcommi_move_free(move);
     }
     dcommi_run_unref(run);
+}
+
+/* Whether reading may be left to messages: not once a part has been folded, which would count it
+ * twice where the result lies on an operand. */
+static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
+{
+    return status == DCOMM_ERR_UNSUPPORTED && at > 0
+               ? dcommi_fail(DCOMM_ERR_SYSTEM, "memory of rank %d ends within a message", rank)
+               : status;
 }
 
 /* Read what an RTS offers, folding it block by block while it is in cache. */
@@ -11181,7 +11199,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
+        DCOMMI_TRY(dcommi_read_part(
+            dcommi_read_process(comm, move->node.peer, staging, address + at, n), at,
+            move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -11357,8 +11377,9 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_process(comm, pieces[i].rank, block,
-                                           pieces[i].address + at, part));
+            DCOMMI_TRY(dcommi_read_part(
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
+                pieces[i].rank));
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
@@ -11551,7 +11572,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
+        dcommi_move_failed(move, status, "reading memory of");
     } else if (live) {
         dcommi_pull_arrived(move);
     } else {
@@ -11716,7 +11737,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
     for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
         const uint8_t *base = run->offers[i].base;
-        if (base >= scratch && base <= scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+        if (base >= scratch && base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
             run->offers[i].base = NULL;
         }
     }
@@ -12230,10 +12251,11 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
 /* Run a lane until it waits or ends. */
 static void dcommi_lane_run(dcommi_lane *lane)
 {
+    const dcommi_run *run = lane->frame->run;
     while (lane->pc < lane->count) {
         enum dcommi_outcome outcome = dcommi_step_run(lane, &lane->steps[lane->pc]);
-        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY) {
-            return;
+        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
+            return; /* a step may fail the run in what it starts, and then say that it goes on */
         }
         lane->pc++;
         if (outcome == DCOMMI_STOP) {
@@ -12552,10 +12574,11 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
         if (run != NULL) {
             reply.a = DCOMMI_ENTERED;
             dcommi_run_where(run, where, sizeof where);
-        } else if (h->seq < comm->entered) {
-            reply.a = DCOMMI_COMPLETED;
         }
         mine = entry->known && entry->seq == h->seq ? &entry->signature : NULL;
+        if (run == NULL && (mine != NULL || h->seq < comm->done)) {
+            reply.a = DCOMMI_COMPLETED;
+        }
     } else {
         /* The asker's send meets our receive and the other way round. */
         uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
@@ -12753,7 +12776,9 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
-#define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
+/* What is kept for communicators that do not exist here yet. */
+#define DCOMMI_STRAYS_MAX 65536
+#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
 /* ---- the life of a run ---- */
 
@@ -12923,7 +12948,6 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    const char *name = plan->name;
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -12941,6 +12965,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
+        run->plan = next; /* also when it cannot be bound: it is the one to be given back */
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -12948,7 +12973,7 @@ static void dcommi_stage_done(dcommi_run *run)
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %s", run->comm->rank,
-                 run->stage, name, dcomm_strerror(status));
+                 run->stage, run->plan->name, dcomm_strerror(status));
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
         dcommi_run_finish(run, DCOMM_OK);
@@ -12968,9 +12993,11 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
-    while (before != NULL && run->stream == DCOMMI_STREAM_COLL &&
-           before->stream == DCOMMI_STREAM_COLL && before->seq > run->seq) {
-        before = before->prev;
+    if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
+        while (before != NULL &&
+               (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+            before = before->prev;
+        }
     }
     run->prev = before;
     run->next = before != NULL ? before->next : comm->runs;
@@ -12984,6 +13011,10 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
+        if (run->signature.coll == DCOMM_COLL_PLAN) {
+            entry->signature.algo = "the caller's own"; /* the plan and its name may go */
+        }
+        comm->started++;
         if (run->seq >= comm->entered) {
             comm->entered = run->seq + 1;
         }
@@ -13024,6 +13055,9 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
 /* The oldest run has changed: tell ranks that send to us and have not heard for long. */
 static void dcommi_advance_done(dcomm_comm *comm)
 {
+    if (comm->started != comm->entered) {
+        return; /* some number below has not come yet: nothing above it counts */
+    }
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
@@ -13197,6 +13231,35 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
+/* A message for a communicator that does not exist here yet. */
+static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
+                                        dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    size_t bytes = arrival->data != NULL ? arrival->len : 0;
+    if (context->nstrays >= DCOMMI_STRAYS_MAX ||
+        context->stray_bytes + bytes > DCOMMI_STRAY_BYTES_MAX) {
+        dcommi_log(context->strays_dropped++ == 0 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO,
+                   "a message of rank %u for a communicator that is not created here is dropped: "
+                   "%zu messages, %zu bytes are kept",
+                   h->src, context->nstrays, context->stray_bytes);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_verdict verdict = DCOMMI_CONSUMED;
+    dcommi_stray *stray = dcommi_alloc(sizeof *stray);
+    dcommi_early *early =
+        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    if (early == NULL) {
+        dcommi_free(stray);
+        return DCOMMI_CONSUMED;
+    }
+    *stray = (dcommi_stray){.early = early};
+    *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+    context->last_stray = stray;
+    context->nstrays++;
+    context->stray_bytes += bytes;
+    return verdict;
+}
+
 /* Any message. What cannot be right is dropped: it is not from a dcomm of ours. */
 static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
                                         const dcommi_arrival *arrival)
@@ -13217,21 +13280,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
-                   context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
-            dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-            if (stray != NULL) {
-                stray->early = dcommi_early_make(transport, &h, arrival, &verdict);
-            }
-            if (stray != NULL && stray->early != NULL) {
-                dcommi_stray **end = &context->strays;
-                while (*end != NULL) {
-                    end = &(*end)->next;
-                }
-                *end = stray;
-                context->nstrays++;
-            } else {
-                dcommi_free(stray);
-            }
+                   h.type != DCOMMI_MSG_QUERY) {
+            verdict = dcommi_stray_keep(context, &h, transport, arrival);
         }
     }
     if (verdict == DCOMMI_CONSUMED && lies_at_sender) {
@@ -13244,16 +13294,20 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
 /* A communicator is there now: what came for it meanwhile. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
-    dcommi_stray **at = &context->strays;
-    while (*at != NULL) {
-        dcommi_stray *stray = *at;
+    dcommi_stray *left = context->strays;
+    context->strays = context->last_stray = NULL;
+    while (left != NULL) {
+        dcommi_stray *stray = left;
         dcommi_early *early = stray->early;
+        left = stray->next;
         if (early->header.comm != comm->id) {
-            at = &stray->next;
+            stray->next = NULL;
+            *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+            context->last_stray = stray;
             continue;
         }
-        *at = stray->next;
         context->nstrays--;
+        context->stray_bytes -= early->data != NULL ? early->len : 0;
         dcommi_arrival arrival = {.peer = -1,
                                   .header = &early->header,
                                   .header_len = sizeof early->header,
@@ -13336,7 +13390,8 @@ static bool dcommi_progress(dcomm_context *context)
     if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
         atomic_store(&context->aborts, 0);
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-            if (atomic_exchange(&comm->abort_wanted, 0) != 0) {
+            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
+            if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
                 dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
             }
         }
@@ -14906,6 +14961,12 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     const char *no_cma = getenv("DCOMM_CMA");
     if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
         peer->unreadable = true;
+    }
+    /* A host identity of the user's may span pid namespaces: that pid is another process here, to
+     * be neither read nor taken for the peer's life. */
+    if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
+        peer->unreadable = true;
+        peer->started = 0;
     }
     DCOMMI_TRY(peer->transport->call->add_peer(
         peer->transport, (int)context->npeers, peer->same_host ? local_address : net_address,
@@ -17498,6 +17559,8 @@ static void dcommi_comm_release(dcomm_comm *comm)
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
+    dcommi_free(comm->names[0]);
+    dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
@@ -17571,6 +17634,19 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
                            algo);
     }
     snprintf(comm->algo, sizeof comm->algo, "%s", algo);
+    /* Creation may go on in a thread when the caller's strings are gone. */
+    dcomm_context_opts *names = &comm->opts.context_opts;
+    const char **copied[2] = {&names->iface, &names->host_id};
+    for (int i = 0; i < 2; i++) {
+        if (*copied[i] != NULL) {
+            comm->names[i] = dcommi_strdup(*copied[i]);
+            if (comm->names[i] == NULL) {
+                return DCOMM_ERR_NO_MEMORY;
+            }
+            *copied[i] = comm->names[i];
+        }
+    }
+    comm->opts.algo = NULL;
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
@@ -17752,8 +17828,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
     dcommi_boot *boot = NULL;
     dcommi_cards cards = {0};
-    dcomm_status status = dcommi_comm_settings(comm);
-    if (status >= 0 && comm->context == NULL) {
+    dcomm_status status = DCOMM_OK;
+    if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
             comm->context = comm->opts.context;
             atomic_fetch_add(&comm->context->refs, 1);
@@ -17779,9 +17855,8 @@ static void *dcommi_comm_create_main(void *user)
 {
     dcomm_comm *comm = user;
     dcomm_status status = dcommi_comm_build(comm);
-    memcpy(comm->message, dcommi_message, sizeof comm->message);
-    if (status >= 0) {
-        comm->message[0] = 0;
+    if (status < 0) { /* else the message is the engine's: a peer may be lost already */
+        memcpy(comm->message, dcommi_message, sizeof comm->message);
     }
     atomic_store_explicit(&comm->ready, status, memory_order_release);
     return NULL;
@@ -17801,6 +17876,11 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     }
     if (opts != NULL) {
         comm->opts = *opts;
+    }
+    dcomm_status status = dcommi_comm_settings(comm);
+    if (status < 0) {
+        dcommi_comm_drop(comm);
+        return status;
     }
     *comm_p = comm;
     return DCOMM_OK;
@@ -17895,6 +17975,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
 }
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm);
+static dcomm_status dcommi_check_no_group(const char *name);
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
@@ -17925,6 +18006,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split or dup"));
     uint64_t child = dcommi_comm_next_child(comm);
     dcommi_color mine = {color, key, comm->rank};
     dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
@@ -17969,6 +18051,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("shrink"));
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
@@ -18016,10 +18099,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
-    if (comm == NULL || comm->context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL or not created yet");
-    }
-    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_comm(comm));
     pthread_mutex_lock(&comm->lock);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
@@ -18028,9 +18108,14 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     }
     pthread_mutex_unlock(&comm->lock);
     atomic_store(&comm->context->aborts, 1);
-    if (dcommi_token_try(comm->context)) {
-        dcommi_progress(comm->context);
-        dcommi_token_release(comm->context);
+    /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
+    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
+        if (dcommi_token_try(comm->context)) {
+            dcommi_progress(comm->context);
+            dcommi_token_release(comm->context);
+        } else {
+            sched_yield();
+        }
     }
     return DCOMM_OK;
 }
@@ -18117,19 +18202,24 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 
 /* ---- read-out ---- */
 
+static bool dcommi_comm_usable(const dcomm_comm *comm)
+{
+    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->rank : -1;
+    return dcommi_comm_usable(comm) ? comm->rank : -1;
 }
 
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->size : -1;
+    return dcommi_comm_usable(comm) ? comm->size : -1;
 }
 
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->context : NULL;
+    return dcommi_comm_usable(comm) ? comm->context : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
@@ -18150,18 +18240,22 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
 
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].host : -1;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].host
+                                                                      : -1;
 }
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].hostname : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
+               ? comm->members[rank].hostname
+               : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
-    if (comm == NULL || stats == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", comm == NULL ? "comm" : "stats");
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (stats == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
     }
     dcommi_token_take(comm->context);
     pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
@@ -18197,6 +18291,15 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is not created yet (see dcomm_comm_ready)");
     }
     return DCOMM_OK;
+}
+
+/* What waits for a collective of its own cannot be queued. */
+static dcomm_status dcommi_check_no_group(const char *name)
+{
+    return dcommi_this_group.depth > 0
+               ? dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s within a group: call dcomm_group_end before it", name)
+               : DCOMM_OK;
 }
 
 static const dcomm_coll_opts dcommi_default_opts;
@@ -19259,6 +19362,12 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     if (nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
     }
+    bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||
+                  spec->coll == DCOMM_COLL_ALLTOALLV;
+    if (listed && spec->counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: counts is NULL", dcomm_coll_name(spec->coll));
+    }
     dcommi_shape s;
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
@@ -19266,7 +19375,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
-    if (spec->counts != NULL) {
+    if (listed) {
         counts = dcommi_spec_counts(spec, rank, nranks);
         if (counts == NULL) {
             return DCOMM_ERR_NO_MEMORY;
@@ -19438,6 +19547,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
 #undef DCOMMI_STRAYS_MAX
+#undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN

@@ -12,10 +12,13 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
+/* One host; every rank a host of its own; one host whose kernel forbids to read other processes;
+ * two ranks a host. */
+typedef enum fault_place { LOCAL, NET, MESSAGE, PAIRS } fault_place;
+
 typedef struct fault_rank {
     int rank, n;
     procs_shared *s;
-    bool net; /* every rank on a host of its own */
     int round;
     dcomm_comm *comm;
 } fault_rank;
@@ -46,12 +49,14 @@ static inline int fault_allgather(const void *mine, size_t bytes, void *all, voi
     return 0;
 }
 
-static inline void fault_join(fault_rank *f, int rank, int n, procs_shared *s, bool net,
+static inline void fault_join(fault_rank *f, int rank, int n, procs_shared *s, fault_place place,
                               double timeout_s)
 {
     char host[32];
-    *f = (fault_rank){.rank = rank, .n = n, .s = s, .net = net};
-    snprintf(host, sizeof host, "host-%d", net ? rank : 0);
+    *f = (fault_rank){.rank = rank, .n = n, .s = s};
+    snprintf(host, sizeof host, "host-%d", place == NET ? rank : place == PAIRS ? rank / 2 : 0);
+    setenv("DCOMM_CMA", place == MESSAGE ? "0" : "1", 1);
+    setenv("LOCAL_WORLD_SIZE", "16", 1); /* the ranks share the cores: do not spin */
     dcomm_comm_opts opts = {.context_opts = {.host_id = host, .iface = "lo"},
                             .boot = DCOMM_BOOT_ALLGATHER,
                             .rank = rank,

@@ -9,7 +9,7 @@
 enum { N = 4, VICTIM = 2, COUNT = 100000 };
 
 typedef struct scenario {
-    bool net;
+    fault_place place;
     int when;
 } scenario;
 
@@ -41,47 +41,62 @@ static double since_death(procs_shared *s)
     return at > 0 ? procs_now() - (double)at / 1000 : 0;
 }
 
+static void *die_soon(void *s)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 20000000 + getpid() % 64 * 1000000}, NULL);
+    die(s);
+    return NULL;
+}
+
+/* All-reduces by every algorithm in turn, in which the victim dies. */
+static dcomm_status work(dcomm_comm *comm, int times)
+{
+    static const char *const algos[] = {"ring",     "tree",     "binomial",
+                                        "one_shot", "two_shot", "recursive_doubling",
+                                        "star",     "halving_doubling"};
+    static float in[COUNT], out[COUNT];
+    dcomm_status status = DCOMM_OK;
+    for (int i = 0; i < times && status == DCOMM_OK; i++) {
+        dcomm_coll_opts opts = {.algo = algos[i % 8]};
+        status = dcomm_allreduce(comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+    }
+    return status;
+}
+
 static int killed(int rank, int n, procs_shared *s, void *arg)
 {
     const scenario *what = arg;
     fault_rank f;
-    fault_join(&f, rank, n, s, what->net, 20);
+    fault_join(&f, rank, n, s, what->place, 20);
     dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     if (what->when == IDLE) {
-        procs_post(s, rank, 1);
-        while (!procs_all(s, n, 1, -1)) {
-            procs_nap();
-        }
+        fault_meet(&f, -1);
     }
     if (rank == VICTIM) {
-        static float in[COUNT], out[COUNT];
-        dcomm_request *request = NULL;
+        pthread_t thread;
         if (what->when == OTHERS_WAIT) {
             nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
-        }
-        for (int i = 0; what->when == MIDWAY && i < 20; i++) {
-            dcomm_iallreduce(f.comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, NULL, &request);
-            if (i == 19) {
-                dcomm_test(&request);
-                break;
-            }
-            dcomm_wait(&request);
+        } else if (what->when == MIDWAY) {
+            PROCS_TRUE(pthread_create(&thread, NULL, die_soon, s) == 0);
+            work(f.comm, 1000000);
         }
         die(s);
     }
     if (what->when == IDLE) {
         nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
     }
-    for (int i = 0; i < 1000 && status == DCOMM_OK; i++) {
-        static float in[COUNT], out[COUNT];
-        status = dcomm_allreduce(f.comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, NULL);
-    }
-    fault_expect(&f, status, DCOMM_ERR_PEER, (const char *[]){"rank 2", NULL});
+    status = work(f.comm, 1000000);
+    static const char *const words[] = {"rank 2", NULL};
+    fault_expect(&f, status, DCOMM_ERR_PEER, words);
     double took = since_death(s);
     PROCS_CHECK(took < 5, "it took %.1f s", took);
     status = fault_allreduce(f.comm, rank, NULL, 3, NULL);
-    fault_expect(&f, status, DCOMM_ERR_PEER, (const char *[]){"rank 2", NULL});
+    fault_expect(&f, status, DCOMM_ERR_PEER, words);
+    dcomm_comm *all = NULL;
+    status = dcomm_comm_shrink(f.comm, NULL, 0, &all); /* the dead cannot be taken along */
+    PROCS_CHECK(status == DCOMM_ERR_PEER && all == NULL, "%s", dcomm_status_name(status));
+    PROCS_CHECK(strstr(dcomm_last_error(), "rank 2") != NULL, "%s", dcomm_last_error());
     fault_recover(&f, VICTIM);
     return fault_leave(&f);
 }
@@ -89,6 +104,16 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
 Test(faults, killed_midway, .timeout = 60)
 {
     run(N, killed, &(scenario){.when = MIDWAY}, VICTIM);
+}
+
+Test(faults, killed_midway_by_message, .timeout = 60)
+{
+    run(N, killed, &(scenario){.place = MESSAGE, .when = MIDWAY}, VICTIM);
+}
+
+Test(faults, killed_midway_pairs, .timeout = 60)
+{
+    run(N, killed, &(scenario){.place = PAIRS, .when = MIDWAY}, VICTIM);
 }
 
 Test(faults, killed_while_others_wait, .timeout = 60)
@@ -103,17 +128,17 @@ Test(faults, killed_idle, .timeout = 60)
 
 Test(faults, killed_midway_net, .timeout = 60)
 {
-    run(N, killed, &(scenario){.net = true, .when = MIDWAY}, VICTIM);
+    run(N, killed, &(scenario){.place = NET, .when = MIDWAY}, VICTIM);
 }
 
 Test(faults, killed_while_others_wait_net, .timeout = 60)
 {
-    run(N, killed, &(scenario){.net = true, .when = OTHERS_WAIT}, VICTIM);
+    run(N, killed, &(scenario){.place = NET, .when = OTHERS_WAIT}, VICTIM);
 }
 
 Test(faults, killed_idle_net, .timeout = 60)
 {
-    run(N, killed, &(scenario){.net = true, .when = IDLE}, VICTIM);
+    run(N, killed, &(scenario){.place = NET, .when = IDLE}, VICTIM);
 }
 
 /* ---- absence ---- */
@@ -121,7 +146,7 @@ Test(faults, killed_idle_net, .timeout = 60)
 static int absent(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
-    fault_join(&f, rank, n, s, *(bool *)arg, 1.5);
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 1.5);
     for (int i = 0; i < 3; i++) {
         dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
         PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
@@ -144,18 +169,18 @@ static int absent(int rank, int n, procs_shared *s, void *arg)
 
 Test(faults, absent, .timeout = 60)
 {
-    run(N, absent, &(bool){false}, -1);
+    run(N, absent, &(fault_place){LOCAL}, -1);
 }
 
 Test(faults, absent_net, .timeout = 60)
 {
-    run(N, absent, &(bool){true}, -1);
+    run(N, absent, &(fault_place){NET}, -1);
 }
 
 static int stopped(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
-    fault_join(&f, rank, n, s, *(bool *)arg, 2);
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 2);
     dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     if (rank == VICTIM) {
@@ -174,12 +199,12 @@ static int stopped(int rank, int n, procs_shared *s, void *arg)
 
 Test(faults, stopped, .timeout = 60)
 {
-    run(N, stopped, &(bool){false}, -1);
+    run(N, stopped, &(fault_place){LOCAL}, -1);
 }
 
 Test(faults, stopped_net, .timeout = 60)
 {
-    run(N, stopped, &(bool){true}, -1);
+    run(N, stopped, &(fault_place){NET}, -1);
 }
 
 /* ---- leaving ---- */
@@ -187,7 +212,7 @@ Test(faults, stopped_net, .timeout = 60)
 static int leaves_early(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
-    fault_join(&f, rank, n, s, *(bool *)arg, 10);
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 10);
     dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     if (rank == VICTIM) {
@@ -205,12 +230,12 @@ static int leaves_early(int rank, int n, procs_shared *s, void *arg)
 
 Test(faults, leaves_early, .timeout = 60)
 {
-    run(N, leaves_early, &(bool){false}, -1);
+    run(N, leaves_early, &(fault_place){LOCAL}, -1);
 }
 
 Test(faults, leaves_early_net, .timeout = 60)
 {
-    run(N, leaves_early, &(bool){true}, -1);
+    run(N, leaves_early, &(fault_place){NET}, -1);
 }
 
 /* One rank sleeps before it destroys; the others have never spoken with most of their peers. */
@@ -218,7 +243,7 @@ static int leaves_quietly(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
     int late = *(int *)arg;
-    fault_join(&f, rank, n, s, false, 10);
+    fault_join(&f, rank, n, s, LOCAL, 10);
     float x = 1;
     dcomm_status status = dcomm_broadcast(f.comm, &x, &x, 1, DCOMM_F32, 0,
                                           &(dcomm_coll_opts){.algo = "binomial"});
@@ -257,7 +282,7 @@ static int aborted(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
     pthread_t thread;
-    fault_join(&f, rank, n, s, *(bool *)arg, 10);
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 10);
     dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     static const char *const words[] = {"rank 1 aborted: out of coffee", NULL};
@@ -282,12 +307,12 @@ static int aborted(int rank, int n, procs_shared *s, void *arg)
 
 Test(faults, aborted, .timeout = 60)
 {
-    run(N, aborted, &(bool){false}, -1);
+    run(N, aborted, &(fault_place){LOCAL}, -1);
 }
 
 Test(faults, aborted_net, .timeout = 60)
 {
-    run(N, aborted, &(bool){true}, -1);
+    run(N, aborted, &(fault_place){NET}, -1);
 }
 
 static int destroyed_with_requests(int rank, int n, procs_shared *s, void *arg)
@@ -296,7 +321,7 @@ static int destroyed_with_requests(int rank, int n, procs_shared *s, void *arg)
     static float in[8][COUNT], out[8][COUNT];
     dcomm_request *requests[8];
     fault_rank f;
-    fault_join(&f, rank, n, s, false, 10);
+    fault_join(&f, rank, n, s, LOCAL, 10);
     for (int i = 0; i < 8; i++) {
         dcomm_status status = dcomm_iallreduce(f.comm, in[i], out[i], COUNT, DCOMM_F32, DCOMM_SUM,
                                                NULL, &requests[i]);
@@ -334,7 +359,7 @@ static int shrunk_again(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     fault_rank f;
-    fault_join(&f, rank, n, s, false, 5);
+    fault_join(&f, rank, n, s, LOCAL, 5);
     if (rank == n - 1) {
         die(s);
     }

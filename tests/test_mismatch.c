@@ -200,7 +200,7 @@ static const field fields[] = {
 static int disagree(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
-    fault_join(&f, rank, n, s, *(bool *)arg, 10);
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 10);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const field *x = &fields[i];
         double start = procs_now();
@@ -226,12 +226,12 @@ static int disagree(int rank, int n, procs_shared *s, void *arg)
 
 Test(mismatch, every_field, .timeout = 60)
 {
-    run(N, disagree, &(bool){false});
+    run(N, disagree, &(fault_place){LOCAL});
 }
 
 Test(mismatch, every_field_net, .timeout = 60)
 {
-    run(N, disagree, &(bool){true});
+    run(N, disagree, &(fault_place){NET});
 }
 
 /* ---- refused before anything is sent ---- */
@@ -252,7 +252,7 @@ static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
     size_t counts[N] = {1, 2, 3}, huge[N] = {1, SIZE_MAX / 2, SIZE_MAX / 2};
     dcomm_request *request = NULL;
     dcomm_comm *none = NULL;
-    fault_join(&f, rank, n, s, false, 5);
+    fault_join(&f, rank, n, s, LOCAL, 5);
     dcomm_comm *c = f.comm;
     const dcomm_status bad = DCOMM_ERR_INVALID;
     REFUSED(dcomm_allreduce(NULL, in, out, 1, DCOMM_F32, DCOMM_SUM, NULL), bad, "comm is NULL");
@@ -310,7 +310,7 @@ static int forked(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     fault_rank f;
-    fault_join(&f, rank, n, s, false, 10);
+    fault_join(&f, rank, n, s, LOCAL, 10);
     pid_t child = fork();
     if (child == 0) {
         dcomm_comm *other = NULL, *c = f.comm;

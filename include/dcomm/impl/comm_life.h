@@ -582,10 +582,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
-    if (comm == NULL || comm->context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL or not created yet");
-    }
-    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_comm(comm));
     pthread_mutex_lock(&comm->lock);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
@@ -594,9 +591,14 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     }
     pthread_mutex_unlock(&comm->lock);
     atomic_store(&comm->context->aborts, 1);
-    if (dcommi_token_try(comm->context)) {
-        dcommi_progress(comm->context);
-        dcommi_token_release(comm->context);
+    /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
+    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
+        if (dcommi_token_try(comm->context)) {
+            dcommi_progress(comm->context);
+            dcommi_token_release(comm->context);
+        } else {
+            sched_yield();
+        }
     }
     return DCOMM_OK;
 }
@@ -734,8 +736,9 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
-    if (comm == NULL || stats == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", comm == NULL ? "comm" : "stats");
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (stats == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
     }
     dcommi_token_take(comm->context);
     pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);

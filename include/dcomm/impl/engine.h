@@ -9,7 +9,9 @@
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
-#define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
+/* What is kept for communicators that do not exist here yet. */
+#define DCOMMI_STRAYS_MAX 65536
+#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
 /* ---- the life of a run ---- */
 
@@ -462,6 +464,35 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
+/* A message for a communicator that does not exist here yet. */
+static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
+                                        dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    size_t bytes = arrival->data != NULL ? arrival->len : 0;
+    if (context->nstrays >= DCOMMI_STRAYS_MAX ||
+        context->stray_bytes + bytes > DCOMMI_STRAY_BYTES_MAX) {
+        dcommi_log(context->strays_dropped++ == 0 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO,
+                   "a message of rank %u for a communicator that is not created here is dropped: "
+                   "%zu messages, %zu bytes are kept",
+                   h->src, context->nstrays, context->stray_bytes);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_verdict verdict = DCOMMI_CONSUMED;
+    dcommi_stray *stray = dcommi_alloc(sizeof *stray);
+    dcommi_early *early =
+        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    if (early == NULL) {
+        dcommi_free(stray);
+        return DCOMMI_CONSUMED;
+    }
+    *stray = (dcommi_stray){.early = early};
+    *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+    context->last_stray = stray;
+    context->nstrays++;
+    context->stray_bytes += bytes;
+    return verdict;
+}
+
 /* Any message. What cannot be right is dropped: it is not from a dcomm of ours. */
 static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
                                         const dcommi_arrival *arrival)
@@ -482,21 +513,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
-                   context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
-            dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-            if (stray != NULL) {
-                stray->early = dcommi_early_make(transport, &h, arrival, &verdict);
-            }
-            if (stray != NULL && stray->early != NULL) {
-                dcommi_stray **end = &context->strays;
-                while (*end != NULL) {
-                    end = &(*end)->next;
-                }
-                *end = stray;
-                context->nstrays++;
-            } else {
-                dcommi_free(stray);
-            }
+                   h.type != DCOMMI_MSG_QUERY) {
+            verdict = dcommi_stray_keep(context, &h, transport, arrival);
         }
     }
     if (verdict == DCOMMI_CONSUMED && lies_at_sender) {
@@ -509,16 +527,20 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
 /* A communicator is there now: what came for it meanwhile. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
-    dcommi_stray **at = &context->strays;
-    while (*at != NULL) {
-        dcommi_stray *stray = *at;
+    dcommi_stray *left = context->strays;
+    context->strays = context->last_stray = NULL;
+    while (left != NULL) {
+        dcommi_stray *stray = left;
         dcommi_early *early = stray->early;
+        left = stray->next;
         if (early->header.comm != comm->id) {
-            at = &stray->next;
+            stray->next = NULL;
+            *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+            context->last_stray = stray;
             continue;
         }
-        *at = stray->next;
         context->nstrays--;
+        context->stray_bytes -= early->data != NULL ? early->len : 0;
         dcommi_arrival arrival = {.peer = -1,
                                   .header = &early->header,
                                   .header_len = sizeof early->header,

@@ -219,17 +219,24 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
 
 /* ---- sending ---- */
 
+/* The transport could not do what a move needs of its peer. */
+static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    int rank = move->node.peer;
+    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
+             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    dcommi_poison(move->run->comm,
+                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+}
+
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "sending to rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "sending to");
         live = false; /* poisoning has finished the run and orphaned the move */
     }
     dcommi_move_out_of_transport(move);
@@ -354,11 +361,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "receiving from");
     } else if (live) {
         dcommi_received(move, move->buf, move->arrived);
     } else {

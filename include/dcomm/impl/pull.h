@@ -276,7 +276,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
+        dcommi_move_failed(move, status, "reading memory of");
     } else if (live) {
         dcommi_pull_arrived(move);
     } else {

@@ -293,7 +293,6 @@ typedef struct dcommi_remote {
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
     dcommi_early *early;
-    double arrived_at;
 } dcommi_stray;
 
 struct dcomm_context {
@@ -310,8 +309,8 @@ struct dcomm_context {
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
     struct dcommi_control *free_controls;
-    dcommi_stray *strays;
-    size_t nstrays;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     uint8_t *staging; /* blocks read from peers */

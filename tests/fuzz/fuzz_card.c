@@ -1,0 +1,39 @@
+/* fuzz_card.c - any bytes as what a rank tells of itself when a communicator is created. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    dcommi_card card;
+    uint8_t *blob = malloc(size + 1); /* exactly as long as it is: reading on is seen */
+    if (blob == NULL) {
+        return 0;
+    }
+    memcpy(blob, data, size);
+    for (int fix = 0; fix < 2; fix++) {
+        if (dcommi_card_parse(blob, size, 1, 4, &card) == DCOMM_OK) {
+            uint64_t behind = (uint64_t)card.local_address + card.net_address;
+            if (sizeof card + behind != size || strlen(card.algo) >= sizeof card.algo ||
+                strlen(card.hostname) >= sizeof card.hostname ||
+                strlen(card.host_id) >= sizeof card.host_id) {
+                abort();
+            }
+        }
+        if (size >= sizeof card) { /* past the checks that chance does not pass */
+            memcpy(&card, blob, sizeof card);
+            card.magic = DCOMMI_CARD_MAGIC;
+            card.version = DCOMMI_CARD_VERSION;
+            card.size = 4;
+            if (card.net_address % 2 == 0) {
+                card.net_address = (uint32_t)(size - sizeof card) - card.local_address;
+            }
+            memcpy(blob, &card, sizeof card);
+        }
+    }
+    free(blob);
+    return 0;
+}

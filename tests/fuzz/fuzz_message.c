@@ -1,0 +1,434 @@
+/* fuzz_message.c - any messages to an engine: rank 0 of four on a transport of our own, with
+ * operations under way. Nothing may crash, leak or be done twice, whatever comes in which order. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { RANKS = 4, OPS = 12, COUNT = 6000, HELD = 4096 };
+
+/* ---- a transport that holds on to what it is given until it is told ---- */
+
+typedef struct held {
+    dcommi_op *op;
+    void *buf; /* of a fetch */
+    const void *data;
+    size_t len;
+} held;
+
+typedef struct parcel {
+    bool is_long;
+    size_t len;
+    uint8_t *data;
+} parcel;
+
+static held fake_held[HELD];
+static int fake_n, fake_parcels;
+static bool fake_late; /* sends and fetches are under way for a while */
+
+static dcomm_status fake_add_peer(dcommi_transport *t, int peer, const void *address, size_t len)
+{
+    (void)t, (void)peer, (void)address, (void)len;
+    return DCOMM_OK;
+}
+
+static void fake_remove_peer(dcommi_transport *t, int peer, bool force)
+{
+    (void)t, (void)peer, (void)force;
+}
+
+static dcomm_status fake_take(dcommi_op *op, void *buf, const void *data, size_t len)
+{
+    if (fake_late && fake_n < HELD) {
+        fake_held[fake_n++] = (held){op, buf, data, len};
+        return DCOMM_IN_PROGRESS;
+    }
+    if (buf != NULL) {
+        memset(buf, 1, len);
+    }
+    return DCOMM_OK;
+}
+
+/* The sum of a payload, to have it read. */
+static volatile unsigned fake_sum;
+
+static void fake_read(const void *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        fake_sum += ((const uint8_t *)data)[i];
+    }
+}
+
+static dcomm_status fake_send(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                              const void *data, size_t len, dcommi_op *op)
+{
+    (void)t, (void)peer;
+    fake_read(header, header_len);
+    fake_read(data, len);
+    return fake_take(op, NULL, data, len);
+}
+
+static void fake_release(dcommi_transport *t, void *desc)
+{
+    parcel *p = desc;
+    (void)t;
+    free(p->data);
+    free(p);
+    fake_parcels--;
+}
+
+static dcomm_status fake_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                               dcommi_op *op)
+{
+    if (!((parcel *)desc)->is_long || ((parcel *)desc)->len != len) {
+        abort();
+    }
+    fake_release(t, desc);
+    return fake_take(op, buf, NULL, len);
+}
+
+static void fake_done(int i, dcomm_status status)
+{
+    held h = fake_held[i];
+    fake_held[i] = fake_held[--fake_n];
+    if (h.buf != NULL) {
+        memset(h.buf, 2, h.len);
+    } else {
+        fake_read(h.data, h.len); /* must be there until now */
+    }
+    h.op->done(h.op, status);
+}
+
+static unsigned fake_progress(dcommi_transport *t)
+{
+    (void)t;
+    return 0;
+}
+
+static void fake_close(dcommi_transport *t, double timeout_s, bool force)
+{
+    (void)t, (void)timeout_s, (void)force;
+    while (fake_n > 0) {
+        fake_done(fake_n - 1, DCOMM_ERR_ABORTED);
+    }
+}
+
+static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
+                                                    .remove_peer = fake_remove_peer,
+                                                    .send = fake_send,
+                                                    .fetch = fake_fetch,
+                                                    .release = fake_release,
+                                                    .progress = fake_progress,
+                                                    .close = fake_close};
+
+/* ---- a communicator on it ---- */
+
+static dcommi_transport fake_transport = {
+    .name = "fake", .call = &fake_vtable, .eager_max = 8192};
+
+static dcomm_comm *make_comm(void)
+{
+    dcomm_context *context = dcommi_alloc(sizeof *context);
+    atomic_store(&context->refs, 0);
+    context->local = &fake_transport;
+    context->spin_limit = 1;
+    context->npeers = RANKS - 1;
+    context->peers = dcommi_calloc(RANKS - 1, sizeof *context->peers);
+    for (int i = 0; i < RANKS - 1; i++) {
+        context->peers[i] = (dcommi_remote){.transport = &fake_transport,
+                                            .pid = i == 1 ? getpid() : 999999999,
+                                            .started = 1,
+                                            .same_host = i != 2,
+                                            .unreadable = i == 0,
+                                            .users = 1};
+    }
+    dcomm_comm *comm = dcommi_comm_new(context);
+    comm->id = 7;
+    comm->size = RANKS;
+    comm->nhosts = 1;
+    comm->timeout_s = 100;
+    comm->members = dcommi_calloc(RANKS, sizeof *comm->members);
+    for (int r = 0; r < RANKS; r++) {
+        comm->members[r].peer = r - 1;
+        comm->members[r].hostname = dcommi_strdup("host");
+    }
+    dcommi_comm_enter(comm);
+    return comm;
+}
+
+/* ---- input ---- */
+
+typedef struct input {
+    const uint8_t *at, *end;
+} input;
+
+static uint8_t take(input *in)
+{
+    return in->at < in->end ? *in->at++ : 0;
+}
+
+static uint64_t take_wide(input *in)
+{
+    uint64_t v = take(in);
+    return v < 0xc0 ? v : v < 0xe0 ? v << 8 | take(in) : v < 0xf8 ? v << 56 | take(in) : ~(v << 3);
+}
+
+static void start(dcomm_comm *comm, unsigned what, dcomm_request **request)
+{
+    static float send[RANKS * COUNT], receive[OPS][RANKS * COUNT];
+    static int n;
+    static const char *const algos[] = {"ring",      "tree",  "one_shot", "two_shot",
+                                        "binomial",  "star",  "recursive_doubling",
+                                        "halving_doubling"};
+    float *out = receive[n++ % OPS];
+    size_t count = what & 1 ? COUNT : 60;
+    dcomm_coll_opts opts = {.algo = algos[what / 2 % 8],
+                            .chunk_bytes = what & 16 ? 4096 : 0,
+                            .premul = 2};
+    switch (what / 32) {
+    case 0:
+    case 1:
+    case 2:
+        dcomm_iallreduce(comm, send, out, count, DCOMM_F32, DCOMM_SUM, &opts, request);
+        break;
+    case 3:
+        dcomm_iallreduce(comm, send, out, count, DCOMM_F32, DCOMM_PREMUL_SUM, &opts, request);
+        break;
+    case 4:
+        dcomm_ialltoall(comm, send, out, count, DCOMM_F32, NULL, request);
+        break;
+    case 5:
+        dcomm_irecv(comm, out, count, DCOMM_F32, 1 + (int)(what / 2 % 3), NULL, request);
+        break;
+    case 6:
+        dcomm_isend(comm, send, count, DCOMM_F32, 1 + (int)(what / 2 % 3), NULL, request);
+        break;
+    default:
+        dcomm_ibarrier(comm, NULL, request);
+        break;
+    }
+}
+
+enum { STAYS = 32, LONG = 96 };
+
+/* The message arrives. how & LONG == LONG: its payload lies at the sender; how & STAYS: it can be
+ * kept. */
+static void arrive(dcomm_comm *comm, const dcommi_header *h, size_t header_len, size_t len, int how)
+{
+    parcel *p = malloc(sizeof *p);
+    *p = (parcel){.is_long = (how & LONG) == LONG && len > 0, .len = len, .data = malloc(len + 1)};
+    memset(p->data, 0x41 + (how & 15), len);
+    bool can_stay = how & STAYS || p->is_long;
+    fake_parcels++;
+    dcommi_arrival arrival = {.peer = -1,
+                              .header = h,
+                              .header_len = header_len,
+                              .data = p->is_long ? NULL : p->data,
+                              .len = len,
+                              .desc = can_stay ? p : NULL};
+    dcommi_verdict verdict = dcommi_on_message(comm->context, &fake_transport, &arrival);
+    if (verdict == DCOMMI_CONSUMED) {
+        if (p->is_long) {
+            abort(); /* must be fetched or released */
+        }
+        fake_release(&fake_transport, p);
+    } else if (!can_stay) {
+        abort();
+    }
+}
+
+static uint32_t signature_of(dcomm_comm *comm, uint64_t seq, uint8_t stream)
+{
+    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->seq == seq && run->stream == stream) {
+            return run->signature.hash;
+        }
+    }
+    return 0;
+}
+
+/* A message, made of plausible fields or of raw bytes. */
+static void deliver(dcomm_comm *comm, input *in)
+{
+    uint8_t kind = take(in);
+    dcommi_header h = {0};
+    if (kind & 128) {
+        for (size_t i = 0; i < sizeof h; i++) {
+            ((uint8_t *)&h)[i] = take(in);
+        }
+    } else {
+        h.type = take(in) % 16;
+        h.stream = kind & 1;
+        h.src = 1 + take(in) % RANKS;
+        h.comm = kind & 2 ? take(in) : comm->id;
+        h.seq = take_wide(in);
+        h.tag = (uint32_t)take_wide(in);
+        h.slot = take(in);
+        h.stage = kind & 4 ? take(in) : 0;
+        h.done = (uint32_t)take_wide(in);
+        h.signature = kind & 8 ? 1 : signature_of(comm, h.seq, h.stream);
+    }
+    h.a = take_wide(in);
+    h.b = take_wide(in);
+    size_t len = kind & 16 ? take(in) * 2u : 0;
+    if (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_READ_REPLY) {
+        h.a = len;
+    }
+    arrive(comm, &h, kind == 77 ? take(in) % sizeof h : sizeof h, len, kind);
+}
+
+/* The message that something here waits for, but for what `spoil` changes. */
+static void answer(dcomm_comm *comm, input *in)
+{
+    uint8_t which = take(in), how = take(in), spoil = take(in), other = take(in);
+    dcommi_match_node *node = NULL, *any = NULL;
+    int n = 0;
+    for (int i = 0; i < DCOMMI_BUCKETS && node == NULL; i++) {
+        for (dcommi_match_node *at = comm->table[i]; at != NULL && node == NULL; at = at->next) {
+            if (at->cls <= DCOMMI_NODE_PULL) {
+                any = at;
+                node = n++ == which % 16 ? at : NULL;
+            }
+        }
+    }
+    node = node != NULL ? node : any;
+    dcommi_header h = {.comm = comm->id};
+    size_t len = 0;
+    if (node != NULL && how & 1) {
+        dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+        static const uint8_t types[][2] = {
+            [DCOMMI_NODE_POSTED] = {DCOMMI_MSG_DATA, DCOMMI_MSG_RTS},
+            [DCOMMI_NODE_SENT] = {DCOMMI_MSG_FIN, DCOMMI_MSG_PULL},
+            [DCOMMI_NODE_PULL] = {DCOMMI_MSG_READ_REPLY, DCOMMI_MSG_READ_REPLY}};
+        h.type = types[node->cls][how >> 1 & 1];
+        h.stream = node->stream;
+        h.src = (uint32_t)node->peer;
+        h.seq = node->seq;
+        h.tag = node->tag;
+        h.stage = node->stage;
+        if (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_READ_REPLY) {
+            h.a = len = move->len;
+        } else {
+            h.a = how & 4 ? (uint64_t)(uintptr_t)move : other;
+            h.b = move->len;
+        }
+    } else {
+        dcommi_run *run = comm->runs;
+        if (run == NULL) {
+            return;
+        }
+        static const uint8_t types[] = {DCOMMI_MSG_EXPOSE, DCOMMI_MSG_SIGNAL, DCOMMI_MSG_READ,
+                                        DCOMMI_MSG_QUERY};
+        h.type = types[how >> 1 & 3];
+        h.stream = run->stream;
+        h.src = 1 + which % (RANKS - 1);
+        h.seq = run->seq;
+        h.stage = run->stage;
+        h.slot = which / 4 % 8;
+        h.tag = other;
+        h.a = h.type == DCOMMI_MSG_SIGNAL ? 1 : h.type == DCOMMI_MSG_READ ? other : 64;
+        h.b = h.type == DCOMMI_MSG_READ ? spoil * 16u : COUNT * sizeof(float);
+    }
+    h.signature = signature_of(comm, h.seq, h.stream);
+    switch (spoil) {
+    case 1:
+        h.signature++;
+        break;
+    case 2:
+        h.a++;
+        break;
+    case 3:
+        h.b = take_wide(in);
+        break;
+    case 4:
+        len = len > other ? len - other : other;
+        h.a = len;
+        break;
+    case 5:
+        h.src = other;
+        break;
+    case 6:
+        h.seq += other;
+        break;
+    case 7:
+        h.tag ^= other;
+        break;
+    case 8:
+        h.stage += other;
+        break;
+    default:
+        break;
+    }
+    arrive(comm, &h, sizeof h, len, how);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    input in = {data, data + size};
+    dcomm_request *requests[OPS] = {0};
+    int n = 0;
+    dcomm_comm *comm = make_comm();
+    dcomm_context *context = comm->context;
+    setenv("DCOMM_LOG", "error", 1);
+    fake_late = false;
+    start(comm, take(&in), &requests[n++]);
+    while (in.at < in.end) {
+        uint8_t command = take(&in);
+        switch (command % 16) {
+        case 0:
+            if (n < OPS) {
+                start(comm, take(&in), &requests[n++]);
+            }
+            break;
+        case 1:
+            fake_late = !fake_late;
+            break;
+        case 2:
+        case 3:
+            if (fake_n > 0) {
+                fake_done(command / 16 % fake_n, command % 16 == 2 || command < 200
+                                                     ? DCOMM_OK
+                                                     : DCOMM_ERR_PEER);
+            }
+            break;
+        case 4:
+            dcommi_comm_check(comm, dcommi_now() + (command < 230 ? 0.3 : 200));
+            break;
+        case 5:
+            if (command > 220) {
+                dcommi_on_peer_lost(context, &fake_transport, command % (RANKS - 1), "gone");
+            }
+            break;
+        case 6:
+        case 7:
+        case 8:
+            deliver(comm, &in);
+            break;
+        default:
+            answer(comm, &in);
+            break;
+        }
+        dcommi_progress(context);
+        if (comm->early_count > size || comm->early_bytes > size * 24000) {
+            abort();
+        }
+    }
+    fake_late = false;
+    while (fake_n > 0) {
+        fake_done(fake_n - 1, DCOMM_OK);
+        dcommi_progress(context);
+    }
+    for (int r = 0; r < RANKS; r++) {
+        comm->members[r].gone = true;
+    }
+    dcomm_comm_destroy(&comm);
+    for (int i = 0; i < n; i++) {
+        dcomm_wait(&requests[i]);
+    }
+    if (fake_n != 0 || fake_parcels != 0) {
+        abort();
+    }
+    return 0;
+}
