@@ -91,7 +91,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    dcommi_match_node key = dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
         dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
         if (early == NULL) {
@@ -468,8 +469,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;

@@ -365,9 +365,9 @@ static void dcommi_run_timeout(dcommi_run *run)
             bool asked = peer != NULL && dcommi_run_involves(run, r);
             bool heard = asked && peer->replied;
             int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !peer->replied                                  ? SILENT
-                        : heard && peer->entry == DCOMMI_NOT_ENTERED               ? NEVER
-                                                                                   : GROUPS;
+                        : asked && !peer->replied                                   ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                                                                                    : GROUPS;
             if (group < GROUPS) {
                 flags[group * comm->size + r] = true;
             }
@@ -381,8 +381,8 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
-                                 run->timeout_s);
+    size_t at =
+        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
     if (ranks[NEVER][0] != 0) {
         at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
                                name);
