@@ -655,7 +655,7 @@ DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void
                                      int root, const dcomm_coll_opts *opts);
 
 /* recvcount elements from root's sendbuf to each rank, in rank order. In place on root: recvbuf
- * == sendbuf + root*recvcount. */
+ * == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
 DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t recvcount, dcomm_dtype dtype, int root,
                                       const dcomm_coll_opts *opts, dcomm_request **request_p);
@@ -10100,7 +10100,7 @@ typedef struct dcommi_transport_vtable {
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
  *   QUERY       have you entered `seq`?                   payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
@@ -10310,10 +10310,20 @@ typedef struct dcommi_peer_state {
     char where[64];
 } dcommi_peer_state;
 
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    uint64_t key[2];
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    uint32_t signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
@@ -10383,6 +10393,7 @@ typedef struct dcommi_member {
     bool heard;     /* has sent to us: gets credits and a goodbye */
     bool addressed; /* we have sent to it: gets a goodbye */
     bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
     uint64_t gone_after;
     char *hostname;
 } dcommi_member;
@@ -10448,7 +10459,6 @@ typedef struct dcommi_remote {
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
     dcommi_early *early;
-    double arrived_at;
 } dcommi_stray;
 
 struct dcomm_context {
@@ -10464,8 +10474,9 @@ struct dcomm_context {
     dcomm_comm *comms;
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
-    dcommi_stray *strays;
-    size_t nstrays;
+    struct dcommi_control *free_controls;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     uint8_t *staging; /* blocks read from peers */
@@ -10538,11 +10549,18 @@ static void dcommi_cache_clear(dcomm_comm *comm)
     }
 }
 
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
 {
-    for (dcommi_cached *c = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS]; c != NULL; c = c->next) {
-        if (c->key[0] == key[0] && c->key[1] == key[1]) {
+    uint64_t h = (key->call ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+
+/* The plan of a key with a reference taken; NULL: not there. */
+static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (memcmp(&c->key, key, sizeof *key) == 0) {
             c->used = ++comm->cache_clock;
             c->refs++;
             comm->stats.plans_reused++;
@@ -10554,8 +10572,8 @@ static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
 
 /* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
  * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], dcomm_plan *plan,
-                                       dcomm_plan *inner)
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
+                                       dcomm_plan *plan, dcomm_plan *inner)
 {
     dcommi_cached *cached = dcommi_alloc(sizeof *cached);
     if (cached == NULL) {
@@ -10574,14 +10592,14 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], 
         }
         dcommi_cache_retire(comm, oldest);
     }
-    cached->key[0] = key[0];
-    cached->key[1] = key[1];
+    cached->key = *key;
     cached->used = ++comm->cache_clock;
     cached->refs = 1;
     cached->plan = plan;
     cached->inner = inner;
-    cached->next = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS];
-    comm->cache[key[0] % DCOMMI_CACHE_BUCKETS] = cached;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;
@@ -10941,37 +10959,73 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
 
 typedef struct dcommi_control {
     dcommi_op op;
+    dcomm_context *context;
+    struct dcommi_control *next; /* in context->free_controls, all without data */
     uint8_t data[];
 } dcommi_control;
 
+static void dcommi_control_free(dcommi_control *control, size_t len)
+{
+    if (len > 0) {
+        dcommi_free(control);
+    } else {
+        control->next = control->context->free_controls;
+        control->context->free_controls = control;
+    }
+}
+
+/* A peer that cannot be told is reported as lost by the transport. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
-    (void)status; /* a peer that cannot be told is reported as lost by the transport */
-    dcommi_free(op);
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 0);
+}
+
+static void dcommi_text_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 1);
 }
 
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len)
 {
-    dcommi_control *control = dcommi_alloc_raw(sizeof *control + len);
-    if (control == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
+    if (control != NULL) {
+        comm->context->free_controls = control->next;
+    } else {
+        control = dcommi_alloc_raw(sizeof *control + len);
+        if (control == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        control->context = comm->context;
     }
-    memset(control, 0, sizeof *control);
-    control->op.done = dcommi_control_done;
+    control->op.handle = NULL;
+    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status != DCOMM_IN_PROGRESS) {
-        dcommi_free(control);
+        dcommi_control_free(control, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }
 
 /* ---- sending ---- */
+
+/* The transport could not do what a move needs of its peer. */
+static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    int rank = move->node.peer;
+    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
+             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    dcommi_poison(move->run->comm,
+                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+}
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
@@ -10979,11 +11033,7 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
     dcommi_run *run = move->run;
     bool live = run->active;
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "sending to rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "sending to");
         live = false; /* poisoning has finished the run and orphaned the move */
     }
     dcommi_move_out_of_transport(move);
@@ -11108,11 +11158,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "receiving from rank %d failed: %s", move->node.peer,
-                 dcomm_strerror(status));
-        dcommi_poison(run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                      -1, text);
+        dcommi_move_failed(move, status, "receiving from");
     } else if (live) {
         dcommi_received(move, move->buf, move->arrived);
     } else {
@@ -11314,8 +11360,13 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_process(comm, pieces[i].rank, block,
-                                           pieces[i].address + at, part));
+            dcomm_status status =
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
+            if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
+                return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
+                                   pieces[i].rank);
+            }
+            DCOMMI_TRY(status);
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
@@ -11418,9 +11469,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
                             dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(comm, pieces[0].rank, dst,
-                                                         pieces[0].address, len);
+        dcomm_status status =
+            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
                 comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
@@ -11508,7 +11559,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     bool live = run->active;
     dcommi_move_out_of_transport(move);
     if (live && status < 0) {
-        dcommi_poison(run->comm, DCOMM_ERR_TRANSPORT, -1, "fetching a peer's memory failed");
+        dcommi_move_failed(move, status, "reading memory of");
     } else if (live) {
         dcommi_pull_arrived(move);
     } else {
@@ -11737,6 +11788,10 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
     uint64_t done = run->stream == DCOMMI_STREAM_COLL ? member->done : member->p2p_done;
     if (DCOMMI_LIKELY(run->seq < done + DCOMMI_WINDOW)) {
         return true;
+    }
+    if (!member->asked) {
+        dcommi_header header = {.type = DCOMMI_MSG_CREDIT, .stream = run->stream, .b = 1};
+        member->asked = dcommi_send_header(run->comm, rank, &header, NULL, 0) == DCOMM_OK;
     }
     lane->state = DCOMMI_LANE_CREDIT;
     lane->peer = rank;
@@ -12643,9 +12698,9 @@ static void dcommi_run_timeout(dcommi_run *run)
             bool asked = peer != NULL && dcommi_run_involves(run, r);
             bool heard = asked && peer->replied;
             int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !peer->replied                                  ? SILENT
-                        : heard && peer->entry == DCOMMI_NOT_ENTERED               ? NEVER
-                                                                                   : GROUPS;
+                        : asked && !peer->replied                                   ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                                                                                    : GROUPS;
             if (group < GROUPS) {
                 flags[group * comm->size + r] = true;
             }
@@ -12659,8 +12714,8 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
-                                 run->timeout_s);
+    size_t at =
+        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
     if (ranks[NEVER][0] != 0) {
         at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
                                name);
@@ -12680,6 +12735,10 @@ static void dcommi_run_timeout(dcommi_run *run)
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
+            run->submitted_at = run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
         if (run->events != run->events_seen) {
             run->events_seen = run->events;
             run->idle_since = now;
@@ -12705,7 +12764,10 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 #include <sched.h>
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
-#define DCOMMI_STRAYS_MAX 4096  /* messages kept for communicators that do not exist here yet */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
+/* What is kept for communicators that do not exist here yet. */
+#define DCOMMI_STRAYS_MAX 65536
+#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
 /* ---- the life of a run ---- */
 
@@ -12786,7 +12848,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    dcommi_match_node key = dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
         dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
         if (early == NULL) {
@@ -12874,7 +12937,8 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    const char *name = plan->name;
+    char name[64]; /* the plan may be given back before it is named */
+    snprintf(name, sizeof name, "%s", plan->name);
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -12892,6 +12956,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
+        run->plan = next;
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -12935,8 +13000,10 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
-        if (run->seq >= comm->entered) {
-            comm->entered = run->seq + 1;
+        /* Two threads may submit in another order than they were numbered. */
+        while (comm->history[comm->entered % DCOMMI_HISTORY].known &&
+               comm->history[comm->entered % DCOMMI_HISTORY].seq == comm->entered) {
+            comm->entered++;
         }
     }
     int poisoned = atomic_load(&comm->poisoned);
@@ -12978,7 +13045,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
-            done = run->seq;
+            done = run->seq < done ? run->seq : done;
             break;
         }
     }
@@ -13012,7 +13079,11 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
         m->p2p_done = h->a;
         news = true;
     }
+    if (h->type == DCOMMI_MSG_CREDIT && h->b != 0) { /* it may never have sent to us before */
+        dcommi_send_credit(comm, (int)h->src, h->stream);
+    }
     if (news) {
+        m->asked = false;
         for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
             dcommi_run_wake(run, DCOMMI_LANE_CREDIT, (int64_t)h->src);
         }
@@ -13148,6 +13219,35 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
+/* A message for a communicator that does not exist here yet. */
+static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
+                                        dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    size_t bytes = arrival->data != NULL ? arrival->len : 0;
+    if (context->nstrays >= DCOMMI_STRAYS_MAX ||
+        context->stray_bytes + bytes > DCOMMI_STRAY_BYTES_MAX) {
+        dcommi_log(context->strays_dropped++ == 0 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO,
+                   "a message of rank %u for a communicator that is not created here is dropped: "
+                   "%zu messages, %zu bytes are kept",
+                   h->src, context->nstrays, context->stray_bytes);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_verdict verdict = DCOMMI_CONSUMED;
+    dcommi_stray *stray = dcommi_alloc(sizeof *stray);
+    dcommi_early *early =
+        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    if (early == NULL) {
+        dcommi_free(stray);
+        return DCOMMI_CONSUMED;
+    }
+    *stray = (dcommi_stray){.early = early};
+    *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+    context->last_stray = stray;
+    context->nstrays++;
+    context->stray_bytes += bytes;
+    return verdict;
+}
+
 /* Any message. What cannot be right is dropped: it is not from a dcomm of ours. */
 static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
                                         const dcommi_arrival *arrival)
@@ -13168,21 +13268,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
-                   context->nstrays < DCOMMI_STRAYS_MAX && h.type != DCOMMI_MSG_QUERY) {
-            dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-            if (stray != NULL) {
-                stray->early = dcommi_early_make(transport, &h, arrival, &verdict);
-            }
-            if (stray != NULL && stray->early != NULL) {
-                dcommi_stray **end = &context->strays;
-                while (*end != NULL) {
-                    end = &(*end)->next;
-                }
-                *end = stray;
-                context->nstrays++;
-            } else {
-                dcommi_free(stray);
-            }
+                   h.type != DCOMMI_MSG_QUERY) {
+            verdict = dcommi_stray_keep(context, &h, transport, arrival);
         }
     }
     if (verdict == DCOMMI_CONSUMED && lies_at_sender) {
@@ -13195,16 +13282,20 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
 /* A communicator is there now: what came for it meanwhile. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
-    dcommi_stray **at = &context->strays;
-    while (*at != NULL) {
-        dcommi_stray *stray = *at;
+    dcommi_stray *left = context->strays;
+    context->strays = context->last_stray = NULL;
+    while (left != NULL) {
+        dcommi_stray *stray = left;
         dcommi_early *early = stray->early;
+        left = stray->next;
         if (early->header.comm != comm->id) {
-            at = &stray->next;
+            stray->next = NULL;
+            *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+            context->last_stray = stray;
             continue;
         }
-        *at = stray->next;
         context->nstrays--;
+        context->stray_bytes -= early->data != NULL ? early->len : 0;
         dcommi_arrival arrival = {.peer = -1,
                                   .header = &early->header,
                                   .header_len = sizeof early->header,
@@ -13327,17 +13418,29 @@ static bool dcommi_progress(dcomm_context *context)
     return false;
 }
 
-/* Progress if nobody else does, and give the core away when there has been nothing to do. */
-static void dcommi_progress_or_yield(dcomm_context *context)
+/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
+ * thread's turn; give the core away when there has been nothing to do for long. */
+static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
     if (dcommi_token_try(context)) {
-        yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+        for (int i = 0; i < DCOMMI_TURN; i++) {
+            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            if (yield || run == NULL ||
+                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
+                break;
+            }
+        }
         dcommi_token_release(context);
     }
     if (yield) {
         sched_yield();
     }
+}
+
+static void dcommi_progress_or_yield(dcomm_context *context)
+{
+    dcommi_progress_for(context, NULL);
 }
 
 /* Hand a run to the engine: at once where the token is free, else by the queue. */
@@ -14978,6 +15081,11 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_move *move = context->free_moves;
         context->free_moves = move->next;
         dcommi_free(move);
+    }
+    while (context->free_controls != NULL) {
+        dcommi_control *control = context->free_controls;
+        context->free_controls = control->next;
+        dcommi_free(control);
     }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
@@ -17829,6 +17937,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
 }
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm);
+static dcomm_status dcommi_check_no_group(const char *what);
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
@@ -17859,6 +17968,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
     dcommi_color mine = {color, key, comm->rank};
     dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
@@ -17903,6 +18013,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("shrink"));
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
@@ -17950,10 +18061,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
-    if (comm == NULL || comm->context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL or not created yet");
-    }
-    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_comm(comm));
     pthread_mutex_lock(&comm->lock);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
@@ -17962,9 +18070,14 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     }
     pthread_mutex_unlock(&comm->lock);
     atomic_store(&comm->context->aborts, 1);
-    if (dcommi_token_try(comm->context)) {
-        dcommi_progress(comm->context);
-        dcommi_token_release(comm->context);
+    /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
+    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
+        if (dcommi_token_try(comm->context)) {
+            dcommi_progress(comm->context);
+            dcommi_token_release(comm->context);
+        } else {
+            sched_yield();
+        }
     }
     return DCOMM_OK;
 }
@@ -18094,9 +18207,11 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
-    if (comm == NULL || stats == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", comm == NULL ? "comm" : "stats");
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (stats == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
     }
+    DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
     pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
     *stats = comm->stats;
@@ -18131,6 +18246,16 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is not created yet (see dcomm_comm_ready)");
     }
     return DCOMM_OK;
+}
+
+/* What must be over when the call returns cannot wait for the end of a group. */
+static dcomm_status dcommi_check_no_group(const char *what)
+{
+    return dcommi_this_group.depth == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is not possible between dcomm_group_start and dcomm_group_end",
+                             what);
 }
 
 static const dcomm_coll_opts dcommi_default_opts;
@@ -18223,23 +18348,26 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     return (uint32_t)(h ^ (h >> 32));
 }
 
-static void dcommi_shape_key(const dcommi_shape *s, const dcommi_algo *algo, uint64_t key[2])
+static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
-    const uint64_t facts[] = {(uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op,
-                              s->count,
-                              (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->rank_order << 1 | s->in_place,
-                              (uint64_t)s->chunk_bytes, (uint64_t)(algo - dcommi_algo_table)};
-    key[0] = 1;
-    key[1] = 2;
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
-        key[0] = dcommi_mix(key[0], facts[i]);
-        key[1] = dcommi_mix(key[1], facts[i] ^ 0x5bd1e9955bd1e995u);
+    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
+                                   (uint64_t)s->dtype << 8 | (uint64_t)s->op,
+                           .mode =
+                               (uint64_t)s->lanes << 8 | (uint64_t)s->rank_order << 1 | s->in_place,
+                           .count = s->count,
+                           .chunk = (uint64_t)s->chunk_bytes};
+    for (; algo != NULL && *algo != 0; algo++) {
+        key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
     }
-    dcommi_mix_counts(key, s->counts, s->nranks);
-    dcommi_mix_counts(key, s->displs, s->nranks);
-    dcommi_mix_counts(key, s->send_counts, s->nranks);
-    dcommi_mix_counts(key, s->send_displs, s->nranks);
+    if (s->counts != NULL) {
+        key.counts[0] = 1;
+        key.counts[1] = 2;
+        dcommi_mix_counts(key.counts, s->counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+    }
+    return key;
 }
 
 /* ---- submission ---- */
@@ -18273,7 +18401,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     int status;
     while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
            DCOMM_IN_PROGRESS) {
-        dcommi_progress_or_yield(run->comm->context);
+        dcommi_progress_for(run->comm->context, run);
     }
     if (status < 0) {
         dcommi_fail((dcomm_status)status, "%s", run->comm->message);
@@ -18288,9 +18416,6 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
 {
     dcommi_group *group = &dcommi_this_group;
     run->timeout_s = timeout_s;
-    run->submitted_at = dcommi_now();
-    run->idle_since = run->submitted_at;
-    run->next_query = run->submitted_at + DCOMMI_QUERY_AFTER;
     run->blocking = request_p == NULL;
     if (request_p != NULL) {
         *request_p = (dcomm_request *)run;
@@ -18317,15 +18442,17 @@ static dcomm_status dcommi_call_failed(dcomm_status status)
 }
 
 /* The plan of a shape, from the cache or made now; with comm->lock. */
-static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
-                                     const dcommi_algo *algo, dcommi_cached **cached_p)
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, const char *forced,
+                                     dcommi_cached **cached_p)
 {
-    uint64_t key[2];
-    dcommi_shape_key(s, algo, key);
-    *cached_p = dcommi_cache_find(comm, key);
-    if (*cached_p != NULL) {
+    dcommi_plan_key key = dcommi_shape_key(s, forced);
+    *cached_p = dcommi_cache_find(comm, &key);
+    if (DCOMMI_LIKELY(*cached_p != NULL)) {
         return DCOMM_OK;
     }
+    const dcommi_algo *algo = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
+                                comm->nhosts == 1, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -18339,24 +18466,23 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    *cached_p = dcommi_cache_add(comm, key, plan, inner);
-    return *cached_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    *cached_p = dcommi_cache_add(comm, &key, plan, inner);
+    if (*cached_p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    (*cached_p)->algo = algo;
+    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    return DCOMM_OK;
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
-                                int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      void *out, int p2p, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
 {
-    const dcommi_algo *algo = NULL;
-    bool soft = opts->algo == NULL;
-    dcomm_status status =
-        dcommi_algo_pick(s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo);
-    if (status < 0) {
-        return status;
-    }
     pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
-    status = dcommi_plan_find(comm, s, algo, &cached);
+    dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
     if (run == NULL) {
         if (cached != NULL) {
@@ -18370,13 +18496,13 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     run->in = in;
     run->out = out;
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = dcommi_shape_signature(s, algo);
+    run->signature.hash = cached->signature;
     run->signature.coll = (uint8_t)s->coll;
     run->signature.dtype = (uint8_t)s->dtype;
     run->signature.op = (uint8_t)s->op;
     run->signature.root = s->root;
     run->signature.count = s->count;
-    run->signature.algo = algo->name;
+    run->signature.algo = cached->algo->name;
     run->p2p_peer = p2p;
     if (p2p < 0) {
         run->stream = DCOMMI_STREAM_COLL;
@@ -19371,10 +19497,12 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
 #undef DCOMMI_STRAYS_MAX
+#undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER_LOCAL
 #undef DCOMMI_UCX_EAGER_NET

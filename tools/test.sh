@@ -3,9 +3,9 @@
 #
 #   tools/test.sh [--full] [--stage NAME]...
 #
-# --full runs the whole run-for-real matrix, and tests that need gigabytes. --stage runs only the named stages, of: setup house gcc
-# header examples matrix clang asan tsan fuzz. DCOMM_FUZZ_SECONDS (default 60) is each fuzz
-# target's time. Each executable tests/*.sh is a script test: it takes the build directory as its
+# --full runs the whole run-for-real matrix, and tests that need gigabytes. --stage runs only the
+# named stages, of: setup house gcc header examples matrix clang asan tsan fuzz. DCOMM_FUZZ_SECONDS
+# (default 60) is each fuzz target's time. Each executable tests/*.sh is a script test: it takes the build directory as its
 # argument and prints TAP ("ok - what", "not ok - what") or counts as one check.
 set -u
 cd "$(dirname "$0")/.." || exit 2

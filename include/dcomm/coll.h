@@ -117,7 +117,7 @@ DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void
                                      int root, const dcomm_coll_opts *opts);
 
 /* recvcount elements from root's sendbuf to each rank, in rank order. In place on root: recvbuf
- * == sendbuf + root*recvcount. */
+ * == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
 DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t recvcount, dcomm_dtype dtype, int root,
                                       const dcomm_coll_opts *opts, dcomm_request **request_p);

@@ -41,11 +41,18 @@ static void dcommi_cache_clear(dcomm_comm *comm)
     }
 }
 
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
 {
-    for (dcommi_cached *c = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS]; c != NULL; c = c->next) {
-        if (c->key[0] == key[0] && c->key[1] == key[1]) {
+    uint64_t h = (key->call ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+
+/* The plan of a key with a reference taken; NULL: not there. */
+static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (memcmp(&c->key, key, sizeof *key) == 0) {
             c->used = ++comm->cache_clock;
             c->refs++;
             comm->stats.plans_reused++;
@@ -57,8 +64,8 @@ static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const uint64_t key[2])
 
 /* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
  * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], dcomm_plan *plan,
-                                       dcomm_plan *inner)
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
+                                       dcomm_plan *plan, dcomm_plan *inner)
 {
     dcommi_cached *cached = dcommi_alloc(sizeof *cached);
     if (cached == NULL) {
@@ -77,14 +84,14 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const uint64_t key[2], 
         }
         dcommi_cache_retire(comm, oldest);
     }
-    cached->key[0] = key[0];
-    cached->key[1] = key[1];
+    cached->key = *key;
     cached->used = ++comm->cache_clock;
     cached->refs = 1;
     cached->plan = plan;
     cached->inner = inner;
-    cached->next = comm->cache[key[0] % DCOMMI_CACHE_BUCKETS];
-    comm->cache[key[0] % DCOMMI_CACHE_BUCKETS] = cached;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;

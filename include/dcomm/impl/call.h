@@ -31,6 +31,16 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
     return DCOMM_OK;
 }
 
+/* What must be over when the call returns cannot wait for the end of a group. */
+static dcomm_status dcommi_check_no_group(const char *what)
+{
+    return dcommi_this_group.depth == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is not possible between dcomm_group_start and dcomm_group_end",
+                             what);
+}
+
 static const dcomm_coll_opts dcommi_default_opts;
 
 /* Fill in the parts of a shape that all calls have, and check them. */
@@ -121,23 +131,26 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     return (uint32_t)(h ^ (h >> 32));
 }
 
-static void dcommi_shape_key(const dcommi_shape *s, const dcommi_algo *algo, uint64_t key[2])
+static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
-    const uint64_t facts[] = {(uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op,
-                              s->count,
-                              (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->rank_order << 1 | s->in_place,
-                              (uint64_t)s->chunk_bytes, (uint64_t)(algo - dcommi_algo_table)};
-    key[0] = 1;
-    key[1] = 2;
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
-        key[0] = dcommi_mix(key[0], facts[i]);
-        key[1] = dcommi_mix(key[1], facts[i] ^ 0x5bd1e9955bd1e995u);
+    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
+                                   (uint64_t)s->dtype << 8 | (uint64_t)s->op,
+                           .mode =
+                               (uint64_t)s->lanes << 8 | (uint64_t)s->rank_order << 1 | s->in_place,
+                           .count = s->count,
+                           .chunk = (uint64_t)s->chunk_bytes};
+    for (; algo != NULL && *algo != 0; algo++) {
+        key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
     }
-    dcommi_mix_counts(key, s->counts, s->nranks);
-    dcommi_mix_counts(key, s->displs, s->nranks);
-    dcommi_mix_counts(key, s->send_counts, s->nranks);
-    dcommi_mix_counts(key, s->send_displs, s->nranks);
+    if (s->counts != NULL) {
+        key.counts[0] = 1;
+        key.counts[1] = 2;
+        dcommi_mix_counts(key.counts, s->counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+    }
+    return key;
 }
 
 /* ---- submission ---- */
@@ -171,7 +184,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     int status;
     while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
            DCOMM_IN_PROGRESS) {
-        dcommi_progress_or_yield(run->comm->context);
+        dcommi_progress_for(run->comm->context, run);
     }
     if (status < 0) {
         dcommi_fail((dcomm_status)status, "%s", run->comm->message);
@@ -186,9 +199,6 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
 {
     dcommi_group *group = &dcommi_this_group;
     run->timeout_s = timeout_s;
-    run->submitted_at = dcommi_now();
-    run->idle_since = run->submitted_at;
-    run->next_query = run->submitted_at + DCOMMI_QUERY_AFTER;
     run->blocking = request_p == NULL;
     if (request_p != NULL) {
         *request_p = (dcomm_request *)run;
@@ -215,15 +225,17 @@ static dcomm_status dcommi_call_failed(dcomm_status status)
 }
 
 /* The plan of a shape, from the cache or made now; with comm->lock. */
-static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
-                                     const dcommi_algo *algo, dcommi_cached **cached_p)
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, const char *forced,
+                                     dcommi_cached **cached_p)
 {
-    uint64_t key[2];
-    dcommi_shape_key(s, algo, key);
-    *cached_p = dcommi_cache_find(comm, key);
-    if (*cached_p != NULL) {
+    dcommi_plan_key key = dcommi_shape_key(s, forced);
+    *cached_p = dcommi_cache_find(comm, &key);
+    if (DCOMMI_LIKELY(*cached_p != NULL)) {
         return DCOMM_OK;
     }
+    const dcommi_algo *algo = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
+                                comm->nhosts == 1, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -237,24 +249,23 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    *cached_p = dcommi_cache_add(comm, key, plan, inner);
-    return *cached_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    *cached_p = dcommi_cache_add(comm, &key, plan, inner);
+    if (*cached_p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    (*cached_p)->algo = algo;
+    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    return DCOMM_OK;
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in, void *out,
-                                int p2p, const dcomm_coll_opts *opts, dcomm_request **request_p)
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      void *out, int p2p, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
 {
-    const dcommi_algo *algo = NULL;
-    bool soft = opts->algo == NULL;
-    dcomm_status status =
-        dcommi_algo_pick(s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo);
-    if (status < 0) {
-        return status;
-    }
     pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
-    status = dcommi_plan_find(comm, s, algo, &cached);
+    dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
     if (run == NULL) {
         if (cached != NULL) {
@@ -268,13 +279,13 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     run->in = in;
     run->out = out;
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = dcommi_shape_signature(s, algo);
+    run->signature.hash = cached->signature;
     run->signature.coll = (uint8_t)s->coll;
     run->signature.dtype = (uint8_t)s->dtype;
     run->signature.op = (uint8_t)s->op;
     run->signature.root = s->root;
     run->signature.count = s->count;
-    run->signature.algo = algo->name;
+    run->signature.algo = cached->algo->name;
     run->p2p_peer = p2p;
     if (p2p < 0) {
         run->stream = DCOMMI_STREAM_COLL;

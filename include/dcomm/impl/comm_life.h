@@ -439,6 +439,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
 }
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm);
+static dcomm_status dcommi_check_no_group(const char *what);
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
@@ -469,6 +470,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
     dcommi_color mine = {color, key, comm->rank};
     dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
@@ -513,6 +515,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     }
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("shrink"));
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
@@ -710,6 +713,7 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     if (stats == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
     }
+    DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
     pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
     *stats = comm->stats;

@@ -214,6 +214,11 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         context->free_moves = move->next;
         dcommi_free(move);
     }
+    while (context->free_controls != NULL) {
+        dcommi_control *control = context->free_controls;
+        context->free_controls = control->next;
+        dcommi_free(control);
+    }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
     dcommi_free(context->pieces);

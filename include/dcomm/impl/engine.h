@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 /* What is kept for communicators that do not exist here yet. */
 #define DCOMMI_STRAYS_MAX 65536
 #define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
@@ -180,7 +181,8 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    const char *name = plan->name;
+    char name[64]; /* the plan may be given back before it is named */
+    snprintf(name, sizeof name, "%s", plan->name);
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -198,6 +200,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
+        run->plan = next;
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -241,8 +244,10 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
-        if (run->seq >= comm->entered) {
-            comm->entered = run->seq + 1;
+        /* Two threads may submit in another order than they were numbered. */
+        while (comm->history[comm->entered % DCOMMI_HISTORY].known &&
+               comm->history[comm->entered % DCOMMI_HISTORY].seq == comm->entered) {
+            comm->entered++;
         }
     }
     int poisoned = atomic_load(&comm->poisoned);
@@ -284,7 +289,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
-            done = run->seq;
+            done = run->seq < done ? run->seq : done;
             break;
         }
     }
@@ -318,7 +323,11 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
         m->p2p_done = h->a;
         news = true;
     }
+    if (h->type == DCOMMI_MSG_CREDIT && h->b != 0) { /* it may never have sent to us before */
+        dcommi_send_credit(comm, (int)h->src, h->stream);
+    }
     if (news) {
+        m->asked = false;
         for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
             dcommi_run_wake(run, DCOMMI_LANE_CREDIT, (int64_t)h->src);
         }
@@ -652,17 +661,29 @@ static bool dcommi_progress(dcomm_context *context)
     return false;
 }
 
-/* Progress if nobody else does, and give the core away when there has been nothing to do. */
-static void dcommi_progress_or_yield(dcomm_context *context)
+/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
+ * thread's turn; give the core away when there has been nothing to do for long. */
+static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
     if (dcommi_token_try(context)) {
-        yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+        for (int i = 0; i < DCOMMI_TURN; i++) {
+            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            if (yield || run == NULL ||
+                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
+                break;
+            }
+        }
         dcommi_token_release(context);
     }
     if (yield) {
         sched_yield();
     }
+}
+
+static void dcommi_progress_or_yield(dcomm_context *context)
+{
+    dcommi_progress_for(context, NULL);
 }
 
 /* Hand a run to the engine: at once where the token is free, else by the queue. */

@@ -402,6 +402,10 @@ static void dcommi_run_timeout(dcommi_run *run)
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
+            run->submitted_at = run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
         if (run->events != run->events_seen) {
             run->events_seen = run->events;
             run->idle_since = now;

@@ -191,6 +191,10 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
     if (DCOMMI_LIKELY(run->seq < done + DCOMMI_WINDOW)) {
         return true;
     }
+    if (!member->asked) {
+        dcommi_header header = {.type = DCOMMI_MSG_CREDIT, .stream = run->stream, .b = 1};
+        member->asked = dcommi_send_header(run->comm, rank, &header, NULL, 0) == DCOMM_OK;
+    }
     lane->state = DCOMMI_LANE_CREDIT;
     lane->peer = rank;
     return false;

@@ -14,7 +14,7 @@
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
  *   QUERY       have you entered `seq`?                   payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence

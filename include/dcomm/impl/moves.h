@@ -159,32 +159,57 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
 
 typedef struct dcommi_control {
     dcommi_op op;
+    dcomm_context *context;
+    struct dcommi_control *next; /* in context->free_controls, all without data */
     uint8_t data[];
 } dcommi_control;
 
+static void dcommi_control_free(dcommi_control *control, size_t len)
+{
+    if (len > 0) {
+        dcommi_free(control);
+    } else {
+        control->next = control->context->free_controls;
+        control->context->free_controls = control;
+    }
+}
+
+/* A peer that cannot be told is reported as lost by the transport. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
-    (void)status; /* a peer that cannot be told is reported as lost by the transport */
-    dcommi_free(op);
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 0);
+}
+
+static void dcommi_text_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 1);
 }
 
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len)
 {
-    dcommi_control *control = dcommi_alloc_raw(sizeof *control + len);
-    if (control == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
+    if (control != NULL) {
+        comm->context->free_controls = control->next;
+    } else {
+        control = dcommi_alloc_raw(sizeof *control + len);
+        if (control == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        control->context = comm->context;
     }
-    memset(control, 0, sizeof *control);
-    control->op.done = dcommi_control_done;
+    control->op.handle = NULL;
+    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status != DCOMM_IN_PROGRESS) {
-        dcommi_free(control);
+        dcommi_control_free(control, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }

@@ -81,8 +81,13 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(
-                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part));
+            dcomm_status status =
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
+            if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
+                return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
+                                   pieces[i].rank);
+            }
+            DCOMMI_TRY(status);
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));

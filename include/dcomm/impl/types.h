@@ -143,10 +143,20 @@ typedef struct dcommi_peer_state {
     char where[64];
 } dcommi_peer_state;
 
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    uint64_t key[2];
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    uint32_t signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
@@ -216,6 +226,7 @@ typedef struct dcommi_member {
     bool heard;     /* has sent to us: gets credits and a goodbye */
     bool addressed; /* we have sent to it: gets a goodbye */
     bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
     uint64_t gone_after;
     char *hostname;
 } dcommi_member;
@@ -296,6 +307,7 @@ struct dcomm_context {
     dcomm_comm *comms;
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
