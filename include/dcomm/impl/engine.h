@@ -483,8 +483,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;

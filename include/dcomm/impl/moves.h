@@ -226,8 +226,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    dcommi_poison(move->run->comm,
-                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
