@@ -11771,6 +11771,12 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     return DCOMMI_GONE;
 }
 
+/* Whether the word that a step writes to is one of the plan's. */
+static inline bool dcommi_word_fits(const dcommi_lane *lane, const dcomm_step *step)
+{
+    return step->word < 0 || (uint32_t)step->word < lane->frame->plan->nwords;
+}
+
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
 {
     return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s lies outside its space", what);
@@ -11842,8 +11848,8 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     }
     size_t len;
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL) {
-        return dcommi_outside(lane, "destination");
+    if (dst == NULL || !dcommi_word_fits(lane, step)) {
+        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
     dcommi_move *move = dcommi_move_new(run, lane);
     if (move == NULL) {
@@ -12081,6 +12087,9 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (plan->codec == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
     }
+    if (!dcommi_word_fits(lane, step)) {
+        return dcommi_outside(lane, "word");
+    }
     if (step->kind == DCOMM_STEP_ENCODE) {
         status = plan->codec->encode(plan->codec_user, src, src_len, dst, dst_len, &encoded);
         if (status == DCOMM_OK && encoded > dst_len) {
@@ -12231,8 +12240,9 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
     case DCOMM_STEP_WAIT: {
         uint32_t counter = lane->frame->counter_base + step->slot;
         uint64_t target = (uint64_t)dcommi_lane_value(lane, &step->value);
-        if (counter >= lane->frame->run->plan->ncounters) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for counter %u", counter);
+        if (counter >= lane->frame->run->plan->ncounters || (int64_t)target < 0) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for counter %u >= %" PRId64,
+                                     counter, (int64_t)target);
         }
         if (lane->frame->run->counters[counter] >= target) {
             return DCOMMI_NEXT;

@@ -8,6 +8,10 @@
 
 #include "dcomm.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 typedef enum ranks_place {
     RANKS_LOCAL,   /* one host: mapped memory, memory of other processes read directly */
     RANKS_MESSAGE, /* one host, where the kernel forbids to read another process */
@@ -66,6 +70,20 @@ static inline dcomm_comm *ranks_join(int rank, int n, procs_shared *s, const dco
         PROCS_CHECK(ranks_status == DCOMM_OK, "%s: %s", dcomm_status_name(ranks_status), \
                     dcomm_last_error());                                                 \
     } while (0)
+
+/* Destroy the last communicator of a process, which must leave nothing behind. Returns the
+ * process's exit code. */
+static inline int ranks_leave(dcomm_comm **comm_p)
+{
+    RANKS_OK(dcomm_comm_destroy(comm_p));
+    PROCS_TRUE(*comm_p == NULL);
+#ifdef __SANITIZE_ADDRESS__
+    if (__lsan_do_recoverable_leak_check() != 0) {
+        return 97;
+    }
+#endif
+    return 0;
+}
 
 /* ---- values ---- */
 

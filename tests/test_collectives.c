@@ -446,8 +446,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     dcomm_stats stats;
     RANKS_OK(dcomm_comm_stats(comm, &stats));
     PROCS_TRUE(stats.operations == turn && stats.plans_built > 0);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 static void on(int n, ranks_place place, procs_fn fn)
@@ -529,8 +528,7 @@ static int operators(int rank, int n, procs_shared *s, void *arg)
     }
     PROCS_TRUE(n == 1 || calls > 0);
     RANKS_OK(dcomm_op_destroy(user_xor));
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(collectives, operators, .timeout = 60)
@@ -572,8 +570,7 @@ static int same_bits(int rank, int n, procs_shared *s, void *arg)
     }
     free(mine);
     free(sum);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(collectives, same_bits, .timeout = 60)
@@ -613,8 +610,7 @@ static int wire(int rank, int n, procs_shared *s, void *arg)
             free(data);
         }
     }
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(collectives, wire, .timeout = 60)
@@ -696,9 +692,7 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(dcomm_comm_status(comm) == DCOMM_OK && dcomm_comm_error(comm)[0] == 0);
     PROCS_TRUE(dcomm_comm_host(comm, n - 1) == n - 1 && dcomm_comm_host(comm, n) == -1);
     PROCS_TRUE(dcomm_comm_hostname(comm, 0) != NULL && dcomm_comm_hostname(comm, -1) == NULL);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    PROCS_TRUE(comm == NULL);
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(collectives, talk, .timeout = 60)
@@ -728,8 +722,7 @@ static int beyond_int(int rank, int n, procs_shared *s, void *arg)
         PROCS_CHECK(data[at[i]] == i + 1, "element %zu is %d", at[i], data[at[i]]);
     }
     free(data);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(collectives, beyond_int, .timeout = 110)

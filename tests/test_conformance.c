@@ -913,8 +913,7 @@ static int conform(int rank, int n, procs_shared *s, void *arg)
     run_counters(&w);
     run_grouped(&w);
     run_staged(&w);
-    RANKS_OK(dcomm_comm_destroy(&w.comm));
-    return 0;
+    return ranks_leave(&w.comm);
 }
 
 static void on(int n, ranks_place place)
@@ -922,6 +921,87 @@ static void on(int n, ranks_place place)
     int ended[PROCS_MAX];
     cr_assert_eq(procs_run(n, 50, conform, &place, ended), 0, "%d ranks, %s", n,
                  ranks_place_name(place));
+}
+
+/* ---- plans that nobody has checked ---- */
+
+static int fault;
+
+static void bad(dcommi_builder *b, int r, int n)
+{
+    b->head.in_bytes = b->head.out_bytes = 64;
+    b->head.nwords = 1;
+    b->head.ncounters = 1;
+    b->head.nslots = 1;
+    dcommi_build_tags(b, 1);
+    if (r > 0) { /* the others wait for what does not come */
+        dcommi_recv(b, 0, out(0, 8), num(0), num(0), 0);
+        return;
+    }
+    dcomm_step *s;
+    switch (fault) {
+    case 0:
+        dcommi_copy(b, 0, out(60, 8), in(0, 8), 0);
+        break;
+    case 1:
+        dcommi_send(b, 0, in(INT64_MAX - 4, 8), num(1), num(0), 0);
+        break;
+    case 2:
+        dcommi_send(b, 0, in(0, 8), num(0), num(0), 0);
+        break;
+    case 3:
+        dcommi_send(b, 0, in(0, 8), num(n), num(0), 0);
+        break;
+    case 4:
+        dcommi_recv(b, 0, out(0, 8), num(1), num(0), 0);
+        b->lanes[0].steps[0].word = 1;
+        break;
+    case 5:
+        dcommi_await(b, 0, 1, num(1));
+        break;
+    case 6:
+        dcommi_await(b, 0, 0, num(-1));
+        break;
+    case 7:
+        dcommi_expose(b, 0, in(0, 8), 1, num(DCOMM_ALL_PEERS));
+        break;
+    case 8:
+        s = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
+        s->dst = out(0, 8);
+        break;
+    default:
+        s = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
+        s->dst = out(0, 8);
+        dcommi_build_sources(b, s, &(dcomm_operand){.space = DCOMM_SPACE_IN}, 1);
+        break;
+    }
+}
+
+static int refuse(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_plan *plan = make(bad, "bad", rank, n);
+    uint8_t data[64] = {0}, got[64];
+    dcomm_status status = dcomm_plan_run(comm, plan, data, got, NULL, 19, NULL);
+    PROCS_CHECK(status == DCOMM_ERR_PLAN, "fault %d, rank %d: %s: %s", fault, rank,
+                dcomm_status_name(status), dcomm_last_error());
+    PROCS_CHECK(strstr(dcomm_last_error(), "rank 0, lane 0, step 0") != NULL, "%s",
+                dcomm_last_error());
+    plan->nranks++;
+    PROCS_TRUE(dcomm_plan_run(comm, plan, data, got, NULL, 19, NULL) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_plan_run(comm, NULL, data, got, NULL, 19, NULL) == DCOMM_ERR_INVALID);
+    dcommi_free(plan);
+    return ranks_leave(&comm);
+}
+
+Test(conformance, refuses, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    for (fault = 0; fault < 10; fault++) {
+        cr_assert_eq(procs_run(2, 20, refuse, NULL, ended), 0, "fault %d", fault);
+    }
 }
 
 #define PLACE(name, place)                 \

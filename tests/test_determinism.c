@@ -140,8 +140,7 @@ static int one_setting(int rank, int n, procs_shared *s, void *arg)
     dcomm_coll_opts ring = {.algo = "ring"};
     PROCS_TRUE(dcomm_allreduce(comm, &x, &sum, 1, DCOMM_F32, DCOMM_SUM, &ring) ==
                DCOMM_ERR_UNSUPPORTED);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 static void ranks(int n)

@@ -60,8 +60,7 @@ static int opposite_waits(int rank, int n, procs_shared *s, void *arg)
         }
     }
     RANKS_OK(dcomm_comm_destroy(&b));
-    RANKS_OK(dcomm_comm_destroy(&a));
-    return 0;
+    return ranks_leave(&a);
 }
 
 Test(order, opposite_waits, .timeout = 60)
@@ -232,8 +231,7 @@ static int many_shapes(int rank, int n, procs_shared *s, void *arg)
     }
     RANKS_OK(dcomm_comm_stats(comm, &stats));
     PROCS_TRUE(stats.plans_built + stats.plans_reused == 5 * SHAPES);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(order, many_shapes, .timeout = 60)
@@ -295,8 +293,7 @@ static int groups(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(dcomm_group_end() == DCOMM_ERR_INVALID && a[0] == n);
     PROCS_CHECK(strstr(dcomm_last_error(), "broadcast") != NULL, "%s", dcomm_last_error());
     RANKS_OK(dcomm_comm_destroy(&other));
-    RANKS_OK(dcomm_comm_destroy(&world));
-    return 0;
+    return ranks_leave(&world);
 }
 
 Test(order, groups, .timeout = 60)
@@ -342,8 +339,7 @@ static int everywhere(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_recv(comm, &x, 1, DCOMM_U32, (rank + n - 1) % n, NULL));
         PROCS_TRUE(x == (uint32_t)((rank + n - 1) % n * 100 + k));
     }
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(order, everywhere, .timeout = 60)
@@ -384,13 +380,12 @@ static int far_ahead(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(stats.unexpected_bytes_max <= 2 * 64 * BYTES, "held %lu bytes",
                 (unsigned long)stats.unexpected_bytes_max);
     PROCS_CHECK(rank == 0 || stats.unexpected_bytes_max > 0, "was never behind");
-#ifndef __SANITIZE_ADDRESS__ /* which keeps what was freed */
+#ifndef __SANITIZE_ADDRESS__ /* which keeps what is freed */
     PROCS_CHECK(resident_kib() - before < 16 * 1024, "grew by %ld KiB", resident_kib() - before);
 #else
     (void)before;
 #endif
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(order, far_ahead, .timeout = 100)
@@ -414,8 +409,7 @@ static int strangers(int rank, int n, procs_shared *s, void *arg)
         }
     }
     PROCS_CHECK(procs_now() - start < 5, "%g s", procs_now() - start);
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(order, strangers, .timeout = 60)
@@ -627,8 +621,7 @@ static int overlap(int rank, int n, procs_shared *s, void *arg)
             PROCS_TRUE(data[k][COUNT - 1] == (float)(n * (n - 1) / 2 + n * k));
         }
     }
-    RANKS_OK(dcomm_comm_destroy(&comm));
-    return 0;
+    return ranks_leave(&comm);
 }
 
 Test(order, overlap, .timeout = 60)
