@@ -11029,8 +11029,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    dcommi_poison(move->run->comm,
-                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
@@ -11199,9 +11199,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_part(
-            dcommi_read_process(comm, move->node.peer, staging, address + at, n), at,
-            move->node.peer));
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -11482,9 +11482,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
                             dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(comm, pieces[0].rank, dst,
-                                                         pieces[0].address, len);
+        dcomm_status status =
+            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
                 comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
@@ -12994,8 +12994,7 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
     if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
-        while (before != NULL &&
-               (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+        while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
             before = before->prev;
         }
     }
@@ -13246,8 +13245,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;
@@ -18246,9 +18244,8 @@ DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
-               ? comm->members[rank].hostname
-               : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
@@ -18297,8 +18294,8 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
 static dcomm_status dcommi_check_no_group(const char *name)
 {
     return dcommi_this_group.depth > 0
-               ? dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s within a group: call dcomm_group_end before it", name)
+               ? dcommi_fail(DCOMM_ERR_INVALID, "%s within a group: call dcomm_group_end before it",
+                             name)
                : DCOMM_OK;
 }
 
@@ -18956,6 +18953,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
         return dcommi_fail(DCOMM_ERR_INVALID, "plan is %s; this is rank %d of %d",
                            plan == NULL ? "NULL" : "for another rank or number of ranks",
                            comm->rank, comm->size);
+    }
+    if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
+                           plan->dtype, plan->op);
     }
     pthread_mutex_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);

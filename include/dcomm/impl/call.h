@@ -35,8 +35,8 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
 static dcomm_status dcommi_check_no_group(const char *name)
 {
     return dcommi_this_group.depth > 0
-               ? dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s within a group: call dcomm_group_end before it", name)
+               ? dcommi_fail(DCOMM_ERR_INVALID, "%s within a group: call dcomm_group_end before it",
+                             name)
                : DCOMM_OK;
 }
 

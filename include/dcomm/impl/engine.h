@@ -227,8 +227,7 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
     if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
-        while (before != NULL &&
-               (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+        while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
             before = before->prev;
         }
     }
@@ -479,8 +478,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;

@@ -226,8 +226,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    dcommi_poison(move->run->comm,
-                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
@@ -396,9 +396,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_part(
-            dcommi_read_process(comm, move->node.peer, staging, address + at, n), at,
-            move->node.peer));
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;

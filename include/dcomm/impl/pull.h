@@ -186,9 +186,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
                             dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        dcomm_status status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                                   : dcommi_read_process(comm, pieces[0].rank, dst,
-                                                         pieces[0].address, len);
+        dcomm_status status =
+            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
         if (status != DCOMM_ERR_UNSUPPORTED) {
             for (size_t i = 0; i < n; i++) {
                 comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
