@@ -11030,8 +11030,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    dcommi_poison(move->run->comm,
-                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
@@ -11200,9 +11200,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_part(
-            dcommi_read_process(comm, move->node.peer, staging, address + at, n), at,
-            move->node.peer));
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -13009,8 +13009,7 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
     if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
-        while (before != NULL &&
-               (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+        while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
             before = before->prev;
         }
     }
@@ -13265,8 +13264,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;
@@ -13975,7 +13973,8 @@ typedef struct dcommi_ucx_kept {
     struct dcommi_ucx_kept *prev, *next;
     void *data;
     bool is_long;
-    dcommi_ucx_peer *peer; /* of a long message; NULL: not known, or removed */
+    bool arriving, dropped; /* in its callback; released there */
+    dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
     bool removed;
 } dcommi_ucx_kept;
 
@@ -14495,6 +14494,10 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_kept *k = desc;
+    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+        k->dropped = true;
+        return;
+    }
     bool direct = u->direct;
     u->direct = false;
     ucp_am_data_release(u->worker, k->data);
@@ -14561,7 +14564,8 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     k->data = data;
     k->is_long = is_long;
     k->peer = NULL;
-    k->removed = false;
+    k->removed = k->dropped = false;
+    k->arriving = true;
     dcommi_ucx_kept_link(u, k);
     arrival.desc = k;
     if (is_long) {
@@ -14576,7 +14580,9 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         arrival.peer = k->peer != NULL ? k->peer->index : -1;
         arrival.data = NULL;
     }
-    if (u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival) == DCOMMI_KEEP) {
+    dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+    k->arriving = false;
+    if (verdict == DCOMMI_KEEP && !k->dropped) {
         return UCS_INPROGRESS;
     }
     dcommi_ucx_kept_put(u, k);
@@ -14895,6 +14901,9 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {tcp ? "MAX_POLL" : NULL, "1", NULL},
         {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
         {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
+        /* One event of epoll at a time: where a connection breaks while another's event is handled,
+         * UCX 1.13 goes on to the broken one's event of the same round, and aborts. */
+        {tcp ? "MAX_POLL" : NULL, "1", NULL},
         /* Connecting to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
         /* A host that vanished sends no reset. */
@@ -18267,9 +18276,8 @@ DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
-               ? comm->members[rank].hostname
-               : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
@@ -18979,6 +18987,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
         return dcommi_fail(DCOMM_ERR_INVALID, "plan is %s; this is rank %d of %d",
                            plan == NULL ? "NULL" : "for another rank or number of ranks",
                            comm->rank, comm->size);
+    }
+    if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
+                           plan->dtype, plan->op);
     }
     pthread_mutex_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);

@@ -18,7 +18,7 @@ static void run(int n, procs_fn fn, void *arg)
 
 /* ---- groups ---- */
 
-enum { LATER = 100 };
+enum { LATER = 40 }; /* what the window lets go ahead */
 
 static void *broadcast_from_0(void *comm)
 {
@@ -30,38 +30,45 @@ static void *broadcast_from_0(void *comm)
     return NULL;
 }
 
-/* Rank 0 numbers an all-reduce in a group, and starts it after another thread's broadcasts are over
- * and the others' parts of the all-reduce have come. */
+/* Rank 0 numbers an all-reduce in a group, and starts it when another thread's later broadcasts are
+ * over; the others' parts of the all-reduce come in between. */
 static int held_back(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     ranks_settle(rank, n, RANKS_LOCAL);
     dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
-    int32_t in = rank + 1, out = 0, few = 20;
+    int32_t in = rank + 1, out = 0;
     dcomm_request *request = NULL;
     if (rank == 0) {
         RANKS_OK(dcomm_group_start());
+    } else {
+        while (!procs_all(s, 1, 1, -1)) {
+            procs_nap();
+        }
     }
     RANKS_OK(dcomm_iallreduce(comm, &in, &out, 1, DCOMM_I32, DCOMM_SUM, NULL, &request));
     if (rank == 0) {
         pthread_t other;
-        while (!procs_all(s, n, 1, 0)) {
+        PROCS_TRUE(pthread_create(&other, NULL, broadcast_from_0, comm) == 0);
+        pthread_join(other, NULL);
+        procs_post(s, rank, 1);
+        while (!procs_all(s, n, 1, -1)) {
             procs_nap();
         }
-        PROCS_TRUE(pthread_create(&other, NULL, broadcast_from_0, comm) == 0);
-        while (few-- > 0) { /* the broadcasts that the window allows are over */
-            nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        for (int i = 0; i < 10; i++) {
+            nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
             RANKS_OK(dcomm_context_progress(dcomm_comm_context(comm)));
         }
         RANKS_OK(dcomm_group_end());
-        pthread_join(other, NULL);
     } else {
-        dcomm_test(&request);
         procs_post(s, rank, 1);
         broadcast_from_0(comm);
     }
     RANKS_OK(dcomm_wait(&request));
     PROCS_CHECK(out == n * (n + 1) / 2, "the sum is %d", out);
+    for (int i = 0; i < LATER; i++) { /* and the window moves on */
+        RANKS_OK(dcomm_allreduce(comm, &in, &out, 1, DCOMM_I32, DCOMM_SUM, NULL));
+    }
     RANKS_OK(dcomm_comm_destroy(&comm));
     return 0;
 }

@@ -729,9 +729,8 @@ DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
-               ? comm->members[rank].hostname
-               : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)

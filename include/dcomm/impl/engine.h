@@ -227,8 +227,7 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
     if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
-        while (before != NULL &&
-               (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+        while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
             before = before->prev;
         }
     }

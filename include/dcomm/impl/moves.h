@@ -396,9 +396,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_part(
-            dcommi_read_process(comm, move->node.peer, staging, address + at, n), at,
-            move->node.peer));
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
