@@ -507,7 +507,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
- * collective. A negative colour takes part and gets *new_p = NULL. */
+ * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
+ * and so cannot stand between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
@@ -520,6 +521,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
  * (NULL: none given). From any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
+/* -1, -1 and NULL of NULL, and of a communicator that is not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
@@ -713,9 +715,9 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
 /* Run a plan of the caller's own as the next collective of comm: plan is this rank's part, for
  * plan->rank == comm's rank and plan->nranks == comm's size. `signature` must be equal on all
  * ranks (it is what mismatches are found by). state is plan->state_bytes of persistent memory, or
- * NULL if that is 0. words_out, if not NULL, receives the last stage's words [nwords]. Check it
- * first (dcomm_plan_check): the engine refuses an operand outside its space when it comes to it,
- * and does not find deadlocks. */
+ * NULL if that is 0. The plan stays in use until the operation is complete. Check it first
+ * (dcomm_plan_check): the engine refuses an operand outside its space when it comes to it, trusts
+ * all else that a plan says, and does not find deadlocks. */
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                        void *out, void *state, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
@@ -10422,7 +10424,8 @@ struct dcomm_comm {
     uint64_t cache_clock;
     /* below: only with the context's token */
     dcommi_run *runs, *last_run;
-    uint64_t entered; /* collectives that have reached the engine */
+    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
     uint64_t done;    /* collectives completed, without gaps */
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
@@ -10439,6 +10442,7 @@ struct dcomm_comm {
     pthread_t creator;
     bool has_creator;
     dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
 };
 
 /* ---- contexts ---- */
@@ -10892,7 +10896,10 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
         struct iovec remote = {(void *)(uintptr_t)address, len};
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
-            if (n < 0 && errno == ESRCH) {
+            if (n == 0) {
+                errno = EFAULT;
+            }
+            if (errno == ESRCH) {
                 dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
@@ -11023,8 +11030,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    dcommi_poison(move->run->comm,
-                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
@@ -11167,6 +11174,15 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
+/* Whether reading may be left to messages: not once a part has been folded, which would count it
+ * twice where the result lies on an operand. */
+static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
+{
+    return status == DCOMM_ERR_UNSUPPORTED && at > 0
+               ? dcommi_fail(DCOMM_ERR_SYSTEM, "memory of rank %d ends within a message", rank)
+               : status;
+}
+
 /* Read what an RTS offers, folding it block by block while it is in cache. */
 static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_t len)
 {
@@ -11184,7 +11200,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;
@@ -11360,13 +11378,9 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            dcomm_status status =
-                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
-            if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
-                return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
-                                   pieces[i].rank);
-            }
-            DCOMMI_TRY(status);
+            DCOMMI_TRY(dcommi_read_part(
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
+                pieces[i].rank));
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
@@ -11724,7 +11738,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
     for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
         const uint8_t *base = run->offers[i].base;
-        if (base >= scratch && base <= scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+        if (base >= scratch && base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
             run->offers[i].base = NULL;
         }
     }
@@ -12252,10 +12266,11 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
 /* Run a lane until it waits or ends. */
 static void dcommi_lane_run(dcommi_lane *lane)
 {
+    const dcommi_run *run = lane->frame->run;
     while (lane->pc < lane->count) {
         enum dcommi_outcome outcome = dcommi_step_run(lane, &lane->steps[lane->pc]);
-        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY) {
-            return;
+        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
+            return; /* a step may fail the run in what it starts, and then say that it goes on */
         }
         lane->pc++;
         if (outcome == DCOMMI_STOP) {
@@ -12574,10 +12589,11 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
         if (run != NULL) {
             reply.a = DCOMMI_ENTERED;
             dcommi_run_where(run, where, sizeof where);
-        } else if (h->seq < comm->entered) {
-            reply.a = DCOMMI_COMPLETED;
         }
         mine = entry->known && entry->seq == h->seq ? &entry->signature : NULL;
+        if (run == NULL && (mine != NULL || h->seq < comm->done)) {
+            reply.a = DCOMMI_COMPLETED;
+        }
     } else {
         /* The asker's send meets our receive and the other way round. */
         uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
@@ -12947,8 +12963,6 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    char name[64]; /* the plan may be given back before it is named */
-    snprintf(name, sizeof name, "%s", plan->name);
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -12966,7 +12980,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
-        run->plan = next;
+        run->plan = next; /* also when it cannot be bound: it is the one to be given back */
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -12974,7 +12988,7 @@ static void dcommi_stage_done(dcommi_run *run)
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %s", run->comm->rank,
-                 run->stage, name, dcomm_strerror(status));
+                 run->stage, run->plan->name, dcomm_strerror(status));
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
         dcommi_run_finish(run, DCOMM_OK);
@@ -12994,9 +13008,10 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
-    while (before != NULL && run->stream == DCOMMI_STREAM_COLL &&
-           before->stream == DCOMMI_STREAM_COLL && before->seq > run->seq) {
-        before = before->prev;
+    if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
+        while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+            before = before->prev;
+        }
     }
     run->prev = before;
     run->next = before != NULL ? before->next : comm->runs;
@@ -13010,10 +13025,12 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
-        /* Two threads may submit in another order than they were numbered. */
-        while (comm->history[comm->entered % DCOMMI_HISTORY].known &&
-               comm->history[comm->entered % DCOMMI_HISTORY].seq == comm->entered) {
-            comm->entered++;
+        if (run->signature.coll == DCOMM_COLL_PLAN) {
+            entry->signature.algo = "the caller's own"; /* the plan and its name may go */
+        }
+        comm->started++;
+        if (run->seq >= comm->entered) {
+            comm->entered = run->seq + 1;
         }
     }
     int poisoned = atomic_load(&comm->poisoned);
@@ -13052,6 +13069,9 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
 /* The oldest run has changed: tell ranks that send to us and have not heard for long. */
 static void dcommi_advance_done(dcomm_comm *comm)
 {
+    if (comm->started != comm->entered) {
+        return; /* some number below has not come yet: nothing above it counts */
+    }
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
@@ -13244,8 +13264,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;
@@ -13388,7 +13407,8 @@ static bool dcommi_progress(dcomm_context *context)
     if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
         atomic_store(&context->aborts, 0);
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-            if (atomic_exchange(&comm->abort_wanted, 0) != 0) {
+            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
+            if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
                 dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
             }
         }
@@ -13953,7 +13973,8 @@ typedef struct dcommi_ucx_kept {
     struct dcommi_ucx_kept *prev, *next;
     void *data;
     bool is_long;
-    dcommi_ucx_peer *peer; /* of a long message; NULL: not known, or removed */
+    bool arriving, dropped; /* in its callback; released there */
+    dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
     bool removed;
 } dcommi_ucx_kept;
 
@@ -14473,6 +14494,10 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_kept *k = desc;
+    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+        k->dropped = true;
+        return;
+    }
     bool direct = u->direct;
     u->direct = false;
     ucp_am_data_release(u->worker, k->data);
@@ -14539,7 +14564,8 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     k->data = data;
     k->is_long = is_long;
     k->peer = NULL;
-    k->removed = false;
+    k->removed = k->dropped = false;
+    k->arriving = true;
     dcommi_ucx_kept_link(u, k);
     arrival.desc = k;
     if (is_long) {
@@ -14554,7 +14580,9 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         arrival.peer = k->peer != NULL ? k->peer->index : -1;
         arrival.data = NULL;
     }
-    if (u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival) == DCOMMI_KEEP) {
+    dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+    k->arriving = false;
+    if (verdict == DCOMMI_KEEP && !k->dropped) {
         return UCS_INPROGRESS;
     }
     dcommi_ucx_kept_put(u, k);
@@ -14869,8 +14897,13 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
          * up for the copy; both ends must agree on them. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
         {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
+        /* UCX 1.13 asserts when a connection that ends has another event in the same batch. */
+        {tcp ? "MAX_POLL" : NULL, "1", NULL},
         {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
         {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
+        /* One event of epoll at a time: where a connection breaks while another's event is handled,
+         * UCX 1.13 goes on to the broken one's event of the same round, and aborts. */
+        {tcp ? "MAX_POLL" : NULL, "1", NULL},
         /* Connecting to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
         /* A host that vanished sends no reset. */
@@ -14958,6 +14991,12 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     const char *no_cma = getenv("DCOMM_CMA");
     if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
         peer->unreadable = true;
+    }
+    /* A host identity of the user's may span pid namespaces: that pid is another process here, to
+     * be neither read nor taken for the peer's life. */
+    if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
+        peer->unreadable = true;
+        peer->started = 0;
     }
     DCOMMI_TRY(peer->transport->call->add_peer(
         peer->transport, (int)context->npeers, peer->same_host ? local_address : net_address,
@@ -17550,6 +17589,8 @@ static void dcommi_comm_release(dcomm_comm *comm)
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
+    dcommi_free(comm->names[0]);
+    dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
@@ -17623,6 +17664,19 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
                            algo);
     }
     snprintf(comm->algo, sizeof comm->algo, "%s", algo);
+    /* Creation may go on in a thread when the caller's strings are gone. */
+    dcomm_context_opts *names = &comm->opts.context_opts;
+    const char **copied[2] = {&names->iface, &names->host_id};
+    for (int i = 0; i < 2; i++) {
+        if (*copied[i] != NULL) {
+            comm->names[i] = dcommi_strdup(*copied[i]);
+            if (comm->names[i] == NULL) {
+                return DCOMM_ERR_NO_MEMORY;
+            }
+            *copied[i] = comm->names[i];
+        }
+    }
+    comm->opts.algo = NULL;
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
@@ -17804,8 +17858,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
     dcommi_boot *boot = NULL;
     dcommi_cards cards = {0};
-    dcomm_status status = dcommi_comm_settings(comm);
-    if (status >= 0 && comm->context == NULL) {
+    dcomm_status status = DCOMM_OK;
+    if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
             comm->context = comm->opts.context;
             atomic_fetch_add(&comm->context->refs, 1);
@@ -17831,9 +17885,8 @@ static void *dcommi_comm_create_main(void *user)
 {
     dcomm_comm *comm = user;
     dcomm_status status = dcommi_comm_build(comm);
-    memcpy(comm->message, dcommi_message, sizeof comm->message);
-    if (status >= 0) {
-        comm->message[0] = 0;
+    if (status < 0) { /* else the message is the engine's: a peer may be lost already */
+        memcpy(comm->message, dcommi_message, sizeof comm->message);
     }
     atomic_store_explicit(&comm->ready, status, memory_order_release);
     return NULL;
@@ -17853,6 +17906,11 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     }
     if (opts != NULL) {
         comm->opts = *opts;
+    }
+    dcomm_status status = dcommi_comm_settings(comm);
+    if (status < 0) {
+        dcommi_comm_drop(comm);
+        return status;
     }
     *comm_p = comm;
     return DCOMM_OK;
@@ -18174,19 +18232,24 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 
 /* ---- read-out ---- */
 
+static bool dcommi_comm_usable(const dcomm_comm *comm)
+{
+    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->rank : -1;
+    return dcommi_comm_usable(comm) ? comm->rank : -1;
 }
 
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->size : -1;
+    return dcommi_comm_usable(comm) ? comm->size : -1;
 }
 
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->context : NULL;
+    return dcommi_comm_usable(comm) ? comm->context : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
@@ -18207,12 +18270,14 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
 
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].host : -1;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].host
+                                                                      : -1;
 }
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].hostname : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
@@ -18923,6 +18988,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
                            plan == NULL ? "NULL" : "for another rank or number of ranks",
                            comm->rank, comm->size);
     }
+    if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
+                           plan->dtype, plan->op);
+    }
     pthread_mutex_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
@@ -19328,6 +19397,12 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     if (nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
     }
+    bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||
+                  spec->coll == DCOMM_COLL_ALLTOALLV;
+    if (listed && spec->counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: counts is NULL", dcomm_coll_name(spec->coll));
+    }
     dcommi_shape s;
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
@@ -19335,7 +19410,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
-    if (spec->counts != NULL) {
+    if (listed) {
         counts = dcommi_spec_counts(spec, rank, nranks);
         if (counts == NULL) {
             return DCOMM_ERR_NO_MEMORY;

@@ -43,7 +43,7 @@ static double since_death(procs_shared *s)
 
 static void *die_soon(void *s)
 {
-    nanosleep(&(struct timespec){.tv_nsec = 20000000 + getpid() % 64 * 1000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 5000000 + getpid() % 64 * 1000000}, NULL);
     die(s);
     return NULL;
 }
@@ -51,8 +51,9 @@ static void *die_soon(void *s)
 /* All-reduces by every algorithm in turn, in which the victim dies. */
 static dcomm_status work(dcomm_comm *comm, int times)
 {
-    static const char *const algos[] = {"ring",     "tree",     "binomial",
-                                        "one_shot", "two_shot", "recursive_doubling",
+    static const char *const algos[] = {"ring",     "tree",
+                                        "binomial", "one_shot",
+                                        "two_shot", "recursive_doubling",
                                         "star",     "halving_doubling"};
     static float in[COUNT], out[COUNT];
     dcomm_status status = DCOMM_OK;
@@ -70,9 +71,7 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
     fault_join(&f, rank, n, s, what->place, 20);
     dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
-    if (what->when == IDLE) {
-        fault_meet(&f, -1);
-    }
+    fault_meet(&f, -1);
     if (rank == VICTIM) {
         pthread_t thread;
         if (what->when == OTHERS_WAIT) {
@@ -245,8 +244,8 @@ static int leaves_quietly(int rank, int n, procs_shared *s, void *arg)
     int late = *(int *)arg;
     fault_join(&f, rank, n, s, LOCAL, 10);
     float x = 1;
-    dcomm_status status = dcomm_broadcast(f.comm, &x, &x, 1, DCOMM_F32, 0,
-                                          &(dcomm_coll_opts){.algo = "binomial"});
+    dcomm_status status =
+        dcomm_broadcast(f.comm, &x, &x, 1, DCOMM_F32, 0, &(dcomm_coll_opts){.algo = "binomial"});
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     fault_meet(&f, -1);
     if (rank == late) {

@@ -166,7 +166,7 @@ CALL(alltoallv_none)
 
 #define FIELD(name, ...) \
     {                    \
-        #name, name,     \
+#name, name,     \
         {                \
             __VA_ARGS__  \
         }                \
@@ -236,12 +236,12 @@ Test(mismatch, every_field_net, .timeout = 60)
 
 /* ---- refused before anything is sent ---- */
 
-#define REFUSED(call, want, word)                                                     \
-    do {                                                                              \
-        dcomm_status got_ = (call);                                                   \
-        PROCS_CHECK(got_ == (want), "%s gave %s", #call, dcomm_status_name(got_));    \
-        PROCS_CHECK(strstr(dcomm_last_error(), word) != NULL, "\"%s\" is not in: %s", \
-                    word, dcomm_last_error());                                        \
+#define REFUSED(call, want, word)                                                           \
+    do {                                                                                    \
+        dcomm_status got_ = (call);                                                         \
+        PROCS_CHECK(got_ == (want), "%s gave %s", #call, dcomm_status_name(got_));          \
+        PROCS_CHECK(strstr(dcomm_last_error(), word) != NULL, "\"%s\" is not in: %s", word, \
+                    dcomm_last_error());                                                    \
     } while (0)
 
 static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
@@ -272,19 +272,18 @@ static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
     REFUSED(dcomm_recv(c, NULL, 1, DCOMM_F32, (rank + 1) % n, NULL), bad, "NULL");
     REFUSED(dcomm_allgatherv(c, in, out, NULL, NULL, DCOMM_F32, NULL), bad, "counts is NULL");
     REFUSED(dcomm_allgatherv(c, in, out, huge, NULL, DCOMM_F32, NULL), bad, "2^62");
-    REFUSED(dcomm_alltoallv(c, in, NULL, NULL, out, counts, NULL, DCOMM_F32, NULL), bad,
-            "counts");
-    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM,
-                            &(dcomm_coll_opts){.algo = "quick"}),
-            DCOMM_ERR_UNSUPPORTED, "no algorithm \"quick\"; it has ring");
+    REFUSED(dcomm_alltoallv(c, in, NULL, NULL, out, counts, NULL, DCOMM_F32, NULL), bad, "counts");
+    REFUSED(
+        dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM, &(dcomm_coll_opts){.algo = "quick"}),
+        DCOMM_ERR_UNSUPPORTED, "no algorithm \"quick\"; it has ring");
     REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM,
                             &(dcomm_coll_opts){.algo = "ring", .deterministic = true}),
             DCOMM_ERR_UNSUPPORTED, "one_shot");
     REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM, &(dcomm_coll_opts){.lanes = -1}),
             bad, "lanes is -1");
-    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM,
-                            &(dcomm_coll_opts){.timeout_s = -1}),
-            bad, "timeout_s is -1");
+    REFUSED(
+        dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM, &(dcomm_coll_opts){.timeout_s = -1}),
+        bad, "timeout_s is -1");
     REFUSED(dcomm_iallreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM, NULL, NULL), bad, "request");
     REFUSED(dcomm_wait(NULL), bad, "request_p");
     REFUSED(dcomm_wait_all(NULL, 1), bad, "requests");

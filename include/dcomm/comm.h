@@ -92,7 +92,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
- * collective. A negative colour takes part and gets *new_p = NULL. */
+ * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
+ * and so cannot stand between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
@@ -105,6 +106,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
  * (NULL: none given). From any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
+/* -1, -1 and NULL of NULL, and of a communicator that is not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);

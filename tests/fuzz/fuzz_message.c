@@ -125,8 +125,7 @@ static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
 
 /* ---- a communicator on it ---- */
 
-static dcommi_transport fake_transport = {
-    .name = "fake", .call = &fake_vtable, .eager_max = 8192};
+static dcommi_transport fake_transport = {.name = "fake", .call = &fake_vtable, .eager_max = 8192};
 
 static dcomm_comm *make_comm(void)
 {
@@ -179,14 +178,13 @@ static void start(dcomm_comm *comm, unsigned what, dcomm_request **request)
 {
     static float send[RANKS * COUNT], receive[OPS][RANKS * COUNT];
     static int n;
-    static const char *const algos[] = {"ring",      "tree",  "one_shot", "two_shot",
-                                        "binomial",  "star",  "recursive_doubling",
-                                        "halving_doubling"};
+    static const char *const algos[] = {
+        "ring",     "tree", "one_shot",           "two_shot",
+        "binomial", "star", "recursive_doubling", "halving_doubling"};
     float *out = receive[n++ % OPS];
     size_t count = what & 1 ? COUNT : 60;
-    dcomm_coll_opts opts = {.algo = algos[what / 2 % 8],
-                            .chunk_bytes = what & 16 ? 4096 : 0,
-                            .premul = 2};
+    dcomm_coll_opts opts = {
+        .algo = algos[what / 2 % 8], .chunk_bytes = what & 16 ? 4096 : 0, .premul = 2};
     switch (what / 32) {
     case 0:
     case 1:
@@ -388,9 +386,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 2:
         case 3:
             if (fake_n > 0) {
-                fake_done(command / 16 % fake_n, command % 16 == 2 || command < 200
-                                                     ? DCOMM_OK
-                                                     : DCOMM_ERR_PEER);
+                fake_done(command / 16 % fake_n,
+                          command % 16 == 2 || command < 200 ? DCOMM_OK : DCOMM_ERR_PEER);
             }
             break;
         case 4:

@@ -277,6 +277,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
                            plan == NULL ? "NULL" : "for another rank or number of ranks",
                            comm->rank, comm->size);
     }
+    if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
+                           plan->dtype, plan->op);
+    }
     pthread_mutex_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {

@@ -83,6 +83,12 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     if (nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
     }
+    bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||
+                  spec->coll == DCOMM_COLL_ALLTOALLV;
+    if (listed && spec->counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: counts is NULL", dcomm_coll_name(spec->coll));
+    }
     dcommi_shape s;
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
@@ -90,7 +96,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
-    if (spec->counts != NULL) {
+    if (listed) {
         counts = dcommi_spec_counts(spec, rank, nranks);
         if (counts == NULL) {
             return DCOMM_ERR_NO_MEMORY;

@@ -42,6 +42,8 @@ static void dcommi_comm_release(dcomm_comm *comm)
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
+    dcommi_free(comm->names[0]);
+    dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
@@ -115,6 +117,19 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
                            algo);
     }
     snprintf(comm->algo, sizeof comm->algo, "%s", algo);
+    /* Creation may go on in a thread when the caller's strings are gone. */
+    dcomm_context_opts *names = &comm->opts.context_opts;
+    const char **copied[2] = {&names->iface, &names->host_id};
+    for (int i = 0; i < 2; i++) {
+        if (*copied[i] != NULL) {
+            comm->names[i] = dcommi_strdup(*copied[i]);
+            if (comm->names[i] == NULL) {
+                return DCOMM_ERR_NO_MEMORY;
+            }
+            *copied[i] = comm->names[i];
+        }
+    }
+    comm->opts.algo = NULL;
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
@@ -296,8 +311,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
     dcommi_boot *boot = NULL;
     dcommi_cards cards = {0};
-    dcomm_status status = dcommi_comm_settings(comm);
-    if (status >= 0 && comm->context == NULL) {
+    dcomm_status status = DCOMM_OK;
+    if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
             comm->context = comm->opts.context;
             atomic_fetch_add(&comm->context->refs, 1);
@@ -323,9 +338,8 @@ static void *dcommi_comm_create_main(void *user)
 {
     dcomm_comm *comm = user;
     dcomm_status status = dcommi_comm_build(comm);
-    memcpy(comm->message, dcommi_message, sizeof comm->message);
-    if (status >= 0) {
-        comm->message[0] = 0;
+    if (status < 0) { /* else the message is the engine's: a peer may be lost already */
+        memcpy(comm->message, dcommi_message, sizeof comm->message);
     }
     atomic_store_explicit(&comm->ready, status, memory_order_release);
     return NULL;
@@ -345,6 +359,11 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     }
     if (opts != NULL) {
         comm->opts = *opts;
+    }
+    dcomm_status status = dcommi_comm_settings(comm);
+    if (status < 0) {
+        dcommi_comm_drop(comm);
+        return status;
     }
     *comm_p = comm;
     return DCOMM_OK;
@@ -666,19 +685,24 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 
 /* ---- read-out ---- */
 
+static bool dcommi_comm_usable(const dcomm_comm *comm)
+{
+    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->rank : -1;
+    return dcommi_comm_usable(comm) ? comm->rank : -1;
 }
 
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->size : -1;
+    return dcommi_comm_usable(comm) ? comm->size : -1;
 }
 
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
 {
-    return comm != NULL ? comm->context : NULL;
+    return dcommi_comm_usable(comm) ? comm->context : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
@@ -699,12 +723,14 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
 
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].host : -1;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].host
+                                                                      : -1;
 }
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
-    return comm != NULL && rank >= 0 && rank < comm->size ? comm->members[rank].hostname : NULL;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)

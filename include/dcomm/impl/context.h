@@ -81,6 +81,12 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
         peer->unreadable = true;
     }
+    /* A host identity of the user's may span pid namespaces: that pid is another process here, to
+     * be neither read nor taken for the peer's life. */
+    if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
+        peer->unreadable = true;
+        peer->started = 0;
+    }
     DCOMMI_TRY(peer->transport->call->add_peer(
         peer->transport, (int)context->npeers, peer->same_host ? local_address : net_address,
         peer->same_host ? card->local_address : card->net_address));

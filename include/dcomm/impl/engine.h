@@ -181,8 +181,6 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_finish(run, DCOMM_OK);
         return;
     }
-    char name[64]; /* the plan may be given back before it is named */
-    snprintf(name, sizeof name, "%s", plan->name);
     dcomm_status status = DCOMM_OK;
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
@@ -200,7 +198,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
-        run->plan = next;
+        run->plan = next; /* also when it cannot be bound: it is the one to be given back */
         run->stage++;
         status = dcommi_run_bind(run, next, words, nwords);
     }
@@ -208,7 +206,7 @@ static void dcommi_stage_done(dcommi_run *run)
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %s", run->comm->rank,
-                 run->stage, name, dcomm_strerror(status));
+                 run->stage, run->plan->name, dcomm_strerror(status));
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
         dcommi_run_finish(run, DCOMM_OK);
@@ -228,9 +226,10 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
-    while (before != NULL && run->stream == DCOMMI_STREAM_COLL &&
-           before->stream == DCOMMI_STREAM_COLL && before->seq > run->seq) {
-        before = before->prev;
+    if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
+        while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
+            before = before->prev;
+        }
     }
     run->prev = before;
     run->next = before != NULL ? before->next : comm->runs;
@@ -244,10 +243,12 @@ static void dcommi_run_start(dcommi_run *run)
         entry->seq = run->seq;
         entry->known = true;
         entry->signature = run->signature;
-        /* Two threads may submit in another order than they were numbered. */
-        while (comm->history[comm->entered % DCOMMI_HISTORY].known &&
-               comm->history[comm->entered % DCOMMI_HISTORY].seq == comm->entered) {
-            comm->entered++;
+        if (run->signature.coll == DCOMM_COLL_PLAN) {
+            entry->signature.algo = "the caller's own"; /* the plan and its name may go */
+        }
+        comm->started++;
+        if (run->seq >= comm->entered) {
+            comm->entered = run->seq + 1;
         }
     }
     int poisoned = atomic_load(&comm->poisoned);
@@ -286,6 +287,9 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
 /* The oldest run has changed: tell ranks that send to us and have not heard for long. */
 static void dcommi_advance_done(dcomm_comm *comm)
 {
+    if (comm->started != comm->entered) {
+        return; /* some number below has not come yet: nothing above it counts */
+    }
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->stream == DCOMMI_STREAM_COLL) {
@@ -478,8 +482,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     dcommi_stray *stray = dcommi_alloc(sizeof *stray);
-    dcommi_early *early =
-        stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
         return DCOMMI_CONSUMED;
@@ -622,7 +625,8 @@ static bool dcommi_progress(dcomm_context *context)
     if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
         atomic_store(&context->aborts, 0);
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-            if (atomic_exchange(&comm->abort_wanted, 0) != 0) {
+            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
+            if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
                 dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
             }
         }

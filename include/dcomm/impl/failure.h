@@ -231,10 +231,11 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
         if (run != NULL) {
             reply.a = DCOMMI_ENTERED;
             dcommi_run_where(run, where, sizeof where);
-        } else if (h->seq < comm->entered) {
-            reply.a = DCOMMI_COMPLETED;
         }
         mine = entry->known && entry->seq == h->seq ? &entry->signature : NULL;
+        if (run == NULL && (mine != NULL || h->seq < comm->done)) {
+            reply.a = DCOMMI_COMPLETED;
+        }
     } else {
         /* The asker's send meets our receive and the other way round. */
         uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;

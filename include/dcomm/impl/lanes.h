@@ -126,7 +126,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
     for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
         const uint8_t *base = run->offers[i].base;
-        if (base >= scratch && base <= scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+        if (base >= scratch && base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
             run->offers[i].base = NULL;
         }
     }
@@ -654,10 +654,11 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
 /* Run a lane until it waits or ends. */
 static void dcommi_lane_run(dcommi_lane *lane)
 {
+    const dcommi_run *run = lane->frame->run;
     while (lane->pc < lane->count) {
         enum dcommi_outcome outcome = dcommi_step_run(lane, &lane->steps[lane->pc]);
-        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY) {
-            return;
+        if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
+            return; /* a step may fail the run in what it starts, and then say that it goes on */
         }
         lane->pc++;
         if (outcome == DCOMMI_STOP) {

@@ -92,7 +92,10 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
         struct iovec remote = {(void *)(uintptr_t)address, len};
         ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
         if (n <= 0) {
-            if (n < 0 && errno == ESRCH) {
+            if (n == 0) {
+                errno = EFAULT;
+            }
+            if (errno == ESRCH) {
                 dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
@@ -223,8 +226,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    dcommi_poison(move->run->comm,
-                  status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT, -1, text);
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
@@ -367,6 +370,15 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
+/* Whether reading may be left to messages: not once a part has been folded, which would count it
+ * twice where the result lies on an operand. */
+static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
+{
+    return status == DCOMM_ERR_UNSUPPORTED && at > 0
+               ? dcommi_fail(DCOMM_ERR_SYSTEM, "memory of rank %d ends within a message", rank)
+               : status;
+}
+
 /* Read what an RTS offers, folding it block by block while it is in cache. */
 static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_t len)
 {
@@ -384,7 +396,9 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_
     }
     for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
         size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
-        DCOMMI_TRY(dcommi_read_process(comm, move->node.peer, staging, address + at, n));
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
         DCOMMI_TRY(dcommi_fold(move, staging, at, n));
     }
     return DCOMM_OK;

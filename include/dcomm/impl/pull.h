@@ -81,13 +81,9 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 continue;
             }
             uint8_t *block = staging + i * grain;
-            dcomm_status status =
-                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part);
-            if (status == DCOMM_ERR_UNSUPPORTED && at > 0) { /* dst may be a source: no new start */
-                return dcommi_fail(DCOMM_ERR_TRANSPORT, "memory of rank %d became unreadable",
-                                   pieces[i].rank);
-            }
-            DCOMMI_TRY(status);
+            DCOMMI_TRY(dcommi_read_part(
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
+                pieces[i].rank));
             src[i] = block;
         }
         DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));

@@ -255,7 +255,8 @@ struct dcomm_comm {
     uint64_t cache_clock;
     /* below: only with the context's token */
     dcommi_run *runs, *last_run;
-    uint64_t entered; /* collectives that have reached the engine */
+    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
     uint64_t done;    /* collectives completed, without gaps */
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
@@ -272,6 +273,7 @@ struct dcomm_comm {
     pthread_t creator;
     bool has_creator;
     dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
 };
 
 /* ---- contexts ---- */
