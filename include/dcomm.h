@@ -18682,30 +18682,27 @@ DCOMM_API dcomm_status dcomm_group_end(void)
     dcomm_status status = group->status;
     group->first = group->last = NULL;
     group->status = DCOMM_OK;
-    /* Once started, a non-blocking run may end and be waited for: read its links before. */
-    dcommi_run *blocking = NULL;
-    for (dcommi_run *run = first, *next; run != NULL; run = next) {
-        next = run->next_group;
+    /* Once started, a non-blocking run may end and be waited for: hold them all until the end. */
+    for (dcommi_run *run = first; run != NULL; run = run->next_group) {
         run->queued = false;
-        if (run->blocking) {
-            run->next_group = blocking;
-            blocking = run;
-        }
+        atomic_fetch_add_explicit(&run->refs, 1, memory_order_relaxed);
         dcommi_submit(run->comm->context, run);
     }
+    /* The other side of a blocking run may wait for a non-blocking one in another context first. */
     bool all_done = false;
     while (!all_done) {
         all_done = true;
-        for (dcommi_run *run = blocking; run != NULL; run = run->next_group) {
+        for (dcommi_run *run = first; run != NULL; run = run->next_group) {
             if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
-                all_done = false;
+                all_done = all_done && !run->blocking;
                 dcommi_progress_or_yield(run->comm->context);
             }
         }
     }
-    for (dcommi_run *run = blocking, *next; run != NULL; run = next) {
+    for (dcommi_run *run = first, *next; run != NULL; run = next) {
         next = run->next_group;
-        dcomm_status one = dcommi_run_wait(run);
+        dcomm_status one = run->blocking ? dcommi_run_wait(run) : DCOMM_OK;
+        dcommi_run_unref(run);
         if (one < 0 && status == DCOMM_OK) {
             status = one;
             memcpy(group->message, dcommi_message, sizeof group->message);
