@@ -502,7 +502,8 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 /* DCOMM_OK, DCOMM_IN_PROGRESS, or why creation failed. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
-/* Close a communicator and set *comm_p to NULL. Waits up to 5 s for the goodbyes of its peers.
+/* Close a communicator and set *comm_p to NULL. No other thread may be inside a call on it: abort,
+ * join, then destroy. Waits up to 5 s for the goodbyes of its peers.
  * Outstanding requests fail with DCOMM_ERR_ABORTED. NULL and *comm_p NULL are good. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
@@ -18989,6 +18990,8 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
         return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
                            plan->dtype, plan->op);
     }
+    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+    DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
     pthread_mutex_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {

@@ -87,7 +87,8 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 /* DCOMM_OK, DCOMM_IN_PROGRESS, or why creation failed. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
-/* Close a communicator and set *comm_p to NULL. Waits up to 5 s for the goodbyes of its peers.
+/* Close a communicator and set *comm_p to NULL. No other thread may be inside a call on it: abort,
+ * join, then destroy. Waits up to 5 s for the goodbyes of its peers.
  * Outstanding requests fail with DCOMM_ERR_ABORTED. NULL and *comm_p NULL are good. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 

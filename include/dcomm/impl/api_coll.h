@@ -4,6 +4,7 @@
 #define DCOMMI_API_COLL_H
 
 #include "call.h"
+#include "check.h"
 
 /* Sizes of both buffers checked; `in` at `alias` bytes behind `out` is the in-place call. */
 static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const void *in,
@@ -281,6 +282,8 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
         return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
                            plan->dtype, plan->op);
     }
+    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+    DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
     pthread_mutex_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
