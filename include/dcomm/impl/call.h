@@ -75,7 +75,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
-    memset(s, 0, sizeof *s);
+    dcommi_zero(s, sizeof *s);
     s->coll = coll;
     s->rank = comm->rank;
     s->nranks = comm->size;
@@ -163,7 +163,7 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
         comm->free_runs = run->next;
         uint8_t *memory = run->memory;
         size_t memory_len = run->memory_len;
-        memset(run, 0, sizeof *run);
+        dcommi_zero(run, sizeof *run);
         run->memory = memory;
         run->memory_len = memory_len;
     } else {
@@ -175,7 +175,7 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
     run->comm = comm;
     atomic_store_explicit(&run->refs, 2, memory_order_relaxed); /* its user's and the engine's */
     atomic_store_explicit(&run->status, DCOMM_IN_PROGRESS, memory_order_relaxed);
-    atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
+    comm->refs++;
     return run;
 }
 

@@ -16,7 +16,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 {
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
-        atomic_store(&comm->refs, 1);
+        comm->refs = 1;
         pthread_mutex_init(&comm->lock, NULL);
         comm->context = context;
         if (context != NULL) {
@@ -26,11 +26,8 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     return comm;
 }
 
-static void dcommi_comm_release(dcomm_comm *comm)
+static void dcommi_comm_free(dcomm_comm *comm)
 {
-    if (atomic_fetch_sub(&comm->refs, 1) != 1) {
-        return;
-    }
     while (comm->free_runs != NULL) {
         dcommi_run *run = comm->free_runs;
         comm->free_runs = run->next;
@@ -53,7 +50,12 @@ static void dcommi_comm_release(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    dcommi_comm_release(comm);
+    pthread_mutex_lock(&comm->lock);
+    bool last = --comm->refs == 0;
+    pthread_mutex_unlock(&comm->lock);
+    if (last) {
+        dcommi_comm_free(comm);
+    }
     if (context != NULL) {
         dcommi_context_release(context);
     }

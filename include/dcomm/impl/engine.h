@@ -39,8 +39,11 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     run->next = comm->free_runs;
     comm->free_runs = run;
+    bool last = --comm->refs == 0;
     pthread_mutex_unlock(&comm->lock);
-    dcommi_comm_release(comm);
+    if (last) {
+        dcommi_comm_free(comm);
+    }
 }
 
 /* Memory for a plan's lanes, words, counters, offers and scratch, kept from run to run. Words are
@@ -65,11 +68,11 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     }
     uint8_t *memory = run->memory;
     if (zeroed > 0) {
-        memset(memory, 0, zeroed);
+        dcommi_zero(memory, zeroed);
     }
     run->plan = plan;
     dcommi_frame *root = &run->root;
-    memset(root, 0, sizeof *root);
+    dcommi_zero(root, sizeof *root);
     dcommi_frame_bind(root, run, plan, (dcommi_lane *)memory);
     root->words = (uint64_t *)(memory + lanes);
     run->counters = (uint64_t *)(memory + lanes + word_bytes);

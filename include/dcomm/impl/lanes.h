@@ -93,7 +93,7 @@ static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, const dcomm_
     frame->lanes_left = plan->nlanes;
     for (uint32_t i = 0; i < plan->nlanes; i++) {
         dcommi_lane *lane = &lanes[i];
-        memset(lane, 0, sizeof *lane);
+        dcommi_zero(lane, sizeof *lane);
         lane->frame = frame;
         lane->steps = plan->steps + plan->lanes[i].first;
         lane->count = plan->lanes[i].count;

@@ -20,7 +20,7 @@ static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
     dcommi_move *move = context->free_moves;
     if (move != NULL) {
         context->free_moves = move->next;
-        memset(move, 0, offsetof(dcommi_move, src));
+        dcommi_zero(move, offsetof(dcommi_move, src));
     } else {
         move = dcommi_alloc(sizeof *move);
         if (move == NULL) {

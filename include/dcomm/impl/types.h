@@ -237,7 +237,7 @@ typedef struct dcommi_member {
 struct dcomm_comm {
     dcomm_context *context;
     dcomm_comm *next; /* in the context */
-    _Atomic int refs; /* its creator, its runs */
+    int refs; /* its creator, its runs; with lock */
     uint64_t id;
     int rank, size, nhosts;
     dcommi_member *members;
@@ -344,6 +344,6 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
-static void dcommi_comm_release(dcomm_comm *comm);
+static void dcommi_comm_free(dcomm_comm *comm);
 
 #endif

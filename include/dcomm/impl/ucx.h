@@ -500,6 +500,8 @@ static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handl
         /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
         {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
         {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
+        /* Messages of some hundred bytes go within the queue, not by a segment beside it. */
+        {"MM_FIFO_ELEM_SIZE", "512", NULL},
         {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
