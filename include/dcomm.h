@@ -17295,8 +17295,12 @@ static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
     int64_t bytes = dcommi_shape_size(s);
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        /* Two ranks move as much by one exchange as by two, and wait once. */
-        if (s->nranks <= 16 && bytes <= (s->nranks == 2 && one_host ? 2 << 20 : 4096)) {
+        if (s->nranks == 2 && one_host && bytes <= 131072) {
+            /* One exchange moves as much as two and waits once; halves of up to 8 KiB still go
+             * within messages. */
+            return bytes > 4096 && bytes <= 16384 && !s->rank_order ? "ring" : "one_shot";
+        }
+        if (s->nranks <= 16 && bytes <= 4096) {
             return "one_shot";
         }
         if (s->rank_order || (one_host && bytes > 4096)) {
