@@ -6449,10 +6449,15 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 #define DCOMMI_CALL_H
 
 /* ==== include/dcomm/impl/comm_life.h ======================================================= */
-/* comm_life.h - communicators: created over a rendezvous, derived from each other, shrunk after an
- * error, destroyed. */
+/* comm_life.h - communicators: derived from each other, shrunk after an error, aborted, destroyed,
+ * read out. */
 #ifndef DCOMMI_COMM_LIFE_H
 #define DCOMMI_COMM_LIFE_H
+
+/* ==== include/dcomm/impl/comm_create.h ===================================================== */
+/* comm_create.h - communicators: made, and created over a rendezvous. */
+#ifndef DCOMMI_COMM_CREATE_H
+#define DCOMMI_COMM_CREATE_H
 
 /* ==== include/dcomm/impl/boot.h ============================================================ */
 /* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
@@ -10625,10 +10630,21 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 #define DCOMMI_CONTEXT_H
 
 /* ==== include/dcomm/impl/engine.h ========================================================== */
-/* engine.h - the only progress loop: starts runs, hands arrivals to them, runs their lanes,
- * finishes them. Whoever holds the context's token is in here, one thread at a time. */
+/* engine.h - the only progress loop. Whoever holds the context's token is in here, one thread at a
+ * time. */
 #ifndef DCOMMI_ENGINE_H
 #define DCOMMI_ENGINE_H
+
+/* ==== include/dcomm/impl/arrivals.h ======================================================== */
+/* arrivals.h - what becomes of each message: credits, early messages, messages for communicators
+ * that do not exist here yet. */
+#ifndef DCOMMI_ARRIVALS_H
+#define DCOMMI_ARRIVALS_H
+
+/* ==== include/dcomm/impl/runs.h ============================================================ */
+/* runs.h - the life of a run: bound to memory, started, taken from stage to stage, finished. */
+#ifndef DCOMMI_RUNS_H
+#define DCOMMI_RUNS_H
 
 /* ==== include/dcomm/impl/failure.h ========================================================= */
 /* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
@@ -10641,9 +10657,20 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 #define DCOMMI_FAILURE_H
 
 /* ==== include/dcomm/impl/lanes.h =========================================================== */
-/* lanes.h - execution of plans: frames, lanes and the meaning of each step. */
+/* lanes.h - running a lane step by step, and the events that wake lanes. */
 #ifndef DCOMMI_LANES_H
 #define DCOMMI_LANES_H
+
+/* ==== include/dcomm/impl/steps.h =========================================================== */
+/* steps.h - the meaning of each step of a plan. */
+#ifndef DCOMMI_STEPS_H
+#define DCOMMI_STEPS_H
+
+/* ==== include/dcomm/impl/frames.h ========================================================== */
+/* frames.h - a plan being executed: its lanes, and what its ranks and operands are in this process.
+ */
+#ifndef DCOMMI_FRAMES_H
+#define DCOMMI_FRAMES_H
 
 /* ==== include/dcomm/impl/pull.h ============================================================ */
 /* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
@@ -11755,7 +11782,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
     dcommi_lane_ready(caller);
 }
 
-/* ---- steps ---- */
+#endif
 
 enum dcommi_outcome {
     DCOMMI_NEXT,  /* complete */
@@ -12271,6 +12298,8 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "step of unknown kind %d", step->kind);
     }
 }
+
+#endif
 
 /* Run a lane until it waits or ends. */
 static void dcommi_lane_run(dcommi_lane *lane)
@@ -12796,16 +12825,6 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 
 #endif
 
-#include <sched.h>
-
-#define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
-#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
-/* What is kept for communicators that do not exist here yet. */
-#define DCOMMI_STRAYS_MAX 65536
-#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
-
-/* ---- the life of a run ---- */
-
 static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached);
 
 /* Drop a reference; the last one gives the run back to its communicator. */
@@ -13065,6 +13084,12 @@ static void dcommi_run_start(dcommi_run *run)
     dcommi_frame_start(&run->root);
     dcommi_run_take_early(run);
 }
+
+#endif
+
+/* What is kept for communicators that do not exist here yet. */
+#define DCOMMI_STRAYS_MAX 65536
+#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
 /* ---- credits ---- */
 
@@ -13359,7 +13384,12 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     dcommi_peer_lost(user, peer, why);
 }
 
-/* ---- progress ---- */
+#endif
+
+#include <sched.h>
+
+#define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 
 static inline bool dcommi_token_try(dcomm_context *context)
 {
@@ -17573,8 +17603,6 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
 
 #endif
 
-#define DCOMMI_GOODBYE_S 5.0 /* how long destroy waits for its peers */
-
 /* ---- making and freeing ---- */
 
 static dcomm_comm *dcommi_comm_new(dcomm_context *context)
@@ -17971,6 +17999,10 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
 }
+
+#endif
+
+#define DCOMMI_GOODBYE_S 5.0 /* how long destroy waits for its peers */
 
 /* ---- derived communicators ---- */
 

@@ -1,0 +1,305 @@
+/* arrivals.h - what becomes of each message: credits, early messages, messages for communicators
+ * that do not exist here yet. */
+#ifndef DCOMMI_ARRIVALS_H
+#define DCOMMI_ARRIVALS_H
+
+#include "runs.h"
+
+/* What is kept for communicators that do not exist here yet. */
+#define DCOMMI_STRAYS_MAX 65536
+#define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
+
+/* ---- credits ---- */
+
+static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
+{
+    dcommi_header h = {.type = DCOMMI_MSG_CREDIT, .stream = stream};
+    if (stream == DCOMMI_STREAM_P2P) {
+        h.a = comm->members[rank].p2p_completed;
+        comm->members[rank].p2p_told = h.a;
+    }
+    dcommi_send_header(comm, rank, &h, NULL, 0);
+}
+
+/* The oldest run has changed: tell ranks that send to us and have not heard for long. */
+static void dcommi_advance_done(dcomm_comm *comm)
+{
+    if (comm->started != comm->entered) {
+        return; /* some number below has not come yet: nothing above it counts */
+    }
+    uint64_t done = comm->entered;
+    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+        if (run->stream == DCOMMI_STREAM_COLL) {
+            done = run->seq < done ? run->seq : done;
+            break;
+        }
+    }
+    if (done == comm->done) {
+        return;
+    }
+    bool round = done / DCOMMI_CREDIT_EVERY != comm->done / DCOMMI_CREDIT_EVERY;
+    comm->done = done;
+    if (!round || atomic_load(&comm->poisoned) != 0) {
+        return;
+    }
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->heard && !m->gone && done - m->told >= DCOMMI_CREDIT_EVERY) {
+            dcommi_send_credit(comm, r, DCOMMI_STREAM_COLL);
+        }
+    }
+}
+
+/* What a header says of its sender's progress. */
+static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_member *m = &comm->members[h->src];
+    m->heard = true;
+    uint64_t done = m->done + (uint32_t)(h->done - (uint32_t)m->done);
+    bool news = (uint32_t)(h->done - (uint32_t)m->done) < UINT32_MAX / 2 && done != m->done;
+    if (news) {
+        m->done = done;
+    }
+    if (h->type == DCOMMI_MSG_CREDIT && h->stream == DCOMMI_STREAM_P2P && h->a > m->p2p_done) {
+        m->p2p_done = h->a;
+        news = true;
+    }
+    if (h->type == DCOMMI_MSG_CREDIT && h->b != 0) { /* it may never have sent to us before */
+        dcommi_send_credit(comm, (int)h->src, h->stream);
+    }
+    if (news) {
+        m->asked = false;
+        for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+            dcommi_run_wake(run, DCOMMI_LANE_CREDIT, (int64_t)h->src);
+        }
+    }
+}
+
+/* ---- arrivals ---- */
+
+static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)
+{
+    for (unsigned i = 0; i < 64; i++) {
+        if (context->buried[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
+{
+    dcomm_comm *comm = context->comms;
+    while (comm != NULL && comm->id != id) {
+        comm = comm->next;
+    }
+    return comm;
+}
+
+/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
+{
+    uint64_t done =
+        h->stream == DCOMMI_STREAM_COLL ? comm->done : comm->members[h->src].p2p_completed;
+    return h->seq < done + DCOMMI_WINDOW;
+}
+
+/* DATA, RTS, EXPOSE or SIGNAL for which there is no receive or no run yet. */
+static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
+                                        dcommi_transport *transport, const dcommi_arrival *arrival,
+                                        uint8_t cls)
+{
+    if (h->stream == DCOMMI_STREAM_COLL) {
+        const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
+        dcommi_run *run = dcommi_run_find(comm, h);
+        bool known = entry->known && entry->seq == h->seq;
+        if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
+            if (known && entry->signature.hash != h->signature) {
+                dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
+            }
+            return DCOMMI_CONSUMED;
+        }
+        if (run != NULL && run->signature.hash != h->signature) {
+            dcommi_suspect_mismatch(comm, run, h, arrival->len);
+            return DCOMMI_CONSUMED;
+        }
+    }
+    if (!dcommi_within_window(comm, h)) {
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_verdict verdict;
+    dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
+    if (early == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_early_keep(comm, early, cls);
+    return verdict;
+}
+
+/* A valid header for a communicator that exists. */
+static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
+                                      dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    dcommi_learn_done(comm, h);
+    switch (h->type) {
+    case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_RTS: {
+        dcommi_match_node key =
+            dcommi_key(DCOMMI_NODE_POSTED, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+        dcommi_match_node *node = dcommi_match_take(comm, &key);
+        if (node == NULL) {
+            return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY);
+        }
+        dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+        return dcommi_deliver(move, h, transport, arrival->data, arrival->desc);
+    }
+    case DCOMMI_MSG_PULL:
+    case DCOMMI_MSG_FIN:
+        dcommi_on_answer(comm, h);
+        return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_EXPOSE:
+    case DCOMMI_MSG_SIGNAL: {
+        dcommi_run *run = dcommi_run_find(comm, h);
+        if (run == NULL || run->stage != h->stage) {
+            if (run != NULL && h->stage < run->stage) {
+                return DCOMMI_CONSUMED;
+            }
+            return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY_RUN);
+        }
+        dcommi_run_told(run, h);
+        return DCOMMI_CONSUMED;
+    }
+    case DCOMMI_MSG_READ: {
+        dcommi_run *run = dcommi_run_find(comm, h);
+        if (run != NULL && run->stage == h->stage) {
+            dcommi_on_read(comm, run, h);
+        }
+        return DCOMMI_CONSUMED;
+    }
+    case DCOMMI_MSG_READ_REPLY:
+        return dcommi_on_read_reply(comm, h, transport, arrival->data, arrival->desc);
+    case DCOMMI_MSG_QUERY:
+        dcommi_on_query(comm, h, arrival->data, arrival->len);
+        return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_REPLY:
+        dcommi_on_reply(comm, h, arrival->data, arrival->len);
+        return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_ABORT: {
+        char text[DCOMMI_TEXT_MAX + 1];
+        dcommi_peer_text(text, arrival->data, arrival->len);
+        int64_t status = (int64_t)h->a;
+        dcommi_poison(comm,
+                      status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
+                                                                 : DCOMM_ERR_ABORTED,
+                      (int)h->src, text);
+        return DCOMMI_CONSUMED;
+    }
+    case DCOMMI_MSG_GOODBYE:
+        comm->members[h->src].gone = true;
+        comm->members[h->src].gone_after = h->a;
+        return DCOMMI_CONSUMED;
+    default: /* CREDIT: learned above */
+        return DCOMMI_CONSUMED;
+    }
+}
+
+/* A message for a communicator that does not exist here yet. */
+static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
+                                        dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    size_t bytes = arrival->data != NULL ? arrival->len : 0;
+    if (context->nstrays >= DCOMMI_STRAYS_MAX ||
+        context->stray_bytes + bytes > DCOMMI_STRAY_BYTES_MAX) {
+        dcommi_log(context->strays_dropped++ == 0 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO,
+                   "a message of rank %u for a communicator that is not created here is dropped: "
+                   "%zu messages, %zu bytes are kept",
+                   h->src, context->nstrays, context->stray_bytes);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_verdict verdict = DCOMMI_CONSUMED;
+    dcommi_stray *stray = dcommi_alloc(sizeof *stray);
+    dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
+    if (early == NULL) {
+        dcommi_free(stray);
+        return DCOMMI_CONSUMED;
+    }
+    *stray = (dcommi_stray){.early = early};
+    *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+    context->last_stray = stray;
+    context->nstrays++;
+    context->stray_bytes += bytes;
+    return verdict;
+}
+
+/* Any message. What cannot be right is dropped: it is not from a dcomm of ours. */
+static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
+                                        const dcommi_arrival *arrival)
+{
+    dcomm_context *context = user;
+    dcommi_header h;
+    dcommi_verdict verdict = DCOMMI_CONSUMED;
+    bool lies_at_sender = arrival->data == NULL && arrival->len > 0;
+    if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
+        !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
+        dcomm_comm *comm = dcommi_comm_find(context, h.comm);
+        bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+                     dcommi_peer_of(comm, (int)h.src)->transport == transport;
+        if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+            verdict = dcommi_dispatch(comm, &h, transport, arrival);
+        } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
+            comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_QUERY) {
+            dcommi_send_abort(comm, (int)h.src);
+        } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
+                   h.type != DCOMMI_MSG_QUERY) {
+            verdict = dcommi_stray_keep(context, &h, transport, arrival);
+        }
+    }
+    if (verdict == DCOMMI_CONSUMED && lies_at_sender) {
+        transport->call->release(transport, arrival->desc);
+        return DCOMMI_KEEP;
+    }
+    return verdict;
+}
+
+/* A communicator is there now: what came for it meanwhile. */
+static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
+{
+    dcommi_stray *left = context->strays;
+    context->strays = context->last_stray = NULL;
+    while (left != NULL) {
+        dcommi_stray *stray = left;
+        dcommi_early *early = stray->early;
+        left = stray->next;
+        if (early->header.comm != comm->id) {
+            stray->next = NULL;
+            *(context->last_stray != NULL ? &context->last_stray->next : &context->strays) = stray;
+            context->last_stray = stray;
+            continue;
+        }
+        context->nstrays--;
+        context->stray_bytes -= early->data != NULL ? early->len : 0;
+        dcommi_arrival arrival = {.peer = -1,
+                                  .header = &early->header,
+                                  .header_len = sizeof early->header,
+                                  .data = early->data,
+                                  .len = early->len,
+                                  .desc = early->desc};
+        bool kept = dcommi_on_message(context, early->transport, &arrival) == DCOMMI_KEEP;
+        if (kept) {
+            early->desc = NULL;
+            early->data = NULL;
+        }
+        dcommi_early_free(early);
+        dcommi_free(stray);
+    }
+}
+
+static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
+{
+    (void)transport;
+    dcommi_peer_lost(user, peer, why);
+}
+
+#endif

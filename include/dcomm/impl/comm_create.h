@@ -1,0 +1,407 @@
+/* comm_create.h - communicators: made, and created over a rendezvous. */
+#ifndef DCOMMI_COMM_CREATE_H
+#define DCOMMI_COMM_CREATE_H
+
+#include "boot.h"
+#include "cache.h"
+#include "context.h"
+#include "select.h"
+
+/* ---- making and freeing ---- */
+
+static dcomm_comm *dcommi_comm_new(dcomm_context *context)
+{
+    dcomm_comm *comm = dcommi_alloc(sizeof *comm);
+    if (comm != NULL) {
+        comm->refs = 1;
+        pthread_mutex_init(&comm->lock, NULL);
+        comm->context = context;
+        if (context != NULL) {
+            atomic_fetch_add(&context->refs, 1);
+        }
+    }
+    return comm;
+}
+
+static void dcommi_comm_free(dcomm_comm *comm)
+{
+    while (comm->free_runs != NULL) {
+        dcommi_run *run = comm->free_runs;
+        comm->free_runs = run->next;
+        dcommi_free(run->memory);
+        dcommi_free(run);
+    }
+    dcommi_cache_clear(comm);
+    for (int r = 0; comm->members != NULL && r < comm->size; r++) {
+        dcommi_free(comm->members[r].hostname);
+    }
+    dcommi_free(comm->members);
+    dcommi_free(comm->names[0]);
+    dcommi_free(comm->names[1]);
+    pthread_mutex_destroy(&comm->lock);
+    dcommi_free(comm);
+}
+
+/* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
+ * last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    pthread_mutex_lock(&comm->lock);
+    bool last = --comm->refs == 0;
+    pthread_mutex_unlock(&comm->lock);
+    if (last) {
+        dcommi_comm_free(comm);
+    }
+    if (context != NULL) {
+        dcommi_context_release(context);
+    }
+}
+
+/* Let the engine see it, and give it what has come for it. */
+static void dcommi_comm_enter(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    comm->next = context->comms;
+    context->comms = comm;
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && context->peers[peer].lost) {
+            char text[DCOMMI_MESSAGE_MAX];
+            snprintf(text, sizeof text, "rank %d was lost before: %s", r, context->peers[peer].why);
+            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+        }
+    }
+    dcommi_deliver_strays(context, comm);
+    dcommi_token_release(context);
+}
+
+/* ---- creation over a rendezvous ---- */
+
+static char *dcommi_strdup(const char *text)
+{
+    size_t len = strlen(text) + 1;
+    char *copy = dcommi_alloc_raw(len);
+    if (copy != NULL) {
+        memcpy(copy, text, len);
+    }
+    return copy;
+}
+
+/* Defaults: the environment's where the caller has not said. */
+static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
+{
+    const dcomm_comm_opts *opts = &comm->opts;
+    const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
+    const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
+    comm->timeout_s = opts->timeout_s;
+    if (comm->timeout_s == 0) {
+        comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
+    }
+    if (!(comm->timeout_s > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s (DCOMM_TIMEOUT) is %g; it must be > 0",
+                           comm->timeout_s);
+    }
+    algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
+    if (strlen(algo) >= sizeof comm->algo) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\" is too long a name", algo);
+    }
+    bool known = strcmp(algo, "auto") == 0 || algo[0] == 0;
+    for (size_t i = 0; i < DCOMMI_ALGO_COUNT && !known; i++) {
+        known = strcmp(dcommi_algo_table[i].name, algo) == 0;
+    }
+    if (!known) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "no operation has an algorithm \"%s\" (DCOMM_ALGO)",
+                           algo);
+    }
+    snprintf(comm->algo, sizeof comm->algo, "%s", algo);
+    /* Creation may go on in a thread when the caller's strings are gone. */
+    dcomm_context_opts *names = &comm->opts.context_opts;
+    const char **copied[2] = {&names->iface, &names->host_id};
+    for (int i = 0; i < 2; i++) {
+        if (*copied[i] != NULL) {
+            comm->names[i] = dcommi_strdup(*copied[i]);
+            if (comm->names[i] == NULL) {
+                return DCOMM_ERR_NO_MEMORY;
+            }
+            *copied[i] = comm->names[i];
+        }
+    }
+    comm->opts.algo = NULL;
+    comm->deterministic =
+        opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
+    comm->chunk_bytes = (int64_t)opts->chunk_bytes;
+    if (comm->chunk_bytes == 0 && chunk != NULL) {
+        comm->chunk_bytes = strtoll(chunk, NULL, 10);
+    }
+    if (comm->chunk_bytes < 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes (DCOMM_CHUNK) is %" PRId64,
+                           comm->chunk_bytes);
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
+{
+    memset(card, 0, sizeof *card);
+    card->magic = DCOMMI_CARD_MAGIC;
+    card->version = DCOMMI_CARD_VERSION;
+    memcpy(card->uuid, comm->context->uuid, sizeof card->uuid);
+    card->pid = (int32_t)getpid();
+    card->started = dcommi_process_started(getpid());
+    card->size = comm->size;
+    card->timeout_s = comm->timeout_s;
+    card->chunk_bytes = (uint64_t)comm->chunk_bytes;
+    card->deterministic = comm->deterministic;
+    memcpy(card->algo, comm->algo, sizeof card->algo);
+    gethostname(card->hostname, sizeof card->hostname - 1);
+    memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
+}
+
+/* The card at the start of a rank's blob, if it is one of ours. */
+static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank, int size,
+                                      dcommi_card *card)
+{
+    if (len < sizeof *card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent %zu bytes about itself, less than %zu",
+                           rank, len, sizeof *card);
+    }
+    memcpy(card, blob, sizeof *card);
+    card->algo[sizeof card->algo - 1] = 0;
+    card->hostname[sizeof card->hostname - 1] = 0;
+    card->host_id[sizeof card->host_id - 1] = 0;
+    if (card->magic != DCOMMI_CARD_MAGIC || card->version != DCOMMI_CARD_VERSION) {
+        return dcommi_fail(DCOMM_ERR_MISMATCH,
+                           "rank %d runs another dcomm or byte order (version word %u, here %u)",
+                           rank, card->version, DCOMMI_CARD_VERSION);
+    }
+    if (card->size != size) {
+        return dcommi_fail(DCOMM_ERR_MISMATCH, "rank %d says there are %d ranks, this one %d", rank,
+                           card->size, size);
+    }
+    if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent addresses of a wrong length", rank);
+    }
+    return DCOMM_OK;
+}
+
+/* Every rank's blob, parsed: cards[size] and where each blob starts. */
+typedef struct dcommi_cards {
+    uint8_t *all;
+    size_t *lens;
+    dcommi_card *card;
+    const uint8_t **extra; /* addresses behind each card */
+} dcommi_cards;
+
+static void dcommi_cards_free(dcommi_cards *cards)
+{
+    dcommi_free(cards->all);
+    dcommi_free(cards->lens);
+    dcommi_free(cards->card);
+    dcommi_free((void *)cards->extra);
+    memset(cards, 0, sizeof *cards);
+}
+
+static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, size_t len,
+                                          dcommi_cards *cards)
+{
+    memset(cards, 0, sizeof *cards);
+    void *all = NULL;
+    DCOMMI_TRY(dcommi_boot_allgather(boot, mine, len, &all, &cards->lens));
+    cards->all = all;
+    cards->card = dcommi_calloc((size_t)boot->size, sizeof *cards->card);
+    cards->extra = dcommi_calloc((size_t)boot->size, sizeof *cards->extra);
+    if (cards->card == NULL || cards->extra == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    size_t at = 0;
+    for (int r = 0; r < boot->size; r++) {
+        DCOMMI_TRY(
+            dcommi_card_parse(cards->all + at, cards->lens[r], r, boot->size, &cards->card[r]));
+        cards->extra[r] = cards->all + at + sizeof(dcommi_card);
+        at += cards->lens[r];
+    }
+    return DCOMM_OK;
+}
+
+/* Number the hosts in order of their lowest rank. */
+static void dcommi_comm_hosts(dcomm_comm *comm, const dcommi_cards *cards)
+{
+    comm->nhosts = 0;
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].host = -1;
+        for (int q = 0; q < r && comm->members[r].host < 0; q++) {
+            if (strcmp(cards->card[q].host_id, cards->card[r].host_id) == 0) {
+                comm->members[r].host = comm->members[q].host;
+            }
+        }
+        if (comm->members[r].host < 0) {
+            comm->members[r].host = comm->nhosts++;
+        }
+    }
+}
+
+static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
+{
+    dcomm_context *context = comm->context;
+    dcommi_card card;
+    comm->rank = boot->rank;
+    comm->size = boot->size;
+    comm->members = dcommi_calloc((size_t)comm->size, sizeof *comm->members);
+    if (comm->members == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    /* First who and where, so that the network is opened only when some rank is elsewhere. */
+    dcommi_card_fill(comm, &card);
+    DCOMMI_TRY(dcommi_cards_exchange(boot, &card, sizeof card, cards));
+    dcommi_comm_hosts(comm, cards);
+    dcommi_cards_free(cards);
+    dcommi_token_take(context);
+    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
+    size_t local = context->local->address_len;
+    size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;
+    uint8_t *blob = dcommi_alloc(sizeof card + local + net);
+    if (blob != NULL) {
+        card.local_address = (uint32_t)local;
+        card.net_address = (uint32_t)net;
+        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0) {
+            status = DCOMM_ERR_SYSTEM;
+        }
+        memcpy(blob, &card, sizeof card);
+        memcpy(blob + sizeof card, context->local->address, local);
+        if (net > 0) {
+            memcpy(blob + sizeof card + local, context->net->address, net);
+        }
+    }
+    dcommi_token_release(context);
+    if (blob == NULL || status < 0) {
+        dcommi_free(blob);
+        return blob == NULL ? DCOMM_ERR_NO_MEMORY : status;
+    }
+    status = dcommi_cards_exchange(boot, blob, sizeof card + local + net, cards);
+    dcommi_free(blob);
+    DCOMMI_TRY(status);
+
+    const dcommi_card *first = &cards->card[0];
+    comm->id = dcommi_mix(first->nonce, 1);
+    comm->timeout_s = first->timeout_s;
+    comm->chunk_bytes = (int64_t)first->chunk_bytes;
+    comm->deterministic = first->deterministic != 0;
+    memcpy(comm->algo, first->algo, sizeof comm->algo);
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        dcommi_member *m = &comm->members[r];
+        m->peer = -1;
+        m->hostname = dcommi_strdup(cards->card[r].hostname);
+        if (m->hostname == NULL) {
+            status = DCOMM_ERR_NO_MEMORY;
+        } else if (r != comm->rank) {
+            status = dcommi_peer_add(context, &cards->card[r], cards->extra[r],
+                                     cards->extra[r] + cards->card[r].local_address, &m->peer);
+        }
+    }
+    dcommi_token_release(context);
+    return status;
+}
+
+/* Everything that creation does, in the caller's thread or one of its own. */
+static dcomm_status dcommi_comm_build(dcomm_comm *comm)
+{
+    dcommi_boot *boot = NULL;
+    dcommi_cards cards = {0};
+    dcomm_status status = DCOMM_OK;
+    if (comm->context == NULL) {
+        if (comm->opts.context != NULL) {
+            comm->context = comm->opts.context;
+            atomic_fetch_add(&comm->context->refs, 1);
+        } else {
+            status = dcomm_context_create(&comm->opts.context_opts, &comm->context);
+        }
+    }
+    if (status >= 0) {
+        status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
+    }
+    if (status >= 0) {
+        status = dcommi_comm_meet(comm, boot, &cards);
+    }
+    dcommi_cards_free(&cards);
+    dcommi_boot_close(boot);
+    if (status >= 0) {
+        dcommi_comm_enter(comm);
+    }
+    return status;
+}
+
+static void *dcommi_comm_create_main(void *user)
+{
+    dcomm_comm *comm = user;
+    dcomm_status status = dcommi_comm_build(comm);
+    if (status < 0) { /* else the message is the engine's: a peer may be lost already */
+        memcpy(comm->message, dcommi_message, sizeof comm->message);
+    }
+    atomic_store_explicit(&comm->ready, status, memory_order_release);
+    return NULL;
+}
+
+static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm **comm_p)
+{
+    if (comm_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm_p is NULL");
+    }
+    *comm_p = NULL;
+    pthread_once(&dcommi_fork_once, dcommi_watch_forks);
+    DCOMMI_TRY(dcommi_check_fork());
+    dcomm_comm *comm = dcommi_comm_new(NULL);
+    if (comm == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (opts != NULL) {
+        comm->opts = *opts;
+    }
+    dcomm_status status = dcommi_comm_settings(comm);
+    if (status < 0) {
+        dcommi_comm_drop(comm);
+        return status;
+    }
+    *comm_p = comm;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm **comm_p)
+{
+    DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
+    dcomm_status status = dcommi_comm_build(*comm_p);
+    if (status < 0) {
+        dcommi_comm_drop(*comm_p);
+        *comm_p = NULL;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcomm_comm **comm_p)
+{
+    DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
+    dcomm_comm *comm = *comm_p;
+    atomic_store(&comm->ready, DCOMM_IN_PROGRESS);
+    int error = pthread_create(&comm->creator, NULL, dcommi_comm_create_main, comm);
+    if (error != 0) {
+        dcommi_comm_drop(comm);
+        *comm_p = NULL;
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s",
+                           strerror(error));
+    }
+    comm->has_creator = true;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
+{
+    if (comm == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
+    }
+    int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
+    return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
+}
+
+#endif

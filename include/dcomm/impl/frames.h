@@ -1,0 +1,138 @@
+/* frames.h - a plan being executed: its lanes, and what its ranks and operands are in this process.
+ */
+#ifndef DCOMMI_FRAMES_H
+#define DCOMMI_FRAMES_H
+
+#include "pull.h"
+
+static void dcommi_lane_ready(dcommi_lane *lane)
+{
+    if (lane->state == DCOMMI_LANE_DONE || lane->queued) {
+        return;
+    }
+    dcomm_context *context = lane->frame->run->comm->context;
+    lane->state = DCOMMI_LANE_READY;
+    lane->queued = true;
+    lane->next_ready = NULL;
+    if (context->ready_last != NULL) {
+        context->ready_last->next_ready = lane;
+    } else {
+        context->ready_first = lane;
+    }
+    context->ready_last = lane;
+}
+
+/* A move of the lane is complete. */
+static void dcommi_lane_moved(dcommi_lane *lane, bool async)
+{
+    if (async) {
+        lane->pending--;
+    }
+    if (async ? lane->state == DCOMMI_LANE_FENCE && lane->pending == 0
+              : lane->state == DCOMMI_LANE_MOVE) {
+        dcommi_lane_ready(lane);
+    }
+}
+
+static inline void dcommi_run_event(dcommi_run *run)
+{
+    run->events++;
+}
+
+/* ---- resolving ---- */
+
+/* Rank of the communicator that rank r of a frame's plan is; -1 when there is none. */
+static int dcommi_frame_rank(const dcommi_frame *frame, int64_t r)
+{
+    while (frame != NULL) {
+        if (r < 0 || r >= frame->plan->nranks) {
+            return -1;
+        }
+        if (frame->group != NULL) {
+            r = frame->group[r];
+        }
+        frame = frame->parent;
+    }
+    return (int)r;
+}
+
+static inline int64_t dcommi_lane_value(const dcommi_lane *lane, const dcomm_expr *e)
+{
+    return dcommi_expr_value(e, lane->index, lane->frame->plan->table, lane->frame->words);
+}
+
+/* Memory of piece r of an operand in a space of our own; NULL when it lies outside. */
+static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *o, uint32_t r,
+                                  size_t *len)
+{
+    const dcommi_frame *frame = lane->frame;
+    int64_t offset, length;
+    dcommi_operand_piece(o, r, lane->index, frame->plan->table, frame->words, &offset, &length);
+    *len = (size_t)length;
+    if (length == 0) {
+        return (uint8_t *)lane; /* any address: nothing is read or written */
+    }
+    if (o->space == DCOMM_SPACE_WORDS) {
+        int64_t limit = (int64_t)frame->plan->nwords * 8;
+        return offset < 0 || offset > limit - length ? NULL : (uint8_t *)frame->words + offset;
+    }
+    if (o->space > DCOMM_SPACE_STATE || frame->space[o->space] == NULL || offset < 0 ||
+        offset > frame->space_len[o->space] - length) {
+        return NULL;
+    }
+    return frame->space[o->space] + offset;
+}
+
+/* ---- frames ---- */
+
+static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, const dcomm_plan *plan,
+                              dcommi_lane *lanes)
+{
+    frame->run = run;
+    frame->plan = plan;
+    frame->lanes = lanes;
+    frame->lanes_left = plan->nlanes;
+    for (uint32_t i = 0; i < plan->nlanes; i++) {
+        dcommi_lane *lane = &lanes[i];
+        dcommi_zero(lane, sizeof *lane);
+        lane->frame = frame;
+        lane->steps = plan->steps + plan->lanes[i].first;
+        lane->count = plan->lanes[i].count;
+    }
+}
+
+static void dcommi_frame_start(dcommi_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->plan->nlanes; i++) {
+        dcommi_lane_ready(&frame->lanes[i]);
+    }
+}
+
+static void dcommi_stage_done(dcommi_run *run);
+
+static void dcommi_frame_done(dcommi_frame *frame)
+{
+    dcommi_run *run = frame->run;
+    dcommi_lane *caller = frame->caller;
+    if (caller == NULL) {
+        dcommi_stage_done(run);
+        return;
+    }
+    for (dcommi_frame **at = &run->children; *at != NULL; at = &(*at)->next) {
+        if (*at == frame) {
+            *at = frame->next;
+            break;
+        }
+    }
+    const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
+    for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
+        const uint8_t *base = run->offers[i].base;
+        if (base >= scratch && base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+            run->offers[i].base = NULL;
+        }
+    }
+    dcommi_free(frame);
+    dcommi_lane_ready(caller);
+}
+
+#endif

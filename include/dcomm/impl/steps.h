@@ -1,0 +1,522 @@
+/* steps.h - the meaning of each step of a plan. */
+#ifndef DCOMMI_STEPS_H
+#define DCOMMI_STEPS_H
+
+#include "frames.h"
+
+enum dcommi_outcome {
+    DCOMMI_NEXT,  /* complete */
+    DCOMMI_STOP,  /* the lane waits and goes on behind this step */
+    DCOMMI_RETRY, /* the lane waits and runs this step again */
+    DCOMMI_GONE   /* the run has failed */
+};
+
+static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
+    dcommi_step_error(dcommi_lane *lane, dcomm_status status, const char *format, ...)
+{
+    dcommi_run *run = lane->frame->run;
+    char what[256], text[DCOMMI_MESSAGE_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d, lane %d, step %u: %s",
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, lane->frame->plan->name,
+             run->comm->rank, (int)(lane - lane->frame->lanes), lane->pc, what);
+    dcommi_poison(run->comm, status, -1, text);
+    return DCOMMI_GONE;
+}
+
+/* Whether the word that a step writes to is one of the plan's. */
+static inline bool dcommi_word_fits(const dcommi_lane *lane, const dcomm_step *step)
+{
+    return step->word < 0 || (uint32_t)step->word < lane->frame->plan->nwords;
+}
+
+static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
+{
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s lies outside its space", what);
+}
+
+/* What follows a move that was started. */
+static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
+{
+    if (status < 0) {
+        return lane->frame->run->active ? dcommi_step_error(lane, status, "%s", dcommi_message)
+                                        : DCOMMI_GONE;
+    }
+    if (status == DCOMM_OK) {
+        return DCOMMI_NEXT;
+    }
+    if (async) {
+        lane->pending++;
+        return DCOMMI_NEXT;
+    }
+    lane->state = DCOMMI_LANE_MOVE;
+    return DCOMMI_STOP;
+}
+
+/* Whether this run may still send to a rank, or is too far ahead of it. */
+static bool dcommi_has_credit(dcommi_lane *lane, int rank)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_member *member = &run->comm->members[rank];
+    uint64_t done = run->stream == DCOMMI_STREAM_COLL ? member->done : member->p2p_done;
+    if (DCOMMI_LIKELY(run->seq < done + DCOMMI_WINDOW)) {
+        return true;
+    }
+    if (!member->asked) {
+        dcommi_header header = {.type = DCOMMI_MSG_CREDIT, .stream = run->stream, .b = 1};
+        member->asked = dcommi_send_header(run->comm, rank, &header, NULL, 0) == DCOMM_OK;
+    }
+    lane->state = DCOMMI_LANE_CREDIT;
+    lane->peer = rank;
+    return false;
+}
+
+static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    int rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step->peer));
+    if (rank < 0 || rank == frame->run->comm->rank) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sends to rank %d", rank);
+    }
+    if (!dcommi_has_credit(lane, rank)) {
+        return DCOMMI_RETRY;
+    }
+    size_t len;
+    const uint8_t *data = dcommi_lane_piece(lane, &frame->plan->operands[step->src], 0, &len);
+    if (data == NULL) {
+        return dcommi_outside(lane, "source");
+    }
+    uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
+    bool async = step->flags & DCOMM_STEP_ASYNC;
+    return dcommi_moving(lane, dcommi_send_start(lane, rank, tag, data, len, async), async);
+}
+
+static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    dcommi_run *run = frame->run;
+    int rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step->peer));
+    if (rank < 0 || rank == run->comm->rank) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "receives from rank %d", rank);
+    }
+    size_t len;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
+    if (dst == NULL || !dcommi_word_fits(lane, step)) {
+        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
+    }
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    move->async = step->flags & DCOMM_STEP_ASYNC;
+    move->final = step->flags & DCOMM_STEP_FINAL;
+    move->kind = DCOMMI_MOVE_RECV;
+    move->buf = dst;
+    move->dst = dst;
+    move->len = len;
+    move->word = step->word;
+    if (step->kind == DCOMM_STEP_RECV_REDUCE) {
+        move->kind = DCOMMI_MOVE_FOLD;
+        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
+            const dcomm_operand *o = &frame->plan->operands[step->src + i];
+            size_t n = len;
+            move->src[i] = NULL;
+            if (o->space == DCOMM_SPACE_MSG) {
+                move->msg_at = (uint8_t)i;
+            } else if ((move->src[i] = dcommi_lane_piece(lane, o, 0, &n)) == NULL || n != len) {
+                return dcommi_outside(lane, "source");
+            }
+        }
+        move->nsrc = (uint8_t)step->nsrc;
+        size_t room;
+        move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
+        if (step->nsrc > DCOMMI_FOLD_MAX || move->buf == NULL || room < len) {
+            return dcommi_outside(lane, "stage");
+        }
+    }
+    /* The move may complete within the post, so the lane must already look as if it waited. */
+    bool async = move->async;
+    uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
+    if (async) {
+        lane->pending++;
+    } else {
+        lane->state = DCOMMI_LANE_MOVE;
+    }
+    dcommi_recv_post(move, rank, tag);
+    if (!run->active) {
+        return DCOMMI_GONE;
+    }
+    return async ? DCOMMI_NEXT : DCOMMI_STOP;
+}
+
+/* The exposed memory that a PEER piece means; NULL: the lane waits for it, or failed. */
+static const dcommi_exposed *dcommi_lane_exposed(dcommi_lane *lane, int rank, uint32_t slot)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, rank, slot);
+    const dcommi_exposed *e = (const dcommi_exposed *)dcommi_match_find(run->comm, &key);
+    if (e == NULL) {
+        lane->state = DCOMMI_LANE_EXPOSE;
+        lane->peer = rank;
+    }
+    return e;
+}
+
+/* Turn the operands of a COPY or REDUCE into pieces. */
+static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_step *step, size_t len,
+                                              dcommi_piece *pieces)
+{
+    dcommi_frame *frame = lane->frame;
+    size_t at = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &frame->plan->operands[step->src + i];
+        uint32_t repeat = o->repeat > 1 ? o->repeat : 1;
+        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_lane_value(lane, &o->peer) : 0;
+        for (uint32_t r = 0; r < repeat; r++, at++) {
+            dcommi_piece *piece = &pieces[at];
+            memset(piece, 0, sizeof *piece);
+            size_t n;
+            if (o->space != DCOMM_SPACE_PEER) {
+                piece->local = dcommi_lane_piece(lane, o, r, &n);
+                if (piece->local == NULL || n != len) {
+                    return dcommi_outside(lane, "source");
+                }
+                continue;
+            }
+            int64_t offset, length;
+            dcommi_operand_piece(o, r, lane->index, frame->plan->table, frame->words, &offset,
+                                 &length);
+            int rank = dcommi_frame_rank(frame, (first + r) % frame->plan->nranks);
+            if (rank < 0 || rank == frame->run->comm->rank) {
+                return dcommi_step_error(lane, DCOMM_ERR_PLAN, "reads memory of rank %d", rank);
+            }
+            uint32_t slot = frame->slot_base + o->slot;
+            const dcommi_exposed *e = dcommi_lane_exposed(lane, rank, slot);
+            if (e == NULL) {
+                return DCOMMI_RETRY;
+            }
+            if ((size_t)length != len || offset < 0 || (uint64_t)offset > e->len ||
+                len > e->len - (uint64_t)offset) {
+                return dcommi_step_error(lane, DCOMM_ERR_MISMATCH,
+                                         "reads %zu bytes at %" PRId64 " of the %" PRIu64
+                                         " that rank %d exposed",
+                                         len, offset, e->len, rank);
+            }
+            piece->rank = rank;
+            piece->slot = (uint16_t)slot;
+            piece->address = e->address + (uint64_t)offset;
+            piece->offset = (uint64_t)offset;
+        }
+    }
+    return DCOMMI_NEXT;
+}
+
+static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    dcomm_context *context = frame->run->comm->context;
+    size_t len, n = 0;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
+    }
+    bool remote = false;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &frame->plan->operands[step->src + i];
+        n += o->repeat > 1 ? o->repeat : 1;
+        remote = remote || o->space == DCOMM_SPACE_PEER;
+    }
+    if (len == 0) {
+        return DCOMMI_NEXT;
+    }
+    if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
+            0 ||
+        dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
+            0) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    enum dcommi_outcome outcome = dcommi_lane_pieces(lane, step, len, context->pieces);
+    if (outcome != DCOMMI_NEXT) {
+        return outcome;
+    }
+    bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
+    if (remote) {
+        bool async = step->flags & DCOMM_STEP_ASYNC;
+        return dcommi_moving(
+            lane, dcommi_pull_start(lane, dst, context->pieces, n, len, fold, final, async), async);
+    }
+    if (!fold) {
+        if (dst != context->pieces[0].local) {
+            dcommi_host_copy(dst, context->pieces[0].local, len);
+        }
+        return DCOMMI_NEXT;
+    }
+    for (size_t i = 0; i < n; i++) {
+        context->pointers[i] = context->pieces[i].local;
+    }
+    dcomm_status status = dcommi_fold_pieces(lane, dst, context->pointers, n, len, final);
+    return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
+}
+
+/* Run fn for each rank that EXPOSE or SIGNAL addresses. */
+static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    dcommi_run *run = frame->run;
+    int64_t peer = dcommi_lane_value(lane, &step->peer);
+    uint64_t value = 0;
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_SIGNAL, 0);
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        size_t len;
+        uint8_t *base = dcommi_lane_piece(lane, &frame->plan->operands[step->src], 0, &len);
+        if (base == NULL) {
+            return dcommi_outside(lane, "what it exposes");
+        }
+        header.type = DCOMMI_MSG_EXPOSE;
+        header.slot = (uint16_t)(frame->slot_base + step->slot);
+        header.a = (uint64_t)(uintptr_t)base;
+        header.b = len;
+        if (run->offers == NULL || header.slot >= run->plan->nslots) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
+                                     run->plan->nslots);
+        }
+        run->offers[header.slot].base = base;
+        run->offers[header.slot].len = (int64_t)len;
+    } else {
+        value = (uint64_t)dcommi_lane_value(lane, &step->value);
+        header.slot = (uint16_t)(frame->counter_base + step->slot);
+        header.a = value;
+        if (header.slot >= run->plan->ncounters) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "counter %d of %u", (int)header.slot,
+                                     run->plan->ncounters);
+        }
+    }
+    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
+    int64_t last = peer == DCOMM_ALL_PEERS ? frame->plan->nranks - 1 : peer;
+    for (int64_t r = first; r <= last; r++) {
+        int rank = dcommi_frame_rank(frame, r);
+        if (rank < 0) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "addresses rank %" PRId64, r);
+        }
+        if (rank != run->comm->rank && !dcommi_has_credit(lane, rank)) {
+            return DCOMMI_RETRY;
+        }
+    }
+    for (int64_t r = first; r <= last; r++) {
+        int rank = dcommi_frame_rank(frame, r);
+        if (rank == run->comm->rank) {
+            if (peer != DCOMM_ALL_PEERS && step->kind == DCOMM_STEP_SIGNAL) {
+                dcommi_run_signal(run, header.slot, value);
+            }
+            continue;
+        }
+        dcomm_status status = dcommi_send_header(run->comm, rank, &header, NULL, 0);
+        if (status < 0) {
+            return dcommi_step_error(lane, status, "%s", dcommi_message);
+        }
+    }
+    return DCOMMI_NEXT;
+}
+
+static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    size_t src_len, dst_len, encoded = 0;
+    const uint8_t *src = dcommi_lane_piece(lane, &plan->operands[step->src], 0, &src_len);
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
+    if (src == NULL || dst == NULL) {
+        return dcommi_outside(lane, src == NULL ? "source" : "destination");
+    }
+    dcomm_status status = DCOMM_ERR_PLAN;
+    if (step->kind == DCOMM_STEP_COMMIT) {
+        if (src_len != dst_len) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
+                                     dst_len);
+        }
+        memmove(dst, src, src_len);
+        return DCOMMI_NEXT;
+    }
+    if (plan->codec == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
+    }
+    if (!dcommi_word_fits(lane, step)) {
+        return dcommi_outside(lane, "word");
+    }
+    if (step->kind == DCOMM_STEP_ENCODE) {
+        status = plan->codec->encode(plan->codec_user, src, src_len, dst, dst_len, &encoded);
+        if (status == DCOMM_OK && encoded > dst_len) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu",
+                                     plan->codec->name, encoded, dst_len);
+        }
+        if (step->word >= 0) {
+            lane->frame->words[step->word] = encoded;
+        }
+    } else if (step->kind == DCOMM_STEP_DECODE) {
+        status = plan->codec->decode(plan->codec_user, src, src_len, dst, dst_len);
+    } else {
+        status = plan->codec->decode_reduce(plan->codec_user, src, src_len, dst, dst_len);
+    }
+    return status < 0
+               ? dcommi_step_error(lane, status, "%s cannot %s %zu bytes", plan->codec->name,
+                                   step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", src_len)
+               : DCOMMI_NEXT;
+}
+
+static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const void *src[DCOMMI_FOLD_MAX];
+    size_t src_len[DCOMMI_FOLD_MAX], dst_len;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
+    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_MAX || dst == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "kernel %d of %u, %u sources",
+                                 (int)step->kernel, plan->nkernels, step->nsrc);
+    }
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        src[i] = dcommi_lane_piece(lane, &plan->operands[step->src + i], 0, &src_len[i]);
+        if (src[i] == NULL) {
+            return dcommi_outside(lane, "source");
+        }
+    }
+    dcomm_status status =
+        plan->kernels[step->kernel](plan->kernel_user, dst, dst_len, src, src_len, step->nsrc);
+    return status < 0 ? dcommi_step_error(lane, status, "kernel %d failed", (int)step->kernel)
+                      : DCOMMI_NEXT;
+}
+
+static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *parent = lane->frame;
+    dcommi_run *run = parent->run;
+    const dcomm_plan *sub = parent->plan->subs[step->sub];
+    if (parent->depth + 1 >= DCOMMI_CALL_DEPTH) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sub-plans nest deeper than %d",
+                                 DCOMMI_CALL_DEPTH);
+    }
+    size_t in_len = 0, out_len = 0;
+    uint8_t *in = dcommi_lane_piece(lane, &parent->plan->operands[step->src], 0, &in_len);
+    uint8_t *out = dcommi_lane_piece(lane, &step->dst, 0, &out_len);
+    if (in == NULL || out == NULL) {
+        return dcommi_outside(lane, in == NULL ? "input" : "output");
+    }
+    size_t head = (sizeof(dcommi_frame) + 63) & ~(size_t)63;
+    size_t lanes = (sub->nlanes * sizeof(dcommi_lane) + 63) & ~(size_t)63;
+    size_t words = (sub->nwords * sizeof(uint64_t) + 63) & ~(size_t)63;
+    uint8_t *memory = dcommi_alloc_raw(head + lanes + words + (size_t)sub->scratch_bytes);
+    if (memory == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    memset(memory, 0, head + lanes + words);
+    dcommi_frame *frame = (dcommi_frame *)memory;
+    dcommi_frame_bind(frame, run, sub, (dcommi_lane *)(memory + head));
+    frame->parent = parent;
+    frame->caller = lane;
+    frame->depth = parent->depth + 1;
+    frame->group = parent->plan->table + step->group;
+    frame->words = (uint64_t *)(memory + head + lanes);
+    frame->tag_base = parent->tag_base + dcommi_lane_value(lane, &step->tag);
+    frame->counter_base = parent->counter_base + step->slot;
+    frame->slot_base = parent->slot_base + (step->word > 0 ? (uint32_t)step->word : 0);
+    frame->space[DCOMM_SPACE_IN] = in;
+    frame->space_len[DCOMM_SPACE_IN] = (int64_t)in_len;
+    frame->space[DCOMM_SPACE_OUT] = out;
+    frame->space_len[DCOMM_SPACE_OUT] = (int64_t)out_len;
+    frame->space[DCOMM_SPACE_SCRATCH] = memory + head + lanes + words;
+    frame->space_len[DCOMM_SPACE_SCRATCH] = sub->scratch_bytes;
+    frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
+    frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
+    frame->next = run->children;
+    run->children = frame;
+    lane->state = DCOMMI_LANE_CALL;
+    if (sub->nlanes == 0) {
+        dcommi_frame_done(frame);
+    } else {
+        dcommi_frame_start(frame);
+    }
+    return DCOMMI_STOP;
+}
+
+/* Open a loop, or jump behind it when it has no trips. */
+static void dcommi_step_loop(dcommi_lane *lane, const dcomm_step *step)
+{
+    int64_t trips = dcommi_lane_value(lane, &step->value);
+    if (trips <= 0) {
+        lane->pc += step->body + 1;
+        return;
+    }
+    lane->trips[lane->depth] = trips;
+    lane->index[lane->depth] = 0;
+    lane->depth++;
+}
+
+static void dcommi_step_end(dcommi_lane *lane, const dcomm_step *step)
+{
+    int d = lane->depth - 1;
+    if (++lane->index[d] < lane->trips[d]) {
+        lane->pc -= step->body + 1; /* to the LOOP step; the increment enters the body */
+        return;
+    }
+    lane->index[d] = 0;
+    lane->depth = d;
+}
+
+static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *step)
+{
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        return dcommi_step_send(lane, step);
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        return dcommi_step_recv(lane, step);
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        return dcommi_step_fold(lane, step);
+    case DCOMM_STEP_EXPOSE:
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_step_tell(lane, step);
+    case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_DECODE:
+    case DCOMM_STEP_DECODE_REDUCE:
+    case DCOMM_STEP_COMMIT:
+        return dcommi_step_codec(lane, step);
+    case DCOMM_STEP_COMPUTE:
+        return dcommi_step_compute(lane, step);
+    case DCOMM_STEP_CALL:
+        return dcommi_step_call(lane, step);
+    case DCOMM_STEP_FENCE:
+        if (lane->pending > 0) {
+            lane->state = DCOMMI_LANE_FENCE;
+            return DCOMMI_STOP;
+        }
+        return DCOMMI_NEXT;
+    case DCOMM_STEP_WAIT: {
+        uint32_t counter = lane->frame->counter_base + step->slot;
+        uint64_t target = (uint64_t)dcommi_lane_value(lane, &step->value);
+        if (counter >= lane->frame->run->plan->ncounters || (int64_t)target < 0) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for counter %u >= %" PRId64,
+                                     counter, (int64_t)target);
+        }
+        if (lane->frame->run->counters[counter] >= target) {
+            return DCOMMI_NEXT;
+        }
+        lane->state = DCOMMI_LANE_COUNTER;
+        lane->counter = counter;
+        lane->target = target;
+        return DCOMMI_STOP;
+    }
+    case DCOMM_STEP_LOOP:
+        dcommi_step_loop(lane, step);
+        return DCOMMI_NEXT;
+    case DCOMM_STEP_END:
+        dcommi_step_end(lane, step);
+        return DCOMMI_NEXT;
+    default:
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "step of unknown kind %d", step->kind);
+    }
+}
+
+#endif
