@@ -17505,8 +17505,9 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
 /* Whether no rank moves a byte. Every rank comes to the same answer. */
 static bool dcommi_shape_empty(const dcommi_shape *s)
 {
-    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV) {
-        return false;
+    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
+        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
+        return false; /* counts may differ between ranks, which only a message shows */
     }
     return dcommi_shape_size(s) == 0;
 }

@@ -145,6 +145,11 @@ CALL(send_count_longer)
     return exchange(comm, odd, 3 * COUNT - 1, 3 * COUNT, DCOMM_F32);
 }
 
+CALL(send_nothing)
+{
+    return exchange(comm, odd, 0, 5, DCOMM_F32);
+}
+
 CALL(send_dtype)
 {
     return exchange(comm, odd, 4, 4, DCOMM_I32);
@@ -192,6 +197,7 @@ static const field fields[] = {
     FIELD(send_count, "send", "recv"),
     FIELD(send_count_long, "send", "recv"),
     FIELD(send_count_longer, "send", "recv"),
+    FIELD(send_nothing, "send", "recv"),
     FIELD(send_dtype, "send", "recv"),
     FIELD(alltoallv, "12 bytes", "8"),
     FIELD(alltoallv_none, "0 bytes", "8"),
