@@ -45,6 +45,7 @@ static const char usage[] =
     "  --timeout S            end all ranks after S seconds, and exit with 124\n"
     "  --keep-going           leave the other ranks alone when one fails\n"
     "  --tag-output           begin each line of output with its rank\n"
+    "  --json FILE            write how each rank ended: status, signal, seconds\n"
     "  --help                 this text\n"
     "\n"
     "SIGINT, SIGTERM and SIGHUP are passed on to the ranks; a second one ends them within 2 s.\n"
@@ -56,12 +57,15 @@ typedef struct options {
     double timeout;
     bool keep_going, tag;
     char *master_addr, *master_port;
+    FILE *json;
     char **command;
 } options;
 
 typedef struct launcher {
     const options *opts;
     pid_t pids[RANKS_MAX]; /* 0 once the rank has ended */
+    siginfo_t ends[RANKS_MAX];
+    double started_at, ended_at[RANKS_MAX];
     int alive;
     int status;  /* what to exit with: the first failure */
     bool failed; /* that is known */
@@ -121,7 +125,7 @@ static void parse_master(options *o, char *text)
 
 static void parse(options *o, int argc, char **argv)
 {
-    enum { BIND = 256, HOST_ID, NNODES, NODE_RANK, MASTER, TIMEOUT, KEEP_GOING, TAG, HELP };
+    enum { BIND = 256, HOST_ID, NNODES, NODE_RANK, MASTER, TIMEOUT, KEEP_GOING, TAG, JSON, HELP };
     static const struct option longs[] = {{"bind", required_argument, NULL, BIND},
                                           {"host-id-every", required_argument, NULL, HOST_ID},
                                           {"nnodes", required_argument, NULL, NNODES},
@@ -130,6 +134,7 @@ static void parse(options *o, int argc, char **argv)
                                           {"timeout", required_argument, NULL, TIMEOUT},
                                           {"keep-going", no_argument, NULL, KEEP_GOING},
                                           {"tag-output", no_argument, NULL, TAG},
+                                          {"json", required_argument, NULL, JSON},
                                           {"help", no_argument, NULL, HELP},
                                           {NULL, 0, NULL, 0}};
     *o = (options){.nodes = 1, .node = -1, .bind = RUN_BIND_SLICE};
@@ -169,6 +174,12 @@ static void parse(options *o, int argc, char **argv)
             break;
         case TAG:
             o->tag = true;
+            break;
+        case JSON:
+            o->json = fopen(optarg, "we");
+            if (o->json == NULL) {
+                usage_error("--json cannot write", optarg);
+            }
             break;
         case HELP:
         case 'h':
@@ -427,6 +438,8 @@ static void reap(launcher *l)
         }
         waitid(P_PID, (id_t)l->pids[i], &(siginfo_t){0}, WEXITED);
         l->pids[i] = 0;
+        l->ends[i] = info;
+        l->ended_at[i] = now();
         l->alive--;
         if (bad && (first < 0 || (cause.si_code == CLD_EXITED && info.si_code != CLD_EXITED))) {
             first = i;
@@ -508,6 +521,26 @@ static void supervise(launcher *l, int signals, run_tags *tags)
     run_tag_finish(tags);
 }
 
+/* How it went, as numbers; nothing without --json. */
+static void write_json(const launcher *l)
+{
+    const options *o = l->opts;
+    if (o->json == NULL) {
+        return;
+    }
+    fprintf(o->json, "{\"schema\":1,\n \"status\":%d,\n \"ranks\":[", l->status);
+    for (int i = 0; i < o->ranks; i++) {
+        bool exited = l->ends[i].si_code == CLD_EXITED;
+        char number[16];
+        snprintf(number, sizeof number, "%d", l->ends[i].si_status);
+        fprintf(o->json, "%s\n  {\"rank\":%d,\"exit_status\":%s,\"signal\":%s,\"time_s\":%.6f}",
+                i > 0 ? "," : "", o->node * o->ranks + i, exited ? number : "null",
+                exited ? "null" : number, l->ended_at[i] - l->started_at);
+    }
+    fprintf(o->json, "]}\n");
+    fclose(o->json);
+}
+
 int main(int argc, char **argv)
 {
     static launcher l;
@@ -532,7 +565,9 @@ int main(int argc, char **argv)
     prepare_environment(&opts, run);
     run_tag_init(&tags, opts.tag ? opts.ranks : 0, opts.node * opts.ranks);
     l.timeout_at = opts.timeout > 0 ? now() + opts.timeout : 0;
+    l.started_at = now();
     start(&l, run, &before, &tags);
     supervise(&l, signals, &tags);
+    write_json(&l);
     return l.status;
 }

@@ -163,4 +163,15 @@ stdin_of_rank_0() {
     [ "$(echo word | "$run" -n 3 -- sh -c 'read -r w; echo "$RANK:$w"' | sort | tr '\n' ' ')" = "0:word 1: 2: " ]
 }
 check "rank 0 alone reads standard input" stdin_of_rank_0
+how_it_ended() {
+    "$run" -n 2 --json "$scratch/j" -- sh -c 'test $RANK = 0 || kill -9 $$; sleep 9' 2>/dev/null
+    [ $? = 137 ] && python3 - "$scratch/j" <<'END'
+import json, sys
+j = json.load(open(sys.argv[1]))
+assert j["schema"] == 1 and j["status"] == 137
+assert [(r["rank"], r["exit_status"], r["signal"]) for r in j["ranks"]] == [(0, None, 15), (1, None, 9)]
+assert all(0 <= r["time_s"] < 5 for r in j["ranks"])
+END
+}
+check "--json says how each rank ended" how_it_ended
 finish
