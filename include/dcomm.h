@@ -448,7 +448,8 @@ typedef struct dcomm_context_opts {
     bool progress_thread; /* a thread that progresses while the caller computes (default: no;
                              environment DCOMM_PROGRESS_THREAD=1) */
     const char *iface;    /* network interface for other hosts, e.g. "eth0" (default: DCOMM_IFACE,
-                             else the interface of the default route, else loopback) */
+                             else the one towards MASTER_ADDR, else the default route's, else
+                             the first that is up; the loopback only when there is no other) */
     const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
                              else boot id, namespaces and host name) */
 } dcomm_context_opts;
@@ -13495,9 +13496,11 @@ static bool dcommi_progress(dcomm_context *context)
 static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
+    /* A pass over the network takes as long as many over shared memory alone. */
+    unsigned limit = context->net != NULL ? context->spin_limit / 16 : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
-            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            yield = !dcommi_progress(context) && context->idle > limit;
             if (yield || run == NULL ||
                 atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
                 break;
@@ -13542,9 +13545,14 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
+/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
+/* ucx_iface.h - which network interface connects this host with the others. */
+#ifndef DCOMMI_UCX_IFACE_H
+#define DCOMMI_UCX_IFACE_H
+
 /* ==== include/dcomm/impl/ucx_config.h ====================================================== */
-/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, the network
- * interface, and its status codes as ours. */
+/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
+ * codes as ours. */
 #ifndef DCOMMI_UCX_CONFIG_H
 #define DCOMMI_UCX_CONFIG_H
 
@@ -13692,6 +13700,13 @@ static bool dcommi_ucx_is_netdev(const char *name)
     return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
 }
 
+#endif
+
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 /* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
 static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
 {
@@ -13733,6 +13748,85 @@ static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
     return best != ~0ul;
 }
 
+/* The interface that has an address and is not the loopback; false: none is. */
+static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_ucx_name name)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
+            strlen(i->ifa_name) >= sizeof(dcommi_ucx_name)) {
+            continue;
+        }
+        bool same =
+            wanted->sa_family == AF_INET
+                ? memcmp(&((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr,
+                         &((const struct sockaddr_in *)(const void *)wanted)->sin_addr,
+                         sizeof(struct in_addr)) == 0
+                : memcmp(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr,
+                         &((const struct sockaddr_in6 *)(const void *)wanted)->sin6_addr,
+                         sizeof(struct in6_addr)) == 0;
+        found = same && (i->ifa_flags & IFF_LOOPBACK) == 0; /* a name may mean 127.0.1.1 at home */
+        if (found) {
+            strcpy(name, i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
+static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
+{
+    char plain[256];
+    size_t len = strlen(host);
+    bool brackets = len > 2 && host[0] == '[' && host[len - 1] == ']';
+    snprintf(plain, sizeof plain, "%.*s", (int)(brackets ? len - 2 : len),
+             brackets ? host + 1 : host);
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
+    if (getaddrinfo(plain, "9", &hints, &list) != 0) {
+        return false;
+    }
+    bool found = false;
+    for (struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
+        struct sockaddr_storage own;
+        socklen_t own_len = sizeof own;
+        int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        found = fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+                getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
+                dcommi_ucx_iface_with((struct sockaddr *)&own, name);
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    freeaddrinfo(list);
+    return found;
+}
+
+/* The first interface that is up, has an address and is not the loopback. */
+static bool dcommi_ucx_first_iface(dcommi_ucx_name name)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        found = i->ifa_addr != NULL &&
+                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
+                (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
+                strlen(i->ifa_name) < sizeof(dcommi_ucx_name);
+        if (found) {
+            strcpy(name, i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
 /* "eth0 lo mlx5_0": what a user may choose from. */
 static void dcommi_ucx_list_devices(char *text, size_t size)
 {
@@ -13764,7 +13858,9 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
     }
     *tcp = true;
     if (wanted == NULL || *wanted == '\0') {
-        if (!dcommi_ucx_default_iface(name)) {
+        const char *master = getenv("MASTER_ADDR");
+        bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
+        if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
             strcpy(name, "lo");
         }
         return DCOMM_OK;

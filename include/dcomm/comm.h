@@ -33,7 +33,8 @@ typedef struct dcomm_context_opts {
     bool progress_thread; /* a thread that progresses while the caller computes (default: no;
                              environment DCOMM_PROGRESS_THREAD=1) */
     const char *iface;    /* network interface for other hosts, e.g. "eth0" (default: DCOMM_IFACE,
-                             else the interface of the default route, else loopback) */
+                             else the one towards MASTER_ADDR, else the default route's, else
+                             the first that is up; the loopback only when there is no other) */
     const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
                              else boot id, namespaces and host name) */
 } dcomm_context_opts;

@@ -114,9 +114,11 @@ static bool dcommi_progress(dcomm_context *context)
 static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
+    /* A pass over the network takes as long as many over shared memory alone. */
+    unsigned limit = context->net != NULL ? context->spin_limit / 16 : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
-            yield = !dcommi_progress(context) && context->idle > context->spin_limit;
+            yield = !dcommi_progress(context) && context->idle > limit;
             if (yield || run == NULL ||
                 atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
                 break;

@@ -5,7 +5,7 @@
 #define DCOMMI_UCX_H
 
 #include "transport.h"
-#include "ucx_config.h"
+#include "ucx_iface.h"
 #include "ucx_peer.h"
 #include "ucx_region.h"
 

@@ -1,5 +1,5 @@
-/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, the network
- * interface, and its status codes as ours. */
+/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
+ * codes as ours. */
 #ifndef DCOMMI_UCX_CONFIG_H
 #define DCOMMI_UCX_CONFIG_H
 
@@ -146,105 +146,6 @@ typedef char dcommi_ucx_name[64];
 static bool dcommi_ucx_is_netdev(const char *name)
 {
     return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
-}
-
-/* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
-static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
-{
-    char line[512], device[64];
-    unsigned long best = ~0ul;
-    FILE *f = fopen("/proc/net/route", "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        unsigned destination, gateway, flags, mask;
-        unsigned long metric;
-        if (sscanf(line, "%63s %x %x %x %*d %*d %lu %x", device, &destination, &gateway, &flags,
-                   &metric, &mask) == 6 &&
-            destination == 0 && mask == 0 && (flags & 1) != 0 && metric < best) {
-            best = metric;
-            strcpy(name, device);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    if (best != ~0ul) {
-        return true;
-    }
-    f = fopen("/proc/net/ipv6_route", "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        char destination[33];
-        unsigned prefix, flags;
-        unsigned long metric;
-        if (sscanf(line, "%32s %x %*s %*x %*s %lx %*x %*x %x %63s", destination, &prefix, &metric,
-                   &flags, device) == 5 &&
-            prefix == 0 && strspn(destination, "0") == 32 && (flags & 1) != 0 &&
-            (flags & 0x200) == 0 && strcmp(device, "lo") != 0 && metric < best) {
-            best = metric;
-            strcpy(name, device);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return best != ~0ul;
-}
-
-/* "eth0 lo mlx5_0": what a user may choose from. */
-static void dcommi_ucx_list_devices(char *text, size_t size)
-{
-    static const char *const folders[] = {"/sys/class/net", "/sys/class/infiniband"};
-    size_t used = 0;
-    text[0] = '\0';
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        DIR *dir = opendir(folders[i]);
-        for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
-            if (e->d_name[0] != '.' && used < size) {
-                int n = snprintf(text + used, size - used, "%s%s", used > 0 ? " " : "", e->d_name);
-                used += n > 0 ? (size_t)n : 0;
-            }
-        }
-        if (dir != NULL) {
-            closedir(dir);
-        }
-    }
-}
-
-/* What UCX is to use, and whether it is a network interface (TCP) or an RDMA device, which may
- * carry a port: "mlx5_0:1". */
-static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name name, bool *tcp)
-{
-    const char *source = "iface";
-    if (wanted == NULL || *wanted == '\0') {
-        wanted = getenv("DCOMM_IFACE");
-        source = "DCOMM_IFACE";
-    }
-    *tcp = true;
-    if (wanted == NULL || *wanted == '\0') {
-        if (!dcommi_ucx_default_iface(name)) {
-            strcpy(name, "lo");
-        }
-        return DCOMM_OK;
-    }
-    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
-    if (fits && dcommi_ucx_is_netdev(wanted)) {
-        strcpy(name, wanted);
-        return DCOMM_OK;
-    }
-    if (fits) {
-        char path[sizeof(dcommi_ucx_name) + 32];
-        int device = (int)strcspn(wanted, ":");
-        snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
-        if (device > 0 && access(path, F_OK) == 0) {
-            *tcp = false;
-            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
-                     wanted, wanted[device] == ':' ? "" : ":1");
-            return DCOMM_OK;
-        }
-    }
-    char devices[256];
-    dcommi_ucx_list_devices(devices, sizeof devices);
-    return dcommi_fail(DCOMM_ERR_INVALID, "%s: no network interface '%.64s'; this host has: %s",
-                       source, wanted, devices);
 }
 
 #endif
