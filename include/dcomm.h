@@ -717,9 +717,10 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
 /* Run a plan of the caller's own as the next collective of comm: plan is this rank's part, for
  * plan->rank == comm's rank and plan->nranks == comm's size. `signature` must be equal on all
  * ranks (it is what mismatches are found by). state is plan->state_bytes of persistent memory, or
- * NULL if that is 0. The plan stays in use until the operation is complete. Check it first
- * (dcomm_plan_check): the engine refuses an operand outside its space when it comes to it, trusts
- * all else that a plan says, and does not find deadlocks. */
+ * NULL if that is 0. The plan stays in use until the operation is complete. The call refuses, with
+ * DCOMM_ERR_PLAN, what is wrong on the face of it; an operand outside its space fails the operation
+ * when the engine comes to it. Table lookups out of bounds, races and deadlocks are not found here:
+ * check a plan first (dcomm_plan_check). */
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                        void *out, void *state, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
