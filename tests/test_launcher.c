@@ -140,6 +140,26 @@ Test(launcher, slurm)
     cr_assert_eq(l.port, 6);
     cr_assert_eq(DETECT(l, SLURM("1", "4"), "PMIX_RANK=1", "PMIX_NAMESPACE=x"), DCOMM_OK);
     cr_assert_eq(l.meeting, DCOMMI_MEET_PMIX);
+    /* one node meets where no other machine reaches */
+    cr_assert_eq(DETECT(l, SLURM("1", "4"), "SLURM_STEP_NUM_NODES=1"), DCOMM_OK);
+    cr_assert(strcmp(l.host, "127.0.0.1") == 0 && l.loopback);
+    cr_assert_eq(DETECT(l, SLURM("1", "4"), "SLURM_STEP_NUM_NODES=2"), DCOMM_OK);
+    cr_assert(strcmp(l.host, "n03") == 0 && !l.loopback);
+    /* a batch script that exports all but RANK */
+    cr_assert_eq(
+        DETECT(l, SLURM("1", "4"), "WORLD_SIZE=4", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=5"),
+        DCOMM_OK);
+    cr_assert_str_eq(l.name, "Slurm");
+    cr_assert(l.rank == 1 && l.size == 4 && l.port == 6);
+    /* srun --mpi=pmi2 leaves its PMI to MPI; mpirun inside a step has its own */
+    cr_assert_eq(
+        DETECT(l, SLURM("1", "4"), "PMI_FD=7", "PMI_RANK=1", "PMI_SIZE=4", "PMI_JOBID=77.0"),
+        DCOMM_OK);
+    cr_assert(l.meeting == DCOMMI_MEET_TCP && l.local_rank == 0);
+    cr_assert_eq(DETECT(l, SLURM("0", "1"), "PMI_FD=7", "PMI_RANK=2", "PMI_SIZE=3",
+                        "PMI_JOBID=77.0", "MPI_LOCALRANKID=2"),
+                 DCOMM_OK);
+    cr_assert(l.meeting == DCOMMI_MEET_PMI && l.rank == 2 && l.size == 3);
     /* the batch script itself is one rank */
     cr_assert_eq(DETECT(l, "SLURM_JOB_ID=77", "SLURM_PROCID=0", "SLURM_NTASKS=4"), DCOMM_OK);
     cr_assert(l.meeting == DCOMMI_MEET_ALONE && l.size == 1);

@@ -177,6 +177,11 @@ static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
     } else {
         l->meeting = DCOMMI_MEET_TCP;
     }
+    int node_count = 0;
+    DCOMMI_TRY(dcommi_env_int("SLURM_STEP_NUM_NODES", 1, DCOMMI_RDV_SIZE_MAX, &node_count));
+    if (node_count == 1) {
+        nodes = "127.0.0.1"; /* out of other machines' reach, and needs no name service */
+    }
     if (nodes == NULL && dcommi_env("MASTER_ADDR") == NULL) {
         return l->meeting == DCOMMI_MEET_PMIX
                    ? DCOMM_OK
@@ -204,6 +209,10 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     l->pmi_fd = -1;
     bool rank = dcommi_env("RANK") != NULL, world = dcommi_env("WORLD_SIZE") != NULL;
     bool master = dcommi_env("MASTER_ADDR") != NULL && dcommi_env("MASTER_PORT") != NULL;
+    /* A batch script has SLURM_PROCID too, but is no step. */
+    bool slurm = dcommi_env("SLURM_STEP_ID") != NULL && dcommi_env("SLURM_PROCID") != NULL;
+    /* Batch scripts for PyTorch export all but RANK, which each task takes from Slurm. */
+    world = world && (rank || !slurm);
     if ((rank && world) || (master && (rank || world))) {
         l->name = "torchrun";
         DCOMMI_TRY(dcommi_launcher_world(l, "RANK", "WORLD_SIZE"));
@@ -219,7 +228,11 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
         l->meeting = l->size > 1 ? DCOMMI_MEET_PMIX : DCOMMI_MEET_ALONE;
         return l->size > 1 && master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
-    if (dcommi_env("PMI_FD") != NULL) {
+    /* Slurm's own PMI_FD takes "init" only once: we would leave MPI none, or MPI us. Hydra inside
+     * Slurm inherits PMI_JOBID, but tells local ranks. */
+    bool slurm_pmi =
+        slurm && dcommi_env("PMI_JOBID") != NULL && dcommi_env("MPI_LOCALRANKID") == NULL;
+    if (dcommi_env("PMI_FD") != NULL && !slurm_pmi) {
         l->name = "PMI";
         DCOMMI_TRY(dcommi_launcher_world(l, "PMI_RANK", "PMI_SIZE"));
         DCOMMI_TRY(dcommi_env_int("PMI_FD", 0, INT32_MAX, &l->pmi_fd));
@@ -227,8 +240,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
         l->meeting = l->size > 1 ? DCOMMI_MEET_PMI : DCOMMI_MEET_ALONE;
         return DCOMM_OK;
     }
-    /* A batch script has SLURM_PROCID too, but is no step. */
-    if (dcommi_env("SLURM_STEP_ID") != NULL && dcommi_env("SLURM_PROCID") != NULL) {
+    if (slurm) {
         return dcommi_launcher_slurm(l);
     }
     if (dcommi_env("PMIX_RANK") != NULL && dcommi_env("PMIX_NAMESPACE") != NULL) {
