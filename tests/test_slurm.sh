@@ -16,21 +16,25 @@ for tool in munged slurmctld slurmd srun sbatch; do
     fi
 done
 
-# Only what this script started, by the pid that each daemon wrote.
+# Only what this script started, by the pid that each daemon wrote; what it leaves is not wanted.
 stop() {
-    local file pid
-    for file in "$scratch"/slurmd.*.pid "$scratch/slurmctld.pid" "$scratch/munged.pid"; do
-        pid=$(cat "$file" 2>/dev/null) && kill "$pid" 2>/dev/null || continue
-        for _ in $(seq 50); do
-            kill -0 "$pid" 2>/dev/null || break
+    local pids
+    [ ! -e "$scratch/slurmctld.pid" ] || timeout 5 scancel -u "$user" 2>/dev/null
+    pids=$(cat "$scratch"/slurmd.*.pid "$scratch"/slurmctld.pid "$scratch"/munged.pid 2>/dev/null)
+    if [ -n "$pids" ]; then
+        kill $pids 2>/dev/null
+        for _ in $(seq 10); do
+            kill -0 $pids 2>/dev/null || break
             sleep 0.1
         done
-        kill -9 "$pid" 2>/dev/null
-    done
+        kill -9 $pids 2>/dev/null
+    fi
     rm -rf "$scratch"
 }
 trap stop EXIT
 
+# A job that runs the tests is not the one that they look at.
+unset ${!SLURM_@} ${!PMI@} 2>/dev/null
 host=$(hostname -s)
 user=$(id -un)
 port=$((11000 + $$ % 4000 * 2))
@@ -114,9 +118,13 @@ batch() {
         echo '#!/bin/sh'
         echo "srun -n 2 --overlap '$perf' allreduce -b 4 -e 4 -n 2 &"
         echo "srun -n 2 --overlap '$perf' allreduce -b 4 -e 4 -n 2 &"
-        echo "wait; '$perf' allreduce -b 4 -e 4 -n 2"
+        echo "wait; '$perf' allreduce -b 4 -e 4 -n 2; touch '$scratch/batch.done'"
     } >"$scratch/batch"
-    timeout 60 sbatch -Q -N 1 -n 4 -o "$scratch/batch.out" --wait "$scratch/batch" || return 1
+    sbatch -Q -N 1 -n 4 -o "$scratch/batch.out" "$scratch/batch" || return 1
+    for _ in $(seq 300); do
+        [ ! -e "$scratch/batch.done" ] || break
+        sleep 0.1
+    done
     cat "$scratch/batch.out"
     [ "$(grep -c 'allreduce, 2 ranks' "$scratch/batch.out")" = 2 ] &&
         [ "$(grep -c 'allreduce, 1 rank' "$scratch/batch.out")" = 1 ]
