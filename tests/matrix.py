@@ -3,7 +3,8 @@
 dcomm-perf. Every case runs each algorithm of its operation.
 
 By default each pair of values of two parameters meets in some case; with --full every operation
-runs with every number of ranks, type, operator and size, in place too where it can."""
+runs with every number of ranks, type and operator at every size up to 300 KB, in place too where it
+can, and in f32 and bf16 up to 16 MB."""
 import itertools
 import random
 import sys
@@ -100,12 +101,14 @@ def full():
             if op == "barrier":
                 yield common.strip()
                 continue
-            # Zero and the small powers, sizes that nothing divides, and the large ones.
-            yield f"{common}-d all -b 0 -e 64K -f 4{inplace}"
-            yield f"{common}-d all -b 8 -e 2M -f 7{inplace}"
-            yield f"{common}-d all -b 4M -e 16M -f 4{inplace}"
+            # Everything from nothing over odd sizes to several chunks; the largest, which take
+            # most of the time, in two types.
+            yield f"{common}-d all -b 0 -e 64K -f 16{inplace}"
+            yield f"{common}-d all -b 27 -e 300K -f 99{inplace}"
             if op in ROOTED and ranks > 1:
-                yield f"{common}-d all -b 8 -e 2M -f 7 -r {ranks - 1}{inplace}"
+                yield f"{common}-d all -b 27 -e 300K -f 99 -r {ranks - 1}{inplace}"
+        if op != "barrier":
+            yield f"{ranks} {op} -d float,bf16 -b {MB + 13} -e 16M -f 4"
 
 
 if __name__ == "__main__":
