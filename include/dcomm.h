@@ -10434,7 +10434,7 @@ typedef struct dcommi_member {
 struct dcomm_comm {
     dcomm_context *context;
     dcomm_comm *next; /* in the context */
-    int refs; /* its creator, its runs; with lock */
+    int refs;         /* its creator, its runs; with lock */
     uint64_t id;
     int rank, size, nhosts;
     dcommi_member *members;
@@ -10720,8 +10720,8 @@ static inline bool dcommi_node_equal(const dcommi_match_node *a, const dcommi_ma
            a->stream == b->stream && a->cls == b->cls;
 }
 
-static inline dcommi_match_node dcommi_key(uint8_t cls, uint8_t stream, uint64_t seq, uint16_t stage,
-                                     int32_t peer, uint32_t tag)
+static inline dcommi_match_node dcommi_key(uint8_t cls, uint8_t stream, uint64_t seq,
+                                           uint16_t stage, int32_t peer, uint32_t tag)
 {
     dcommi_match_node key = {
         .seq = seq, .tag = tag, .peer = peer, .stage = stage, .stream = stream, .cls = cls};
@@ -10769,7 +10769,8 @@ static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcomm
 }
 
 /* Of several equal nodes the one that came first, which lies last in its bucket. */
-static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm, const dcommi_match_node *key)
+static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm,
+                                                          const dcommi_match_node *key)
 {
     dcommi_match_node **found = NULL;
     for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {

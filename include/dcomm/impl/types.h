@@ -237,7 +237,7 @@ typedef struct dcommi_member {
 struct dcomm_comm {
     dcomm_context *context;
     dcomm_comm *next; /* in the context */
-    int refs; /* its creator, its runs; with lock */
+    int refs;         /* its creator, its runs; with lock */
     uint64_t id;
     int rank, size, nhosts;
     dcommi_member *members;
