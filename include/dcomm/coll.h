@@ -159,8 +159,8 @@ DCOMM_API dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *o
 DCOMM_API dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
 /* Point-to-point: the n-th send from a to b meets the n-th receive of b from a, on one
- * communicator, with equal counts; a rank does not send to itself. A send may complete before the receive is posted, and may also
- * not: write programs that do not depend on it. */
+ * communicator, with equal counts; a rank does not send to itself. A send may complete before the
+ * receive is posted, and may also not: write programs that do not depend on it. */
 DCOMM_API dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                    dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts,
                                    dcomm_request **request_p);
