@@ -150,6 +150,13 @@ static inline int fault_leave(fault_rank *f)
  * queue stuck there: that survivor hears nothing more on this host (docs/errors.md). */
 enum { FAULT_DEAF = 78 };
 
+static inline void fault_deaf(const fault_rank *f, dcomm_status status)
+{
+    if (f->may_be_deaf && (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_PEER)) {
+        _exit(FAULT_DEAF);
+    }
+}
+
 /* The survivors, `dead` excluded (-1: nobody), shrink and work on. f->comm is the new one. */
 static inline void fault_recover(fault_rank *f, int dead)
 {
@@ -161,14 +168,13 @@ static inline void fault_recover(fault_rank *f, int dead)
     }
     dcomm_comm *small = NULL;
     dcomm_status status = dcomm_comm_shrink(f->comm, &dead, dead >= 0 ? 1 : 0, &small);
-    if (f->may_be_deaf && (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_PEER)) {
-        _exit(FAULT_DEAF);
-    }
+    fault_deaf(f, status);
     PROCS_CHECK(status == DCOMM_OK, "rank %d: shrink: %s", f->rank, dcomm_last_error());
     PROCS_TRUE(dcomm_comm_size(small) == n);
     fault_destroy(&f->comm, 1.5);
     for (size_t count = 1; count <= 100000; count *= 100) {
         status = fault_allreduce(small, f->rank, of, count, NULL);
+        fault_deaf(f, status); /* another survivor's shrink may fail after ours */
         PROCS_CHECK(status == DCOMM_OK, "rank %d: %s", f->rank, dcomm_last_error());
     }
     f->comm = small;
