@@ -107,15 +107,6 @@ static inline dcomm_operand dcommi_span(dcomm_space space, int64_t offset, int64
     return dcommi_at(space, dcommi_const(offset), length);
 }
 
-/* As dcommi_at, cut off at byte `clip` of its space (> 0). */
-static inline dcomm_operand dcommi_clipped(dcomm_space space, dcomm_expr offset, int64_t length,
-                                           int64_t clip)
-{
-    dcomm_operand o = dcommi_at(space, offset, length);
-    o.clip = clip;
-    return o;
-}
-
 /* The message being received, in a RECV_REDUCE. */
 static inline dcomm_operand dcommi_msg(void)
 {

@@ -93,11 +93,6 @@ typedef struct dcommi_rdv_header {
     uint32_t length; /* of the payload */
 } dcommi_rdv_header;
 
-static inline bool dcommi_rdv_tagged(uint16_t type)
-{
-    return type >= DCOMMI_RDV_READY;
-}
-
 static void dcommi_rdv_put_header(uint8_t *p, uint16_t type, uint32_t sequence, uint32_t length)
 {
     dcommi_put32(p, DCOMMI_RDV_MAGIC);
