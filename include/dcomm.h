@@ -2449,6 +2449,120 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 #ifndef DCOMMI_BUILD_H
 #define DCOMMI_BUILD_H
 
+/* ==== include/dcomm/impl/groups.h ========================================================== */
+/* groups.h - who is near whom, as algorithms, the model and the choice see it. Every rank of a
+ * communicator has the same table. */
+#ifndef DCOMMI_GROUPS_H
+#define DCOMMI_GROUPS_H
+
+
+#define DCOMMI_LEVELS_MAX 6
+
+/* What the ranks of one group share. */
+enum dcommi_level_kind {
+    DCOMMI_LEVEL_HOST,
+    DCOMMI_LEVEL_PACKAGE,
+    DCOMMI_LEVEL_NUMA,
+    DCOMMI_LEVEL_CACHE,
+    DCOMMI_LEVEL_CORE
+};
+
+/* Level 0 is the coarsest; each group lies within one group of the level above. Groups of a level
+ * are numbered from 0 in the order of their lowest rank. */
+typedef struct dcommi_groups {
+    int nranks, nlevels;
+    uint8_t kind[DCOMMI_LEVELS_MAX];
+    int32_t count[DCOMMI_LEVELS_MAX]; /* groups of each level */
+    int32_t *order;                   /* [nranks]: all ranks, each group's next to each other */
+    int32_t *group;                   /* [nlevels * nranks]: the group of each rank */
+} dcommi_groups;
+
+static inline int32_t dcommi_group_of(const dcommi_groups *g, int level, int rank)
+{
+    return g->group[level * g->nranks + rank];
+}
+
+/* At how many levels two ranks are in the same group: 0, different hosts. */
+static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
+{
+    int level = 0;
+    while (level < g->nlevels && dcommi_group_of(g, level, a) == dcommi_group_of(g, level, b)) {
+        level++;
+    }
+    return level;
+}
+
+static void dcommi_groups_free(dcommi_groups **g_p)
+{
+    dcommi_free(*g_p);
+    *g_p = NULL;
+}
+
+/* From any numbers that say which ranks share something: ids[l * nranks + r], coarsest first. A
+ * group is split where the level above is; a level that divides no group of the level above, but
+ * for level 0, is left out. One block of memory; NULL without it. */
+static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t *kinds,
+                                         const int64_t *ids)
+{
+    size_t n = (size_t)nranks, table = (size_t)nlevels * n;
+    dcommi_groups *g = dcommi_alloc(sizeof *g + (n + table) * sizeof(int32_t));
+    if (g == NULL) {
+        return NULL;
+    }
+    g->nranks = nranks;
+    g->order = (int32_t *)(g + 1);
+    g->group = g->order + n;
+    for (int l = 0; l < nlevels && g->nlevels < DCOMMI_LEVELS_MAX; l++) {
+        int32_t *now = g->group + (size_t)g->nlevels * n, count = 0;
+        const int32_t *above = g->nlevels > 0 ? now - n : NULL;
+        for (int r = 0; r < nranks; r++) {
+            now[r] = -1;
+            for (int q = 0; q < r && now[r] < 0; q++) {
+                bool same = ids[(size_t)l * n + (size_t)q] == ids[(size_t)l * n + (size_t)r] &&
+                            (above == NULL || above[q] == above[r]);
+                now[r] = same ? now[q] : -1;
+            }
+            now[r] = now[r] < 0 ? count++ : now[r];
+        }
+        if (above == NULL || count > g->count[g->nlevels - 1]) {
+            g->kind[g->nlevels] = kinds[l];
+            g->count[g->nlevels++] = count;
+        }
+    }
+    /* Insertion keeps the ranks of a group together at every level, each in the order of ranks. */
+    for (int r = 0; r < nranks; r++) {
+        int at = r, best = -1;
+        for (int i = 0; i < r; i++) {
+            int depth = dcommi_groups_depth(g, g->order[i], r);
+            if (depth >= best) {
+                best = depth;
+                at = i + 1;
+            }
+        }
+        memmove(g->order + at + 1, g->order + at, (size_t)(r - at) * sizeof *g->order);
+        g->order[at] = (int32_t)r;
+    }
+    return g;
+}
+
+/* The groups of a part of the ranks: members[i] is the parent's rank of rank i. */
+static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const int *members, int n)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * (size_t)parent->nlevels + 1, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int l = 0; l < parent->nlevels; l++) {
+        for (int i = 0; i < n; i++) {
+            ids[l * n + i] = dcommi_group_of(parent, l, members[i]);
+        }
+    }
+    dcommi_groups *g = dcommi_groups_make(n, parent->nlevels, parent->kind, ids);
+    dcommi_free(ids);
+    return g;
+}
+
+#endif
 
 /* What the engine executes and the checker accepts. */
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
@@ -2465,6 +2579,7 @@ typedef struct dcommi_shape {
     bool rank_order;     /* fold in rank order or refuse */
     int lanes;           /* parallel instances, >= 1 */
     int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
+    const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -10400,7 +10515,6 @@ typedef struct dcommi_history {
 
 typedef struct dcommi_member {
     int peer; /* the context's number for it; -1: this rank itself */
-    int host;
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -10423,6 +10537,7 @@ struct dcomm_comm {
     int refs;         /* its creator, its runs; with lock */
     uint64_t id;
     int rank, size, nhosts;
+    dcommi_groups *groups;
     dcommi_member *members;
     double timeout_s;
     char algo[32];
@@ -17729,6 +17844,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
+    dcommi_groups_free(&comm->groups);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
@@ -17918,21 +18034,23 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
     return DCOMM_OK;
 }
 
-/* Number the hosts in order of their lowest rank. */
-static void dcommi_comm_hosts(dcomm_comm *comm, const dcommi_cards *cards)
+/* Who is where. */
+static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    comm->nhosts = 0;
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].host = -1;
-        for (int q = 0; q < r && comm->members[r].host < 0; q++) {
-            if (strcmp(cards->card[q].host_id, cards->card[r].host_id) == 0) {
-                comm->members[r].host = comm->members[q].host;
-            }
-        }
-        if (comm->members[r].host < 0) {
-            comm->members[r].host = comm->nhosts++;
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
+    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
+    for (int r = 0; ids != NULL && r < comm->size; r++) {
+        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
+            ids[r]++;
         }
     }
+    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
+    dcommi_free(ids);
+    if (comm->groups == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    comm->nhosts = comm->groups->count[0];
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
@@ -17948,10 +18066,11 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     /* First who and where, so that the network is opened only when some rank is elsewhere. */
     dcommi_card_fill(comm, &card);
     DCOMMI_TRY(dcommi_cards_exchange(boot, &card, sizeof card, cards));
-    dcommi_comm_hosts(comm, cards);
+    dcomm_status status = dcommi_comm_groups(comm, cards);
     dcommi_cards_free(cards);
+    DCOMMI_TRY(status);
     dcommi_token_take(context);
-    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
+    status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
     size_t local = context->local->address_len;
     size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;
     uint8_t *blob = dcommi_alloc(sizeof card + local + net);
@@ -18120,15 +18239,12 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->deterministic = parent->deterministic;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
-    int *hosts = dcommi_calloc((size_t)parent->nhosts, sizeof *hosts);
-    bool bad = comm->members == NULL || hosts == NULL;
+    comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
+    bool bad = comm->members == NULL || comm->groups == NULL;
+    comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
         dcommi_member *m = &comm->members[i];
-        if (hosts[from->host] == 0) {
-            hosts[from->host] = ++comm->nhosts;
-        }
-        m->host = hosts[from->host] - 1;
         m->peer = from->peer;
         m->hostname = dcommi_strdup(from->hostname);
         bad = m->hostname == NULL;
@@ -18136,7 +18252,6 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
             comm->rank = i;
         }
     }
-    dcommi_free(hosts);
     if (bad) {
         dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
@@ -18419,8 +18534,9 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
 
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 {
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].host
-                                                                      : -1;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
+               ? dcommi_group_of(comm->groups, 0, rank)
+               : -1;
 }
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
@@ -18524,6 +18640,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     s->dtype = dtype;
     s->op = op;
     s->count = count;
+    s->groups = comm->groups;
     s->lanes = opts->lanes > 0 ? opts->lanes : 1;
     s->chunk_bytes = opts->chunk_bytes > 0 ? (int64_t)opts->chunk_bytes : comm->chunk_bytes;
     if (s->chunk_bytes > 0) {
@@ -19659,6 +19776,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_ID_FIRST
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
+#undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_PEER_READ_MIN

@@ -7,7 +7,7 @@
 #define DCOMMI_BUILD_H
 
 #include "../plan.h"
-#include "util.h"
+#include "groups.h"
 
 /* What the engine executes and the checker accepts. */
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
@@ -24,6 +24,7 @@ typedef struct dcommi_shape {
     bool rank_order;     /* fold in rank order or refuse */
     int lanes;           /* parallel instances, >= 1 */
     int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
+    const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;

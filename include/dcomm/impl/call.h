@@ -83,6 +83,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     s->dtype = dtype;
     s->op = op;
     s->count = count;
+    s->groups = comm->groups;
     s->lanes = opts->lanes > 0 ? opts->lanes : 1;
     s->chunk_bytes = opts->chunk_bytes > 0 ? (int64_t)opts->chunk_bytes : comm->chunk_bytes;
     if (s->chunk_bytes > 0) {

@@ -36,6 +36,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
+    dcommi_groups_free(&comm->groups);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
@@ -225,21 +226,23 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
     return DCOMM_OK;
 }
 
-/* Number the hosts in order of their lowest rank. */
-static void dcommi_comm_hosts(dcomm_comm *comm, const dcommi_cards *cards)
+/* Who is where. */
+static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    comm->nhosts = 0;
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].host = -1;
-        for (int q = 0; q < r && comm->members[r].host < 0; q++) {
-            if (strcmp(cards->card[q].host_id, cards->card[r].host_id) == 0) {
-                comm->members[r].host = comm->members[q].host;
-            }
-        }
-        if (comm->members[r].host < 0) {
-            comm->members[r].host = comm->nhosts++;
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
+    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
+    for (int r = 0; ids != NULL && r < comm->size; r++) {
+        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
+            ids[r]++;
         }
     }
+    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
+    dcommi_free(ids);
+    if (comm->groups == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    comm->nhosts = comm->groups->count[0];
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
@@ -255,10 +258,11 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     /* First who and where, so that the network is opened only when some rank is elsewhere. */
     dcommi_card_fill(comm, &card);
     DCOMMI_TRY(dcommi_cards_exchange(boot, &card, sizeof card, cards));
-    dcommi_comm_hosts(comm, cards);
+    dcomm_status status = dcommi_comm_groups(comm, cards);
     dcommi_cards_free(cards);
+    DCOMMI_TRY(status);
     dcommi_token_take(context);
-    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
+    status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
     size_t local = context->local->address_len;
     size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;
     uint8_t *blob = dcommi_alloc(sizeof card + local + net);

@@ -26,15 +26,12 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->deterministic = parent->deterministic;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
-    int *hosts = dcommi_calloc((size_t)parent->nhosts, sizeof *hosts);
-    bool bad = comm->members == NULL || hosts == NULL;
+    comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
+    bool bad = comm->members == NULL || comm->groups == NULL;
+    comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
         dcommi_member *m = &comm->members[i];
-        if (hosts[from->host] == 0) {
-            hosts[from->host] = ++comm->nhosts;
-        }
-        m->host = hosts[from->host] - 1;
         m->peer = from->peer;
         m->hostname = dcommi_strdup(from->hostname);
         bad = m->hostname == NULL;
@@ -42,7 +39,6 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
             comm->rank = i;
         }
     }
-    dcommi_free(hosts);
     if (bad) {
         dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
@@ -325,8 +321,9 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
 
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
 {
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].host
-                                                                      : -1;
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
+               ? dcommi_group_of(comm->groups, 0, rank)
+               : -1;
 }
 
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)

@@ -217,7 +217,6 @@ typedef struct dcommi_history {
 
 typedef struct dcommi_member {
     int peer; /* the context's number for it; -1: this rank itself */
-    int host;
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -240,6 +239,7 @@ struct dcomm_comm {
     int refs;         /* its creator, its runs; with lock */
     uint64_t id;
     int rank, size, nhosts;
+    dcommi_groups *groups;
     dcommi_member *members;
     double timeout_s;
     char algo[32];
