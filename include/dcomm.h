@@ -829,6 +829,7 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -1027,6 +1028,20 @@ static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 /* Monotonic seconds. */
+/* ---- locks for a few instructions ---- */
+
+static inline void dcommi_lock(_Atomic int *lock)
+{
+    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(lock, 1, memory_order_acquire) != 0)) {
+        sched_yield();
+    }
+}
+
+static inline void dcommi_unlock(_Atomic int *lock)
+{
+    atomic_store_explicit(lock, 0, memory_order_release);
+}
+
 /* To a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
 {
@@ -6564,6 +6579,15 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
+/* ==== include/dcomm/impl/express.h ========================================================= */
+/* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
+ * no run, no moves, no table. It is the same plan with the same messages; only the way through the
+ * engine is shorter. Whatever is out of the ordinary - a message that is not the one waited for, a
+ * peer that lets us wait, a poisoned communicator - is left to the engine, which takes the plan
+ * over where it stands. */
+#ifndef DCOMMI_EXPRESS_H
+#define DCOMMI_EXPRESS_H
+
 /* ==== include/dcomm/impl/comm_life.h ======================================================= */
 /* comm_life.h - communicators: derived from each other, shrunk after an error, aborted, destroyed,
  * read out. */
@@ -10344,6 +10368,7 @@ typedef struct dcommi_frame dcommi_frame;
 typedef struct dcommi_lane dcommi_lane;
 typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
+typedef struct dcommi_script dcommi_script;
 
 /* ---- matching ---- */
 
@@ -10480,12 +10505,13 @@ typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
     dcommi_plan_key key;
     const dcommi_algo *algo;
-    uint32_t signature;
+    dcommi_signature signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
     dcomm_plan *plan;
-    dcomm_plan *inner; /* called by plan; NULL without */
+    dcomm_plan *inner;     /* called by plan; NULL without */
+    dcommi_script *script; /* NULL without */
 } dcommi_cached;
 
 struct dcommi_run {
@@ -10554,6 +10580,14 @@ typedef struct dcommi_member {
     char *hostname;
 } dcommi_member;
 
+/* A call that is likely to come again, with what it needs; a call without options, of a script. */
+#define DCOMMI_RECENT 4
+typedef struct dcommi_recent {
+    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
+    size_t count;
+    dcommi_cached *cached; /* with a reference */
+} dcommi_recent;
+
 #define DCOMMI_CACHE_PLANS 64
 #define DCOMMI_CACHE_BUCKETS 128
 
@@ -10569,7 +10603,10 @@ struct dcomm_comm {
     char algo[32];
     bool deterministic;
     int64_t chunk_bytes;
-    pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
+    _Atomic int lock; /* sequence numbers, plan cache, free runs */
+    dcommi_recent recent[DCOMMI_RECENT];
+    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
+    uint8_t *scratch;                 /* of scripts */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
     uint64_t shrinks;
@@ -10676,6 +10713,7 @@ static void dcommi_cached_free(dcommi_cached *cached)
 {
     dcommi_free(cached->plan);
     dcommi_free(cached->inner);
+    dcommi_free(cached->script);
     dcommi_free(cached);
 }
 
@@ -10762,6 +10800,32 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;
+}
+
+/* ---- recent calls ---- */
+
+static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
+{
+    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
+    if (last->call != 0) {
+        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
+            return; /* another thread is in it */
+        }
+        dcommi_cached_release(comm, last->cached);
+    }
+    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
+    comm->recent[0] = (dcommi_recent){call, count, cached};
+    cached->refs++;
+}
+
+static void dcommi_recent_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        if (comm->recent[i].call != 0) {
+            dcommi_cached_release(comm, comm->recent[i].cached);
+            comm->recent[i].call = 0;
+        }
+    }
 }
 
 #endif
@@ -12984,7 +13048,7 @@ static void dcommi_run_unref(dcommi_run *run)
         run->children = frame->next;
         dcommi_free(frame);
     }
-    pthread_mutex_lock(&comm->lock);
+    dcommi_lock(&comm->lock);
     if (run->cached != NULL) {
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
@@ -12992,7 +13056,7 @@ static void dcommi_run_unref(dcommi_run *run)
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_unlock(&comm->lock);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -18979,7 +19043,6 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
         comm->refs = 1;
-        pthread_mutex_init(&comm->lock, NULL);
         comm->context = context;
         if (context != NULL) {
             atomic_fetch_add(&context->refs, 1);
@@ -18996,7 +19059,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
+    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_free(comm->scratch);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
@@ -19004,7 +19069,6 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_groups_free(&comm->groups);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
-    pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
 
@@ -19013,9 +19077,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_lock(&comm->lock);
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_unlock(&comm->lock);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -19481,9 +19545,9 @@ static int dcommi_color_compare(const void *a, const void *b)
 /* The number of a derivation, the same on all ranks, which derive in the same order. */
 static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 {
-    pthread_mutex_lock(&comm->lock);
+    dcommi_lock(&comm->lock);
     uint64_t n = ++comm->children;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_unlock(&comm->lock);
     return n;
 }
 
@@ -19560,9 +19624,9 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         /* The parent may be beyond use, so the id comes from what the survivors know alike: who
          * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
-        pthread_mutex_lock(&comm->lock);
+        dcommi_lock(&comm->lock);
         salt = dcommi_mix(salt, ++comm->shrinks);
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_unlock(&comm->lock);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -19588,13 +19652,13 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    pthread_mutex_lock(&comm->lock);
+    dcommi_lock(&comm->lock);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
                  reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
     }
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_unlock(&comm->lock);
     atomic_store(&comm->context->aborts, 1);
     /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
     for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
@@ -19747,11 +19811,652 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     }
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
-    pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
+    dcommi_lock((_Atomic int *)(uintptr_t)&comm->lock);
     *stats = comm->stats;
-    pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&comm->lock);
+    dcommi_unlock((_Atomic int *)(uintptr_t)&comm->lock);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/script.h ========================================================== */
+/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
+ * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * plans whose steps are all known beforehand and complete by themselves have one. */
+#ifndef DCOMMI_SCRIPT_H
+#define DCOMMI_SCRIPT_H
+
+
+#define DCOMMI_SCRIPT_OPS 64
+#define DCOMMI_SCRIPT_PIECES 128
+#define DCOMMI_SCRIPT_PEERS 8
+#define DCOMMI_SCRIPT_COUNTERS 16
+#define DCOMMI_SCRIPT_SCRATCH 131072
+#define DCOMMI_SCRIPT_BYTES 8192 /* longest message */
+
+typedef struct dcommi_script_piece {
+    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
+    uint32_t offset;
+} dcommi_script_piece;
+
+typedef struct dcommi_script_op {
+    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
+    bool final, async;
+    uint16_t pieces, npieces; /* sources */
+    int32_t rank;
+    uint32_t tag, len;
+    dcommi_script_piece dst, stage;
+    uint16_t slot; /* SIGNAL, WAIT */
+    uint64_t value;
+    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
+     * asynchronous the fence behind it. */
+    uint32_t order, resume_order, pc;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_script_op;
+
+struct dcommi_script {
+    uint32_t nops, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
+    const dcommi_script_piece *pieces;
+    dcommi_script_op ops[];
+};
+
+/* ---- writing one ---- */
+
+typedef struct dcommi_scribe {
+    const dcomm_plan *plan;
+    uint32_t nops, npieces, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS];
+    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
+    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
+    uint32_t pc, order;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint32_t ndeferred; /* asynchronous receives, held until a fence */
+    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
+} dcommi_scribe;
+
+static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
+{
+    *value = 0;
+    if (e->kind == DCOMM_EXPR_WORD) {
+        return false;
+    }
+    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
+    return true;
+}
+
+/* An operand of one piece in memory of this rank. */
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+                                  dcommi_script_piece *piece, uint32_t *len)
+{
+    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
+                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
+                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
+    int64_t offset, length;
+    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
+        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+        return false;
+    }
+    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
+    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
+        length > DCOMMI_SCRIPT_BYTES) {
+        return false;
+    }
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
+    *len = (uint32_t)length;
+    return true;
+}
+
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+{
+    if (rank < 0 || rank >= s->plan->nranks || rank == comm->rank ||
+        !comm->context->peers[comm->members[rank].peer].same_host) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->npeers; i++) {
+        if (s->peers[i] == rank) {
+            return true;
+        }
+    }
+    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
+        return false;
+    }
+    s->peers[s->npeers++] = (int32_t)rank;
+    return true;
+}
+
+/* An op of the current step. NULL: too many. */
+static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
+{
+    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
+        return NULL;
+    }
+    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
+    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
+    memset(op, 0, sizeof *op);
+    op->kind = (uint8_t)step->kind;
+    op->final = step->flags & DCOMM_STEP_FINAL;
+    op->async = defer;
+    op->order = op->resume_order = s->order++;
+    op->pc = s->pc;
+    op->depth = s->depth;
+    memcpy(op->index, s->index, sizeof op->index);
+    memcpy(op->trips, s->trips, sizeof op->trips);
+    return op;
+}
+
+/* A fence, or the end of the lane: what was put off comes now. */
+static void dcommi_scribe_fence(dcommi_scribe *s)
+{
+    uint32_t order = s->order++;
+    for (uint32_t i = 0; i < s->ndeferred; i++) {
+        dcommi_script_op *op = &s->ops[s->nops++];
+        *op = s->held[i];
+        op->resume_order = order;
+        op->pc = s->pc;
+        op->depth = s->depth;
+        memcpy(op->index, s->index, sizeof op->index);
+        memcpy(op->trips, s->trips, sizeof op->trips);
+    }
+    s->ndeferred = 0;
+}
+
+static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
+{
+    op->pieces = (uint16_t)s->npieces;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &s->plan->operands[step->src + i];
+        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
+        for (uint32_t r = 0; r < repeat; r++) {
+            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
+                return false;
+            }
+            dcommi_script_piece *piece = &s->pieces[s->npieces++];
+            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
+                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
+            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
+                return false;
+            }
+        }
+    }
+    op->npieces = (uint16_t)(s->npieces - op->pieces);
+    return op->npieces <= DCOMMI_FOLD_MAX;
+}
+
+static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer, value;
+    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
+        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+        return false;
+    }
+    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
+    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
+    for (int64_t r = first; r <= last; r++) {
+        if (r == comm->rank && peer == DCOMM_ALL_PEERS) {
+            continue;
+        }
+        dcommi_script_op *op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+            return false;
+        }
+        op->rank = (int32_t)r;
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+    }
+    return true;
+}
+
+static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer = 0, tag = 0, value = 0;
+    dcommi_script_op *op;
+    dcommi_script_piece piece;
+    uint32_t room;
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        op->dst = piece;
+        return true;
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        return step->kind == DCOMM_STEP_RECV ||
+               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
+                dcommi_scribe_sources(s, step, op));
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        return op != NULL && !op->async &&
+               dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+               dcommi_scribe_sources(s, step, op);
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_scribe_tell(s, comm, step);
+    case DCOMM_STEP_WAIT:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
+            step->slot >= s->plan->ncounters) {
+            return false;
+        }
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+        return value >= 0;
+    default:
+        return false;
+    }
+}
+
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+{
+    const dcomm_step *steps = s->plan->steps + lane->first;
+    int64_t trips;
+    for (; s->pc < lane->count; s->pc++) {
+        const dcomm_step *step = &steps[s->pc];
+        if (step->kind == DCOMM_STEP_FENCE) {
+            dcommi_scribe_fence(s);
+        } else if (step->kind == DCOMM_STEP_LOOP) {
+            if (!dcommi_scribe_value(s, &step->value, &trips)) {
+                return false;
+            }
+            if (trips <= 0) {
+                s->pc += step->body + 1;
+                continue;
+            }
+            s->trips[s->depth] = trips;
+            s->index[s->depth++] = 0;
+        } else if (step->kind == DCOMM_STEP_END) {
+            int d = s->depth - 1;
+            if (++s->index[d] < s->trips[d]) {
+                s->pc -= step->body + 1;
+            } else {
+                s->index[d] = 0;
+                s->depth = d;
+            }
+            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
+                return false;
+            }
+        } else if (!dcommi_scribe_step(s, comm, step)) {
+            return false;
+        }
+    }
+    dcommi_scribe_fence(s);
+    return true;
+}
+
+/* The script of a plan for the ranks of `comm`; NULL: it has none. */
+static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
+        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
+        return NULL;
+    }
+    dcommi_scribe *s = dcommi_alloc(sizeof *s);
+    dcommi_script *script = NULL;
+    if (s != NULL) {
+        s->plan = plan;
+        size_t ops = sizeof *script, pieces = ops;
+        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
+            pieces += s->nops * sizeof *s->ops;
+            script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
+        }
+        if (script != NULL) {
+            script->nops = s->nops;
+            script->npeers = s->npeers;
+            memcpy(script->peers, s->peers, sizeof s->peers);
+            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
+            script->pieces =
+                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
+            if (plan->op == DCOMM_SUM) {
+                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
+            }
+        }
+    }
+    dcommi_free(s);
+    return script;
+}
+
+#endif
+
+/* Every so many operations go through the engine, which also looks after everything else. */
+#define DCOMMI_EXPRESS_TURN 64
+
+typedef struct dcommi_express {
+    dcomm_comm *comm;
+    dcommi_cached *cached;
+    uint64_t seq;
+    uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
+    dcommi_header header;
+    uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
+} dcommi_express;
+
+static inline void dcommi_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Whether the next operation can run by a script now. With the token and comm->lock. */
+static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
+{
+    const dcomm_context *context = comm->context;
+    uint64_t seq = comm->next_seq;
+    if (context->active != 0 || seq % DCOMMI_EXPRESS_TURN == DCOMMI_EXPRESS_TURN - 1 ||
+        comm->entered != seq || comm->started != seq || comm->early_count != 0 ||
+        atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL ||
+        atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < script->npeers; i++) {
+        const dcommi_member *m = &comm->members[script->peers[i]];
+        if (seq >= m->done + DCOMMI_WINDOW || context->peers[m->peer].lost) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_piece piece)
+{
+    return e->base[piece.space] + piece.offset;
+}
+
+static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
+                                               const void *data, size_t len)
+{
+    dcomm_comm *comm = e->comm;
+    dcommi_member *m = &comm->members[op->rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    m->told = comm->done;
+    m->addressed = true;
+    return t->call->send(t, m->peer, &e->header, sizeof e->header, data, len, NULL);
+}
+
+/* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
+ * with, -1 something for the engine. */
+static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_script_op *op,
+                                      dcommi_arrival *arrival)
+{
+    dcomm_comm *comm = e->comm;
+    dcommi_member *m = &comm->members[rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    dcommi_header h;
+    if (!t->call->peek(t, m->peer, arrival)) {
+        return 0;
+    }
+    if (arrival->header_len != sizeof h) {
+        return -1;
+    }
+    memcpy(&h, arrival->header, sizeof h);
+    if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
+        return -1;
+    }
+    bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
+    if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
+        arrival->len == op->len) {
+        m->heard = true;
+        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        return 1;
+    }
+    if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < e->cached->plan->ncounters) {
+        m->heard = true;
+        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        e->counters[h.slot] += h.a;
+        t->call->pass(t, m->peer);
+        return 0;
+    }
+    if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
+        dcommi_learn_done(comm, &h);
+        t->call->pass(t, m->peer);
+        return 0;
+    }
+    return -1;
+}
+
+/* Sources of a fold or copy; `message` stands for what is being received. */
+static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dcommi_script_op *op,
+                                               const void *message)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcomm_plan *plan = e->cached->plan;
+    const unsigned char *src[DCOMMI_FOLD_MAX];
+    uint8_t *dst = dcommi_express_at(e, op->dst);
+    for (uint32_t i = 0; i < op->npieces; i++) {
+        dcommi_script_piece piece = script->pieces[op->pieces + i];
+        src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_express_at(e, piece);
+    }
+    if (op->kind == DCOMM_STEP_COPY) {
+        if (dst != src[0]) {
+            memcpy(dst, src[0], op->len);
+        }
+        return DCOMM_OK;
+    }
+    if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
+        script->fold(dst, src, op->npieces, op->len, 0, 0);
+        return DCOMM_OK;
+    }
+    return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,
+                              op->len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                              op->final && plan->op == DCOMM_AVG ? plan->nranks : 1);
+}
+
+/* Wait for the message of a receive, or for signals. False: the engine must go on. */
+static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_op *op,
+                                        dcommi_arrival *arrival)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcomm_context *context = e->comm->context;
+    bool message = op->kind != DCOMM_STEP_WAIT;
+    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+        if (message) {
+            int found = dcommi_express_look(e, op->rank, op, arrival);
+            if (found != 0) {
+                return found > 0;
+            }
+        } else {
+            if (e->counters[op->slot] >= op->value) {
+                return true;
+            }
+            for (uint32_t i = 0; i < script->npeers; i++) {
+                if (dcommi_express_look(e, script->peers[i], NULL, arrival) != 0) {
+                    return false;
+                }
+            }
+        }
+        dcommi_relax();
+    }
+    return !message && e->counters[op->slot] >= op->value;
+}
+
+/* Run ops until the end, or the first that cannot be done now: its index. */
+static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *status)
+{
+    const dcommi_script *script = e->cached->script;
+    dcomm_comm *comm = e->comm;
+    dcommi_arrival arrival;
+    for (uint32_t k = 0; k < script->nops; k++) {
+        const dcommi_script_op *op = &script->ops[k];
+        switch (op->kind) {
+        case DCOMM_STEP_SEND:
+            e->header.type = DCOMMI_MSG_DATA;
+            e->header.slot = 0;
+            e->header.tag = op->tag;
+            e->header.a = op->len;
+            if (dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len) < 0) {
+                return k;
+            }
+            comm->stats.messages_sent++;
+            comm->stats.bytes_sent += op->len;
+            break;
+        case DCOMM_STEP_SIGNAL:
+            e->header.type = DCOMMI_MSG_SIGNAL;
+            e->header.slot = op->slot;
+            e->header.tag = 0;
+            e->header.a = op->value;
+            if (dcommi_express_send(e, op, NULL, 0) < 0) {
+                return k;
+            }
+            break;
+        case DCOMM_STEP_RECV:
+        case DCOMM_STEP_RECV_REDUCE: {
+            if (!dcommi_express_await(e, op, &arrival)) {
+                return k;
+            }
+            if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+                *status = dcommi_express_fold(e, op, arrival.data);
+            } else if (op->len > 0) {
+                memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
+            }
+            int peer = comm->members[op->rank].peer;
+            dcommi_transport *t = comm->context->peers[peer].transport;
+            t->call->pass(t, peer);
+            break;
+        }
+        case DCOMM_STEP_WAIT:
+            if (e->counters[op->slot] < op->value && !dcommi_express_await(e, op, &arrival)) {
+                return k;
+            }
+            break;
+        default:
+            *status = dcommi_express_fold(e, op, NULL);
+            break;
+        }
+        if (DCOMMI_UNLIKELY(*status < 0)) {
+            dcommi_poison(comm, *status, -1, dcommi_message);
+            return k;
+        }
+    }
+    return script->nops;
+}
+
+/* ---- leaving it to the engine ---- */
+
+/* The receive of an op that the plan has already posted. */
+static void dcommi_express_post(const dcommi_express *e, dcommi_run *run, dcommi_lane *lane,
+                                const dcommi_script_op *op)
+{
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        dcommi_poison(e->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->async = true;
+    move->final = op->final;
+    move->kind = DCOMMI_MOVE_RECV;
+    move->buf = move->dst = dcommi_express_at(e, op->dst);
+    move->len = op->len;
+    if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+        move->kind = DCOMMI_MOVE_FOLD;
+        move->buf = dcommi_express_at(e, op->stage);
+        move->nsrc = (uint8_t)op->npieces;
+        for (uint32_t i = 0; i < op->npieces; i++) {
+            dcommi_script_piece piece = e->cached->script->pieces[op->pieces + i];
+            if (piece.space == DCOMM_SPACE_MSG) {
+                move->msg_at = (uint8_t)i;
+            } else {
+                move->src[i] = dcommi_express_at(e, piece);
+            }
+        }
+    }
+    lane->pending++;
+    dcommi_recv_post(move, op->rank, op->tag);
+}
+
+/* Put a run that has just been started to where op k would come next. With the token. */
+static void dcommi_express_resume(dcommi_express *e, dcommi_run *run, uint32_t k)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcommi_script_op *at = &script->ops[k];
+    dcommi_lane *lane = &run->root.lanes[0];
+    lane->pc = at->pc;
+    lane->depth = at->depth;
+    memcpy(lane->index, at->index, sizeof lane->index);
+    memcpy(lane->trips, at->trips, sizeof lane->trips);
+    if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
+        memcpy(run->root.space[DCOMM_SPACE_SCRATCH], e->base[DCOMM_SPACE_SCRATCH],
+               (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);
+        e->base[DCOMM_SPACE_SCRATCH] = run->root.space[DCOMM_SPACE_SCRATCH];
+    }
+    for (uint32_t i = 0; i < run->plan->ncounters; i++) {
+        run->counters[i] += e->counters[i];
+    }
+    for (uint32_t i = k; i < script->nops && run->active; i++) {
+        if (script->ops[i].async && script->ops[i].order < at->resume_order) {
+            dcommi_express_post(e, run, lane, &script->ops[i]);
+        }
+    }
+}
+
+/* ---- the whole operation ---- */
+
+/* All that a script needs beyond what `able` has checked; NULL base: no memory. With comm->lock. */
+static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dcommi_cached *cached,
+                                        const void *in, void *out)
+{
+    if (DCOMMI_UNLIKELY(comm->scratch == NULL && cached->plan->scratch_bytes > 0)) {
+        comm->scratch = dcommi_alloc_raw(DCOMMI_SCRIPT_SCRATCH);
+        if (comm->scratch == NULL) {
+            return false;
+        }
+    }
+    e->comm = comm;
+    e->cached = cached;
+    e->seq = comm->next_seq++;
+    e->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
+    e->base[DCOMM_SPACE_OUT] = out;
+    e->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
+    e->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
+                                .signature = cached->signature.hash,
+                                .src = (uint32_t)comm->rank,
+                                .comm = comm->id,
+                                .seq = e->seq,
+                                .done = (uint32_t)comm->done};
+    for (uint32_t i = 0; i < cached->plan->ncounters; i++) {
+        e->counters[i] = 0;
+    }
+    atomic_store_explicit(&comm->running, cached, memory_order_release);
+    return true;
+}
+
+/* Run it. script->nops: complete; else the engine goes on at the op returned. With the token. */
+static inline uint32_t dcommi_express_run(dcommi_express *e)
+{
+    dcomm_comm *comm = e->comm;
+    dcomm_status status = DCOMM_OK;
+    uint32_t k = dcommi_express_ops(e, &status);
+    if (DCOMMI_LIKELY(k == e->cached->script->nops)) {
+        dcommi_history *entry = &comm->history[e->seq % DCOMMI_HISTORY];
+        entry->seq = e->seq;
+        entry->known = true;
+        entry->signature = e->cached->signature;
+        comm->started++;
+        comm->entered = e->seq + 1;
+        comm->stats.operations++;
+        dcommi_advance_done(comm);
+    }
+    return k;
 }
 
 #endif
@@ -20005,52 +20710,186 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    (*cached_p)->algo = algo;
-    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    (*cached_p)->signature = (dcommi_signature){.hash = dcommi_shape_signature(s, algo),
+                                                .coll = (uint8_t)s->coll,
+                                                .dtype = (uint8_t)s->dtype,
+                                                .op = (uint8_t)s->op,
+                                                .root = s->root,
+                                                .count = s->count,
+                                                .algo = algo->name};
+    if (s->coll != DCOMM_COLL_SEND && s->coll != DCOMM_COLL_RECV) {
+        (*cached_p)->script = dcommi_script_make(comm, plan);
+    }
     return DCOMM_OK;
 }
+
+/* A run of a cached plan, whose reference it takes over; with comm->lock. */
+static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
+{
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        dcommi_cached_release(comm, cached);
+        return NULL;
+    }
+    run->cached = cached;
+    run->plan = cached->plan;
+    run->signature = cached->signature;
+    run->stream = DCOMMI_STREAM_COLL;
+    run->p2p_peer = -1;
+    run->in = in;
+    run->out = out;
+    return run;
+}
+
+/* ---- scripts ---- */
+
+/* The engine takes over at op k. With the token, which it gives back. */
+static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double timeout_s)
+{
+    dcomm_comm *comm = e->comm;
+    dcomm_context *context = comm->context;
+    dcommi_lock(&comm->lock);
+    e->cached->refs++;
+    dcommi_run *run =
+        dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
+    dcommi_unlock(&comm->lock);
+    if (run == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_token_release(context);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->seq = e->seq;
+    run->timeout_s = timeout_s;
+    run->blocking = true;
+    dcommi_run_start(run);
+    if (run->active) {
+        dcommi_express_resume(e, run, k);
+    }
+    dcommi_progress(context);
+    dcommi_token_release(context);
+    return dcommi_run_wait(run);
+}
+
+/* Run the script of a plan that is held by a reference. With the token, which it gives back. */
+static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s)
+{
+    dcomm_comm *comm = e->comm;
+    uint32_t k = dcommi_express_run(e);
+    if (DCOMMI_UNLIKELY(k < e->cached->script->nops)) {
+        dcomm_status status = dcommi_express_leave(e, k, timeout_s);
+        atomic_store_explicit(&comm->running, NULL, memory_order_release);
+        return status;
+    }
+    atomic_store_explicit(&comm->running, NULL, memory_order_release);
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+
+/* A call in a few numbers: what a recent call is known by. Never 0. */
+static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
+                                        bool in_place)
+{
+    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)root << 25 | (uint64_t)in_place << 24 |
+           (uint64_t)((unsigned)coll & 255) << 16 | (uint64_t)((unsigned)dtype & 255) << 8 |
+           ((unsigned)op & 255);
+}
+
+/* Options that say nothing. */
+static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
+{
+    return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0);
+}
+
+/* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
+ * DCOMM_IN_PROGRESS: it must go the long way. */
+static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
+                                             const void *in, void *out)
+{
+    dcommi_express e;
+    if (dcommi_this_group.depth > 0 || comm == NULL ||
+        atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
+        !dcommi_token_try(comm->context)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcommi_lock(&comm->lock);
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        const dcommi_recent *r = &comm->recent[i];
+        if (r->call != code || r->count != count) {
+            continue;
+        }
+        if (!dcommi_express_able(comm, r->cached->script) ||
+            !dcommi_express_begin(&e, comm, r->cached, in, out)) {
+            break;
+        }
+        comm->stats.plans_reused++;
+        dcommi_unlock(&comm->lock);
+        return dcommi_express_go(&e, comm->timeout_s);
+    }
+    dcommi_unlock(&comm->lock);
+    dcommi_token_release(comm->context);
+    return DCOMM_IN_PROGRESS;
+}
+
+/* ---- the call ---- */
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
 static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                       void *out, int p2p, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
+    double timeout_s = opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s;
+    dcommi_lock(&comm->lock);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
-    dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
-    if (run == NULL) {
-        if (cached != NULL) {
-            dcommi_cached_release(comm, cached);
-        }
-        pthread_mutex_unlock(&comm->lock);
-        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    if (status < 0) {
+        dcommi_unlock(&comm->lock);
+        return status;
     }
-    run->cached = cached;
-    run->plan = cached->plan;
-    run->in = in;
-    run->out = out;
+    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
+            uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
+            bool known = false;
+            for (int i = 0; i < DCOMMI_RECENT; i++) {
+                known =
+                    known || (comm->recent[i].call == code && comm->recent[i].count == s->count);
+            }
+            if (!known) {
+                dcommi_recent_set(comm, code, s->count, cached);
+            }
+        }
+        if (dcommi_token_try(comm->context)) {
+            dcommi_express e;
+            if (dcommi_express_able(comm, cached->script) &&
+                dcommi_express_begin(&e, comm, cached, in, out)) {
+                dcommi_unlock(&comm->lock);
+                status = dcommi_express_go(&e, timeout_s);
+                dcommi_lock(&comm->lock);
+                dcommi_cached_release(comm, cached);
+                dcommi_unlock(&comm->lock);
+                return status;
+            }
+            dcommi_token_release(comm->context);
+        }
+    }
+    dcommi_run *run = dcommi_run_of(comm, cached, in, out);
+    if (run == NULL) {
+        dcommi_unlock(&comm->lock);
+        return DCOMM_ERR_NO_MEMORY;
+    }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = cached->signature;
-    run->signature.coll = (uint8_t)s->coll;
-    run->signature.dtype = (uint8_t)s->dtype;
-    run->signature.op = (uint8_t)s->op;
-    run->signature.root = s->root;
-    run->signature.count = s->count;
-    run->signature.algo = cached->algo->name;
-    run->p2p_peer = p2p;
     if (p2p < 0) {
-        run->stream = DCOMMI_STREAM_COLL;
         run->seq = comm->next_seq++;
     } else {
         run->stream = DCOMMI_STREAM_P2P;
+        run->p2p_peer = p2p;
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
     }
-    pthread_mutex_unlock(&comm->lock);
-    return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
-                             request_p);
+    dcommi_unlock(&comm->lock);
+    return dcommi_run_launch(run, timeout_s, request_p);
 }
 
 /* ---- requests ---- */
@@ -20194,6 +21033,14 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
+    if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
+        const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
+        uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf);
+        dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
@@ -20305,6 +21152,13 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
                                    dcomm_request **request_p)
 {
     dcommi_shape s;
+    if (request_p == NULL && dcommi_opts_plain(opts)) {
+        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false);
+        dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
     return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
@@ -20451,10 +21305,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    pthread_mutex_lock(&comm->lock);
+    dcommi_lock(&comm->lock);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_unlock(&comm->lock);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -20468,7 +21322,7 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_unlock(&comm->lock);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }
@@ -20954,6 +21808,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
 #undef DCOMMI_FIFO_SKIP
@@ -21034,7 +21889,14 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN
 #undef DCOMMI_RDV_WIRE_VERSION
+#undef DCOMMI_RECENT
 #undef DCOMMI_RTS_BYTES
+#undef DCOMMI_SCRIPT_BYTES
+#undef DCOMMI_SCRIPT_COUNTERS
+#undef DCOMMI_SCRIPT_OPS
+#undef DCOMMI_SCRIPT_PEERS
+#undef DCOMMI_SCRIPT_PIECES
+#undef DCOMMI_SCRIPT_SCRATCH
 #undef DCOMMI_SECRET_MAX
 #undef DCOMMI_SHA256_BLOCK
 #undef DCOMMI_SHA256_BYTES

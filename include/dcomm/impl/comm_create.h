@@ -14,7 +14,6 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
         comm->refs = 1;
-        pthread_mutex_init(&comm->lock, NULL);
         comm->context = context;
         if (context != NULL) {
             atomic_fetch_add(&context->refs, 1);
@@ -31,7 +30,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
+    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_free(comm->scratch);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
@@ -39,7 +40,6 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_groups_free(&comm->groups);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
-    pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
 
@@ -48,9 +48,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_lock(&comm->lock);
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_unlock(&comm->lock);
     if (last) {
         dcommi_comm_free(comm);
     }
