@@ -829,7 +829,6 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -1028,20 +1027,6 @@ static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 /* Monotonic seconds. */
-/* ---- locks for a few instructions ---- */
-
-static inline void dcommi_lock(_Atomic int *lock)
-{
-    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(lock, 1, memory_order_acquire) != 0)) {
-        sched_yield();
-    }
-}
-
-static inline void dcommi_unlock(_Atomic int *lock)
-{
-    atomic_store_explicit(lock, 0, memory_order_release);
-}
-
 /* To a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
 {
@@ -10659,7 +10644,9 @@ typedef struct dcommi_stray {
 
 struct dcomm_context {
     _Atomic int refs;  /* its creator, its communicators */
-    _Atomic int token; /* who holds it progresses */
+    _Atomic int token; /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];
@@ -10895,6 +10882,133 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #ifndef DCOMMI_MATCH_H
 #define DCOMMI_MATCH_H
 
+/* ==== include/dcomm/impl/token.h =========================================================== */
+/* token.h - who may be inside a context. As long as only the thread that made it has come, that
+ * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
+ * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
+ * the kernel put a barrier into every running thread (membarrier), and waits for the owner to
+ * leave. */
+#ifndef DCOMMI_TOKEN_H
+#define DCOMMI_TOKEN_H
+
+
+#include <sched.h>
+#include <sys/syscall.h>
+#if __has_include(<linux/membarrier.h>)
+#include <linux/membarrier.h>
+#endif
+
+/* Whose a context is: it alone, soon not any more, everybody's. */
+enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
+
+static _Thread_local char dcommi_this_thread; /* its address names the thread */
+
+static bool dcommi_barrier_all(bool prepare)
+{
+#if defined(SYS_membarrier) && defined(MEMBARRIER_CMD_FLAG_SYNC_CORE)
+    int command =
+        prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)prepare;
+    return false;
+#endif
+}
+
+/* By the thread that makes the context. */
+static void dcommi_token_own(dcomm_context *context)
+{
+    context->owner = &dcommi_this_thread;
+    atomic_store(&context->sharing, dcommi_barrier_all(true) ? DCOMMI_OWNED : DCOMMI_SHARED);
+}
+
+/* Another thread comes. */
+static void dcommi_token_share(dcomm_context *context)
+{
+    int owned = DCOMMI_OWNED;
+    if (atomic_compare_exchange_strong(&context->sharing, &owned, DCOMMI_SHARING)) {
+        dcommi_barrier_all(false);
+        while (atomic_load_explicit(&context->owner_in, memory_order_acquire) != 0) {
+            sched_yield();
+        }
+        atomic_store_explicit(&context->sharing, DCOMMI_SHARED, memory_order_release);
+    }
+}
+
+/* Whether this is the owner, inside by plain stores from now on. */
+static inline bool dcommi_token_enter(dcomm_context *context)
+{
+    if (context->owner != &dcommi_this_thread ||
+        atomic_load_explicit(&context->sharing, memory_order_relaxed) != DCOMMI_OWNED ||
+        atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0) {
+        return false;
+    }
+    atomic_store_explicit(&context->owner_in, 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real one when it matters */
+    if (DCOMMI_LIKELY(atomic_load_explicit(&context->sharing, memory_order_relaxed) ==
+                      DCOMMI_OWNED)) {
+        atomic_signal_fence(memory_order_acquire);
+        return true;
+    }
+    atomic_store_explicit(&context->owner_in, 0, memory_order_release);
+    return false;
+}
+
+static inline bool dcommi_token_try(dcomm_context *context)
+{
+    if (dcommi_token_enter(context)) {
+        return true;
+    }
+    int sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    if (sharing == DCOMMI_OWNED && context->owner != &dcommi_this_thread) {
+        dcommi_token_share(context);
+        sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    }
+    return sharing == DCOMMI_SHARED &&
+           atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
+}
+
+/* Only the owner is inside by `owner_in`, and then nobody by the token. */
+static inline void dcommi_token_release(dcomm_context *context)
+{
+    _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
+                            ? &context->owner_in
+                            : &context->token;
+    atomic_store_explicit(held, 0, memory_order_release);
+}
+
+static void dcommi_token_take(dcomm_context *context)
+{
+    while (!dcommi_token_try(context)) {
+        sched_yield();
+    }
+}
+
+/* ---- a communicator's lock ---- */
+
+/* An owner that is inside needs no lock: whoever else wants it must come past this first. */
+static inline void dcommi_comm_lock(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    if (context != NULL && context->owner != &dcommi_this_thread &&
+        DCOMMI_UNLIKELY(atomic_load_explicit(&context->sharing, memory_order_acquire) !=
+                        DCOMMI_SHARED)) {
+        dcommi_token_share(context);
+        while (atomic_load_explicit(&context->sharing, memory_order_acquire) != DCOMMI_SHARED) {
+            sched_yield();
+        }
+    }
+    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(&comm->lock, 1, memory_order_acquire) != 0)) {
+        sched_yield();
+    }
+}
+
+static inline void dcommi_comm_unlock(dcomm_comm *comm)
+{
+    atomic_store_explicit(&comm->lock, 0, memory_order_release);
+}
+
+#endif
 
 static inline dcommi_match_node **dcommi_bucket(dcomm_comm *comm, const dcommi_match_node *key)
 {
@@ -13048,7 +13162,7 @@ static void dcommi_run_unref(dcommi_run *run)
         run->children = frame->next;
         dcommi_free(frame);
     }
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (run->cached != NULL) {
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
@@ -13056,7 +13170,7 @@ static void dcommi_run_unref(dcommi_run *run)
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -13597,23 +13711,6 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 
-static inline bool dcommi_token_try(dcomm_context *context)
-{
-    return atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
-}
-
-static inline void dcommi_token_release(dcomm_context *context)
-{
-    atomic_store_explicit(&context->token, 0, memory_order_release);
-}
-
-static void dcommi_token_take(dcomm_context *context)
-{
-    while (!dcommi_token_try(context)) {
-        sched_yield();
-    }
-}
-
 /* Start what other threads have submitted, oldest first. */
 static void dcommi_start_submitted(dcomm_context *context)
 {
@@ -13766,6 +13863,7 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 
 
 #define DCOMMI_LINE 64
+#define DCOMMI_FIFO_AHEAD 512 /* bytes */
 
 /* What lies in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
@@ -13790,6 +13888,7 @@ typedef struct dcommi_fifo_end {
     unsigned char *lines;
     uint64_t at;    /* bytes written or read so far */
     uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
+    uint64_t clear; /* writer: words at line starts are 0 from `at` to here, this one included */
     uint32_t size;  /* of the lines, a power of two */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
@@ -13816,15 +13915,28 @@ static inline size_t dcommi_fifo_lines(size_t bytes)
 
 /* ---- writing ---- */
 
+/* The word behind a record must be 0 before the record is seen, or what lies there might be taken
+ * for one. Clearing a line that the reader has in its cache takes as long as a message, and the
+ * record's own word could only follow: so some lines ahead are cleared when that holds up nobody.
+ */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
 {
     uint64_t at = e->at;
     e->at = at + lines;
-    atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    if (e->clear < e->at) {
+        e->clear = e->at;
+        atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    }
     atomic_store_explicit(dcommi_fifo_word(e, at),
                           dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
                           memory_order_release);
+    for (int i = 0; i < 2 && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
+                    e->clear + 2 * DCOMMI_LINE <= e->limit + e->size;
+         i++) {
+        e->clear += DCOMMI_LINE;
+        atomic_store_explicit(dcommi_fifo_word(e, e->clear), 0, memory_order_relaxed);
+    }
 }
 
 /* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
@@ -13918,6 +14030,7 @@ static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t siz
     dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
     e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
     e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
+    e.clear = e.at; /* the word behind the last record */
     return e;
 }
 
@@ -16535,6 +16648,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         return DCOMM_ERR_NO_MEMORY;
     }
     atomic_store(&context->refs, 1);
+    dcommi_token_own(context);
     context->spin_limit = dcommi_spin_limit();
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
@@ -19077,9 +19191,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -19545,9 +19659,9 @@ static int dcommi_color_compare(const void *a, const void *b)
 /* The number of a derivation, the same on all ranks, which derive in the same order. */
 static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 {
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     uint64_t n = ++comm->children;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return n;
 }
 
@@ -19624,9 +19738,9 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         /* The parent may be beyond use, so the id comes from what the survivors know alike: who
          * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
-        dcommi_lock(&comm->lock);
+        dcommi_comm_lock(comm);
         salt = dcommi_mix(salt, ++comm->shrinks);
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -19652,13 +19766,13 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
                  reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
     }
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
     /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
     for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
@@ -19811,9 +19925,9 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     }
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
-    dcommi_lock((_Atomic int *)(uintptr_t)&comm->lock);
+    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;
-    dcommi_unlock((_Atomic int *)(uintptr_t)&comm->lock);
+    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
 }
@@ -20748,11 +20862,11 @@ static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double t
 {
     dcomm_comm *comm = e->comm;
     dcomm_context *context = comm->context;
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     e->cached->refs++;
     dcommi_run *run =
         dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (run == NULL) {
         dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
         dcommi_token_release(context);
@@ -20810,24 +20924,21 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
     if (dcommi_this_group.depth > 0 || comm == NULL ||
         atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
         atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
-        !dcommi_token_try(comm->context)) {
+        !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }
-    dcommi_lock(&comm->lock);
     for (int i = 0; i < DCOMMI_RECENT; i++) {
         const dcommi_recent *r = &comm->recent[i];
         if (r->call != code || r->count != count) {
             continue;
         }
-        if (!dcommi_express_able(comm, r->cached->script) ||
-            !dcommi_express_begin(&e, comm, r->cached, in, out)) {
-            break;
+        if (dcommi_express_able(comm, r->cached->script) &&
+            dcommi_express_begin(&e, comm, r->cached, in, out)) {
+            comm->stats.plans_reused++;
+            return dcommi_express_go(&e, comm->timeout_s);
         }
-        comm->stats.plans_reused++;
-        dcommi_unlock(&comm->lock);
-        return dcommi_express_go(&e, comm->timeout_s);
+        break;
     }
-    dcommi_unlock(&comm->lock);
     dcommi_token_release(comm->context);
     return DCOMM_IN_PROGRESS;
 }
@@ -20841,10 +20952,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
 {
     dcommi_cached *cached = NULL;
     double timeout_s = opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s;
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     if (status < 0) {
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return status;
     }
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
@@ -20863,11 +20974,11 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
             dcommi_express e;
             if (dcommi_express_able(comm, cached->script) &&
                 dcommi_express_begin(&e, comm, cached, in, out)) {
-                dcommi_unlock(&comm->lock);
+                dcommi_comm_unlock(comm);
                 status = dcommi_express_go(&e, timeout_s);
-                dcommi_lock(&comm->lock);
+                dcommi_comm_lock(comm);
                 dcommi_cached_release(comm, cached);
-                dcommi_unlock(&comm->lock);
+                dcommi_comm_unlock(comm);
                 return status;
             }
             dcommi_token_release(comm->context);
@@ -20875,7 +20986,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     dcommi_run *run = dcommi_run_of(comm, cached, in, out);
     if (run == NULL) {
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
@@ -20888,7 +20999,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
     }
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
 }
 
@@ -21305,10 +21416,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -21322,7 +21433,7 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }
@@ -21811,6 +21922,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW

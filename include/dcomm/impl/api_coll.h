@@ -299,10 +299,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -316,7 +316,7 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }

@@ -292,11 +292,11 @@ static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double t
 {
     dcomm_comm *comm = e->comm;
     dcomm_context *context = comm->context;
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     e->cached->refs++;
     dcommi_run *run =
         dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (run == NULL) {
         dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
         dcommi_token_release(context);
@@ -354,24 +354,21 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
     if (dcommi_this_group.depth > 0 || comm == NULL ||
         atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
         atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
-        !dcommi_token_try(comm->context)) {
+        !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }
-    dcommi_lock(&comm->lock);
     for (int i = 0; i < DCOMMI_RECENT; i++) {
         const dcommi_recent *r = &comm->recent[i];
         if (r->call != code || r->count != count) {
             continue;
         }
-        if (!dcommi_express_able(comm, r->cached->script) ||
-            !dcommi_express_begin(&e, comm, r->cached, in, out)) {
-            break;
+        if (dcommi_express_able(comm, r->cached->script) &&
+            dcommi_express_begin(&e, comm, r->cached, in, out)) {
+            comm->stats.plans_reused++;
+            return dcommi_express_go(&e, comm->timeout_s);
         }
-        comm->stats.plans_reused++;
-        dcommi_unlock(&comm->lock);
-        return dcommi_express_go(&e, comm->timeout_s);
+        break;
     }
-    dcommi_unlock(&comm->lock);
     dcommi_token_release(comm->context);
     return DCOMM_IN_PROGRESS;
 }
@@ -385,10 +382,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
 {
     dcommi_cached *cached = NULL;
     double timeout_s = opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s;
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     if (status < 0) {
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return status;
     }
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
@@ -407,11 +404,11 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
             dcommi_express e;
             if (dcommi_express_able(comm, cached->script) &&
                 dcommi_express_begin(&e, comm, cached, in, out)) {
-                dcommi_unlock(&comm->lock);
+                dcommi_comm_unlock(comm);
                 status = dcommi_express_go(&e, timeout_s);
-                dcommi_lock(&comm->lock);
+                dcommi_comm_lock(comm);
                 dcommi_cached_release(comm, cached);
-                dcommi_unlock(&comm->lock);
+                dcommi_comm_unlock(comm);
                 return status;
             }
             dcommi_token_release(comm->context);
@@ -419,7 +416,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     dcommi_run *run = dcommi_run_of(comm, cached, in, out);
     if (run == NULL) {
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
@@ -432,7 +429,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
     }
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
 }
 

@@ -48,9 +48,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }

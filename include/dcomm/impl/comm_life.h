@@ -74,9 +74,9 @@ static int dcommi_color_compare(const void *a, const void *b)
 /* The number of a derivation, the same on all ranks, which derive in the same order. */
 static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 {
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     uint64_t n = ++comm->children;
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return n;
 }
 
@@ -153,9 +153,9 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         /* The parent may be beyond use, so the id comes from what the survivors know alike: who
          * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
-        dcommi_lock(&comm->lock);
+        dcommi_comm_lock(comm);
         salt = dcommi_mix(salt, ++comm->shrinks);
-        dcommi_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -181,13 +181,13 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    dcommi_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
                  reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
     }
-    dcommi_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
     /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
     for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
@@ -340,9 +340,9 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     }
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
-    dcommi_lock((_Atomic int *)(uintptr_t)&comm->lock);
+    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;
-    dcommi_unlock((_Atomic int *)(uintptr_t)&comm->lock);
+    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
 }

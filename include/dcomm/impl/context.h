@@ -149,6 +149,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         return DCOMM_ERR_NO_MEMORY;
     }
     atomic_store(&context->refs, 1);
+    dcommi_token_own(context);
     context->spin_limit = dcommi_spin_limit();
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);

@@ -311,7 +311,9 @@ typedef struct dcommi_stray {
 
 struct dcomm_context {
     _Atomic int refs;  /* its creator, its communicators */
-    _Atomic int token; /* who holds it progresses */
+    _Atomic int token; /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];

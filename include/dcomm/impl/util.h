@@ -19,7 +19,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -218,20 +217,6 @@ static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 /* Monotonic seconds. */
-/* ---- locks for a few instructions ---- */
-
-static inline void dcommi_lock(_Atomic int *lock)
-{
-    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(lock, 1, memory_order_acquire) != 0)) {
-        sched_yield();
-    }
-}
-
-static inline void dcommi_unlock(_Atomic int *lock)
-{
-    atomic_store_explicit(lock, 0, memory_order_release);
-}
-
 /* To a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
 {
