@@ -382,6 +382,8 @@ typedef struct dcomm_check_spec {
     bool rank_order;      /* folds must combine contributions in rank order */
     const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
     const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
+    const int *hosts;     /* [nranks], any numbers, equal where ranks share a host; NULL: all do.
+                             Which plans are made depends on it, what they must compute does not */
 } dcomm_check_spec;
 
 /* Totals that the checker counted, for one set of plans. */
@@ -778,7 +780,8 @@ typedef struct dcomm_algo_info {
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* One rank's plan for an operation, as the engine would run it: arguments as in
- * dcomm_check_spec, opts for algo, lanes and chunk_bytes. Free with dcomm_plan_destroy.
+ * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
+ * lanes and chunk_bytes. Free with dcomm_plan_destroy.
  * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
  * cannot do this: the sentence says why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
@@ -19645,6 +19648,19 @@ static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nr
     return block;
 }
 
+/* One level of groups out of a list of hosts; NULL without memory. */
+static dcommi_groups *dcommi_spec_groups(const int *hosts, int nranks)
+{
+    static const uint8_t kind = DCOMMI_LEVEL_HOST;
+    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
+    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
+        ids[r] = hosts[r];
+    }
+    dcommi_groups *groups = ids != NULL ? dcommi_groups_make(nranks, 1, &kind, ids) : NULL;
+    dcommi_free(ids);
+    return groups;
+}
+
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
@@ -19687,10 +19703,16 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, false, &algo);
+    dcommi_groups *groups = dcommi_spec_groups(spec->hosts, nranks);
+    s.groups = groups;
+    dcomm_status status = groups == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    if (status >= 0) {
+        status = dcommi_algo_pick(&s, opts->algo, false, groups->count[0] == 1, &algo);
+    }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
+    dcommi_groups_free(&groups);
     dcommi_free(counts);
     return status;
 }
