@@ -539,6 +539,51 @@ DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Name of the machine that a rank runs on. NULL for a bad rank; owned by the communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 
+/* ---- topology: who is near whom ----
+ *
+ * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
+ * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
+ * level above. Level 0 is always the host; of the others only those are there that divide some
+ * group into several and still leave a group of several ranks. What is known is read when the
+ * context is created, and kept by the communicators derived from one (docs/topology.md). */
+
+typedef enum dcomm_level_kind {
+    DCOMM_LEVEL_HOST = 0,
+    DCOMM_LEVEL_PACKAGE = 1,
+    DCOMM_LEVEL_NUMA = 2,
+    DCOMM_LEVEL_CACHE = 3,
+    DCOMM_LEVEL_CORE = 4
+} dcomm_level_kind;
+
+typedef struct dcomm_level {
+    dcomm_level_kind kind; /* what the ranks of one of its groups share */
+    const char *name;      /* "host", "package", "numa", "cache", "core" */
+    int groups;
+} dcomm_level;
+
+/* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
+typedef struct dcomm_place {
+    int package, numa, cache, core; /* -1: it may run on several, or there is none */
+    int cpus;                       /* hardware threads that it may run on; 0: not known */
+    bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
+    char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
+    char nic[16];      /* device of the network interface towards other hosts, or "none" */
+    char gpu[16];      /* PCI address of the nearest GPU, or "none" */
+} dcomm_place;
+
+/* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
+/* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info);
+/* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
+ * a bad rank or level. */
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
+/* The rank at a position of the order in which rings pass through the ranks: at every level the
+ * ranks of a group stand next to each other. -1 for a bad position. */
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
+/* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place);
+
 #ifdef __cplusplus
 }
 #endif
@@ -2502,8 +2547,9 @@ static void dcommi_groups_free(dcommi_groups **g_p)
 }
 
 /* From any numbers that say which ranks share something: ids[l * nranks + r], coarsest first. A
- * group is split where the level above is; a level that divides no group of the level above, but
- * for level 0, is left out. One block of memory; NULL without it. */
+ * group is split where the level above is. Left out, but for level 0, is a level that divides no
+ * group of the level above, and one whose groups are single ranks. One block of memory; NULL
+ * without it. */
 static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t *kinds,
                                          const int64_t *ids)
 {
@@ -2527,7 +2573,7 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
             }
             now[r] = now[r] < 0 ? count++ : now[r];
         }
-        if (above == NULL || count > g->count[g->nlevels - 1]) {
+        if (above == NULL || (count > g->count[g->nlevels - 1] && count < nranks)) {
             g->kind[g->nlevels] = kinds[l];
             g->count[g->nlevels++] = count;
         }
@@ -10308,6 +10354,205 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
 }
 
 #endif
+/* ==== include/dcomm/impl/place.h =========================================================== */
+/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
+ * from all ranks' places. Knows nothing of how a place is found. */
+#ifndef DCOMMI_PLACE_H
+#define DCOMMI_PLACE_H
+
+
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
+#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
+
+/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
+ * machine, so that ranks of one machine mean the same by them. */
+typedef struct dcommi_site {
+    int32_t package, numa, cache, core;
+    int32_t cpus;                          /* hardware threads that the rank may run on */
+    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    char nic[16], gpu[16];                 /* "": none */
+} dcommi_site;
+
+_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+
+/* A place that comes from another rank; strings are ended in any case. */
+static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
+{
+    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
+    bool good = place->cpus >= 0;
+    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
+        good = good && index[i] >= DCOMMI_PLACE_MANY;
+    }
+    char *const names[] = {place->nic, place->gpu};
+    for (size_t i = 0; i < 2; i++) {
+        names[i][sizeof place->nic - 1] = 0;
+        for (char *c = names[i]; *c != 0; c++) {
+            *c = *c < ' ' || *c > '~' ? '?' : *c;
+        }
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_CORRUPT,
+                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
+                              "core %d on %d hardware threads",
+                              rank, place->package, place->numa, place->cache, place->core,
+                              place->cpus);
+}
+
+static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
+{
+    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
+}
+
+/* Whether two ranks of one host may get the same hardware thread. */
+static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        both |= a->mask[i] & b->mask[i];
+    }
+    return both != 0;
+}
+
+/* ---- groups ---- */
+
+static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
+                                             DCOMMI_LEVEL_CORE};
+enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
+
+static int32_t dcommi_place_index(const dcommi_site *p, int level)
+{
+    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
+    return index[level];
+}
+
+/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
+ * say, share with those alone that may run on exactly the same hardware threads. */
+static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int r = 0; r < n; r++) {
+        int twin = 0; /* the first rank of the same host with the same hardware threads */
+        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
+            twin++;
+        }
+        ids[r] = host[r];
+        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
+            int32_t index = dcommi_place_index(&places[r], l);
+            ids[(size_t)l * (size_t)n + (size_t)r] =
+                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
+        }
+    }
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    dcommi_free(ids);
+    return groups;
+}
+
+/* ---- ranks that may be moved ---- */
+
+/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
+ * or hardware threads that nobody else of us uses, stays out of the others' way. */
+static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    const dcommi_site *mine = &places[rank];
+    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
+        return false;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_overlap(mine, &places[r])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
+                                     size_t len)
+{
+    size_t at = 0;
+    int found = 0, first = -1;
+    text[0] = 0;
+    for (int r = 0; r <= g->nranks; r++) {
+        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
+        found += unbound;
+        if (unbound && first < 0) {
+            first = r;
+        } else if (!unbound && first >= 0) {
+            char range[32];
+            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
+                                  : snprintf(range, sizeof range, "%d", first);
+            bool fits = at + (size_t)n + 8 < len;
+            const char *comma = at > 0 ? ", " : "";
+            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
+            if (!fits) { /* count the rest only */
+                len = at + 1;
+                for (; r + 1 < g->nranks; r++) {
+                    found += dcommi_place_unbound(g, places, r + 1);
+                }
+            }
+            first = -1;
+        }
+    }
+    return found;
+}
+
+/* Once per process, in rank 0 of a communicator. */
+static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
+{
+    static _Atomic int said;
+    char list[128];
+    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
+    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+        return;
+    }
+    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
+    if (n > 0 && atomic_exchange(&said, 1) == 0) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
+            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
+            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
+            "DCOMM_WARN_UNBOUND=0",
+            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
+    }
+}
+
+/* ---- as text ---- */
+
+/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
+        int end = cpu;
+        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
+            end++;
+        }
+        if (end == cpu) {
+            continue;
+        }
+        char range[32];
+        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
+                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
+        bool fits = at + (size_t)n + 5 < len;
+        at +=
+            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
+        if (!fits) {
+            return;
+        }
+        cpu = end;
+    }
+}
+
+#endif
 
 #define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
@@ -10517,7 +10762,7 @@ typedef struct dcommi_history {
 } dcommi_history;
 
 typedef struct dcommi_member {
-    int peer; /* the context's number for it; -1: this rank itself */
+    int peer;                                /* the context's number for it; -1: this rank itself */
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -10541,6 +10786,7 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
@@ -10603,6 +10849,7 @@ struct dcomm_context {
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];
+    dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
     dcommi_remote *peers;
@@ -13656,12 +13903,10 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx.h ============================================================= */
-/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
- * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
- * worker with both polls ten times slower and would listen on every interface. */
-#ifndef DCOMMI_UCX_H
-#define DCOMMI_UCX_H
+/* ==== include/dcomm/impl/topo.h ============================================================ */
+/* topo.h - finds out, with hwloc, where on its machine this process runs. */
+#ifndef DCOMMI_TOPO_H
+#define DCOMMI_TOPO_H
 
 /* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
 /* ucx_iface.h - which network interface connects this host with the others. */
@@ -14006,6 +14251,210 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 }
 
 #endif
+
+#include <hwloc.h>
+#include <sched.h>
+
+/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
+static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
+{
+    /* Plugins that start up a graphics driver to say what PCI already says. */
+    static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
+    }
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
+        hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
+    }
+    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
+    hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
+        hwloc_topology_load(topology) != 0) {
+        int error = errno;
+        hwloc_topology_destroy(topology);
+        return xml != NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s",
+                                 xml, strerror(error))
+                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
+                                 strerror(error));
+    }
+    *topology_p = topology;
+    return DCOMM_OK;
+}
+
+/* ---- a place in a topology ---- */
+
+/* The object of a type in which all of `set` lies. */
+static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
+                                  hwloc_const_cpuset_t set)
+{
+    int found = DCOMMI_PLACE_NONE;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(topology, type, o)) != NULL;) {
+        if (hwloc_bitmap_isincluded(set, o->cpuset)) {
+            return (int32_t)o->logical_index;
+        }
+        found = DCOMMI_PLACE_MANY;
+    }
+    return found;
+}
+
+/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
+static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
+{
+    static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
+                                             HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE,
+                                             HWLOC_OBJ_L1CACHE};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (hwloc_get_nbobjs_by_type(topology, types[i]) > 0) {
+            return types[i];
+        }
+    }
+    return HWLOC_OBJ_PU;
+}
+
+/* How near a device is to `set`: the depth of the smallest object that holds both. */
+static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
+                                hwloc_const_cpuset_t set)
+{
+    hwloc_obj_t o = hwloc_get_non_io_ancestor_obj(topology, device);
+    while (o != NULL && o->parent != NULL && !hwloc_bitmap_isincluded(set, o->cpuset)) {
+        o = o->parent;
+    }
+    return o != NULL ? o->depth : -1;
+}
+
+/* Screens of servers are driven by chips that compute nothing. */
+static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
+{
+    bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
+    return pci->class_id == 0x0302 || pci->class_id == 0x1200 ||
+           (maker && pci->class_id >> 8 == 0x03);
+}
+
+/* The nearest GPU, by its PCI address. */
+static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
+{
+    int best = -1;
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_pcidev(topology, o)) != NULL;) {
+        int near =
+            dcommi_topo_is_gpu(&o->attr->pcidev) ? dcommi_topo_nearness(topology, o, set) : -1;
+        if (near > best) {
+            const struct hwloc_pcidev_attr_s *pci = &o->attr->pcidev;
+            best = near;
+            snprintf(name, 16, "%04x:%02x:%02x.%x", (unsigned)pci->domain & 0xffff, pci->bus,
+                     pci->dev, (unsigned)pci->func & 0xf);
+        }
+    }
+}
+
+/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
+ * bridge); wanted NULL: the nearest. */
+static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
+                            char name[16])
+{
+    int best = -1;
+    size_t len = wanted != NULL ? strcspn(wanted, ":") : 0; /* "mlx5_0:1" is a port of mlx5_0 */
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_osdev(topology, o)) != NULL;) {
+        hwloc_obj_osdev_type_t type = o->attr->osdev.type;
+        bool named =
+            wanted == NULL || (strlen(o->name) == len && memcmp(o->name, wanted, len) == 0);
+        int near = (type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS) && named
+                       ? dcommi_topo_nearness(topology, o, set)
+                       : -1;
+        if (near > best && strlen(o->name) < 16) {
+            best = near;
+            strcpy(name, o->name);
+        }
+    }
+}
+
+/* The place of a process that may run on `set`, by the system's numbers. */
+static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
+                               const char *iface, dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = dcommi_topo_within(topology, HWLOC_OBJ_PACKAGE, set);
+    place->numa = dcommi_topo_within(topology, HWLOC_OBJ_NUMANODE, set);
+    place->cache = dcommi_topo_within(topology, dcommi_topo_last_cache(topology), set);
+    place->core = dcommi_topo_within(topology, HWLOC_OBJ_CORE, set);
+    place->cpus = (int32_t)dcommi_max64(hwloc_bitmap_weight(set), 0);
+    place->unknown = hwloc_bitmap_last(set) >= DCOMMI_PLACE_CPUS;
+    for (int i = hwloc_bitmap_first(set); i >= 0 && i < DCOMMI_PLACE_CPUS;
+         i = hwloc_bitmap_next(set, i)) {
+        place->mask[i / 64] |= (uint64_t)1 << (i % 64);
+    }
+    dcommi_topo_nic(topology, set, iface, place->nic);
+    dcommi_topo_gpu(topology, set, place->gpu);
+}
+
+/* ---- this process ---- */
+
+/* What this thread may run on: `given` ("0-3,8") or else the kernel's word, as far as the topology
+ * has it; all of the topology when that is nothing. */
+static void dcommi_topo_cpus(hwloc_topology_t topology, const char *given, hwloc_cpuset_t set)
+{
+    static const size_t bytes = 8192 / 8;
+    cpu_set_t *mine = dcommi_alloc(bytes);
+    hwloc_const_cpuset_t all = hwloc_topology_get_topology_cpuset(topology);
+    if (given != NULL) {
+        hwloc_bitmap_list_sscanf(set, given);
+    } else if (mine != NULL && sched_getaffinity(0, bytes, mine) == 0) {
+        for (int i = 0; i < (int)bytes * 8; i++) {
+            if (CPU_ISSET_S((size_t)i, bytes, mine)) {
+                hwloc_bitmap_set(set, (unsigned)i);
+            }
+        }
+    }
+    dcommi_free(mine);
+    hwloc_bitmap_and(set, set, all);
+    if (hwloc_bitmap_iszero(set)) {
+        hwloc_bitmap_copy(set, all);
+    }
+}
+
+/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
+ * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. A machine that hwloc
+ * cannot read is no reason to fail: nothing is known of the place then. */
+static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
+{
+    const char *xml = getenv("DCOMM_TOPO_XML");
+    dcommi_ucx_name chosen = "";
+    bool tcp;
+    memset(place, 0, sizeof *place);
+    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
+    place->unknown = 1;
+    xml = xml != NULL && *xml != 0 ? xml : NULL;
+    hwloc_topology_t topology = NULL;
+    dcomm_status status = dcommi_topo_load(xml, &topology);
+    if (topology == NULL) {
+        return xml != NULL ? status : DCOMM_OK;
+    }
+    if (xml == NULL) { /* a bad name is told when the network is opened */
+        dcommi_ucx_choose_iface(iface, chosen, &tcp);
+    }
+    hwloc_cpuset_t set = hwloc_bitmap_alloc();
+    if (set != NULL) {
+        dcommi_topo_cpus(topology, xml != NULL ? getenv("DCOMM_TOPO_CPUS") : NULL, set);
+        dcommi_topo_locate(topology, set, xml == NULL ? chosen : NULL, place);
+        hwloc_bitmap_free(set);
+    }
+    hwloc_topology_destroy(topology);
+    return set != NULL ? DCOMM_OK
+                       : dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx.h ============================================================= */
+/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
+ * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
+ * worker with both polls ten times slower and would listen on every interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
 /* ==== include/dcomm/impl/ucx_peer.h ======================================================== */
 /* ucx_peer.h - one UCX worker's state: its peers and their endpoints, the sends and fetches under
  * way, the messages that the engine keeps. */
@@ -15220,10 +15669,11 @@ typedef struct dcommi_card {
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
+    dcommi_site place;
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 1u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -15326,6 +15776,9 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         } else {
             snprintf(context->iface, sizeof context->iface, "%s", opts->iface);
         }
+    }
+    if (status >= 0) {
+        status = dcommi_topo_here(context->iface, &context->place);
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
@@ -17848,6 +18301,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
@@ -17969,6 +18423,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
+    card->place = comm->context->place;
 }
 
 /* The card at the start of a rank's blob, if it is one of ours. */
@@ -17995,7 +18450,7 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent addresses of a wrong length", rank);
     }
-    return DCOMM_OK;
+    return dcommi_place_check(&card->place, rank);
 }
 
 /* Every rank's blob, parsed: cards[size] and where each blob starts. */
@@ -18040,19 +18495,25 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
 /* Who is where. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
-    for (int r = 0; ids != NULL && r < comm->size; r++) {
-        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
-            ids[r]++;
+    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
+            host[r]++;
         }
     }
-    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
-    dcommi_free(ids);
+    comm->groups = host != NULL && comm->places != NULL
+                       ? dcommi_place_groups(comm->size, host, comm->places)
+                       : NULL;
+    dcommi_free(host);
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->nhosts = comm->groups->count[0];
+    if (comm->rank == 0) {
+        dcommi_place_warn(comm->groups, comm->places);
+    }
     return DCOMM_OK;
 }
 
@@ -18243,12 +18704,14 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
-    bool bad = comm->members == NULL || comm->groups == NULL;
+    comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
         dcommi_member *m = &comm->members[i];
         m->peer = from->peer;
+        comm->places[i] = parent->places[ranks[i]];
         m->hostname = dcommi_strdup(from->hostname);
         bad = m->hostname == NULL;
         if (ranks[i] == parent->rank) {
@@ -18546,6 +19009,66 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
     return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
                                                                       : NULL;
+}
+
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
+}
+
+_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
+                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
+               "one numbering");
+
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
+        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
+                                          comm->groups->nlevels);
+    }
+    info->kind = (dcomm_level_kind)comm->groups->kind[level];
+    info->name = names[info->kind];
+    info->groups = comm->groups->count[level];
+    return DCOMM_OK;
+}
+
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
+                   level < comm->groups->nlevels
+               ? dcommi_group_of(comm->groups, level, rank)
+               : -1;
+}
+
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
+{
+    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
+               ? comm->groups->order[position]
+               : -1;
+}
+
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (place == NULL || rank < 0 || rank >= comm->size) {
+        return place == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+    }
+    const dcommi_site *p = &comm->places[rank];
+    place->package = (int)dcommi_max64(p->package, -1);
+    place->numa = (int)dcommi_max64(p->numa, -1);
+    place->cache = (int)dcommi_max64(p->cache, -1);
+    place->core = (int)dcommi_max64(p->core, -1);
+    place->cpus = p->cpus;
+    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
+    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
+    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
+    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
+    return DCOMM_OK;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
@@ -19802,6 +20325,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_LIKELY
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_PEER_READ_MIN
+#undef DCOMMI_PLACE_CPUS
+#undef DCOMMI_PLACE_MANY
+#undef DCOMMI_PLACE_NONE
 #undef DCOMMI_PMIX_ANY_RANK
 #undef DCOMMI_PMI_LINE
 #undef DCOMMI_PMI_NAME
