@@ -543,9 +543,9 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
  *
  * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
  * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
- * level above. Level 0 is always the host; of the others only those are there that divide some
- * group into several and still leave a group of several ranks. What is known is read when the
- * context is created, and kept by the communicators derived from one (docs/topology.md). */
+ * level above. Level 0 is always the host; of the others only those are there that divide a group
+ * of the level above. What is known is read when the context is created, and kept by the
+ * communicators that are derived from one (docs/topology.md). */
 
 typedef enum dcomm_level_kind {
     DCOMM_LEVEL_HOST = 0,
@@ -2547,9 +2547,8 @@ static void dcommi_groups_free(dcommi_groups **g_p)
 }
 
 /* From any numbers that say which ranks share something: ids[l * nranks + r], coarsest first. A
- * group is split where the level above is. Left out, but for level 0, is a level that divides no
- * group of the level above, and one whose groups are single ranks. One block of memory; NULL
- * without it. */
+ * group is split where the level above is; a level that divides no group of the level above, but
+ * for level 0, is left out. One block of memory; NULL without it. */
 static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t *kinds,
                                          const int64_t *ids)
 {
@@ -2573,7 +2572,7 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
             }
             now[r] = now[r] < 0 ? count++ : now[r];
         }
-        if (above == NULL || (count > g->count[g->nlevels - 1] && count < nranks)) {
+        if (above == NULL || count > g->count[g->nlevels - 1]) {
             g->kind[g->nlevels] = kinds[l];
             g->count[g->nlevels++] = count;
         }
@@ -15917,8 +15916,34 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
  * that every rank decides alike. */
 #define DCOMMI_PEER_READ_MIN 4097
 
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. A lane may own only
- * the part of each block that begins at `skip`. */
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
 typedef struct dcommi_blocks {
     int64_t n;
     int64_t base;   /* where the blocks begin in their space */
@@ -15926,8 +15951,9 @@ typedef struct dcommi_blocks {
     int64_t length; /* equal blocks: bytes of each */
     int64_t clip;   /* cut all off here, 0: never */
     int64_t skip;
-    bool listed;
+    bool listed, ordered;
     int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
 } dcommi_blocks;
 
 /* A block number that depends on a loop: index + coef * i[depth]. */
@@ -15957,6 +15983,10 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
     dcomm_expr offset = k->listed
                             ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
                             : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
     dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
     o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
     o.length =
@@ -16016,16 +16046,24 @@ static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
     return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
 }
 
-/* Put a list of n element counts into the table as bytes; returns the first index. */
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
-                                         const size_t *elements)
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
 {
     int64_t first = (int64_t)b->ntable;
     for (int i = 0; i < s->nranks; i++) {
-        int64_t bytes = dcommi_shape_bytes(s, elements[i]);
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
         dcommi_build_table(b, &bytes, 1);
     }
     return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
 }
 
 /* The longest of n counts, in bytes. */
@@ -16055,21 +16093,33 @@ static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *
     dcommi_end(b, 0);
 }
 
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them. */
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
                                              int64_t *longest)
 {
-    dcommi_blocks blocks = {.n = s->nranks};
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
     if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
         s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
         blocks.listed = true;
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
         *longest = dcommi_longest(s, s->counts);
     } else {
         blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
     }
     return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
 }
 
 /* Where this rank's own block begins, and how long it is. */
@@ -17269,7 +17319,12 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
  *
  * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
  * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards. */
+ * Several rings split the buffer; every other one runs backwards.
+ *
+ * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
+ * package and so on once, however the ranks are numbered. What is said above of ranks holds for
+ * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
+ * ranks that stand there. */
 #ifndef DCOMMI_ALGO_RING_H
 #define DCOMMI_ALGO_RING_H
 
@@ -17277,7 +17332,8 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
 /* One ring: who the neighbours are and how far the chunks go. */
 typedef struct dcommi_ring {
     dcommi_builder *b;
-    int64_t n, rank, step; /* step: +1, or -1 for a ring that runs backwards */
+    int64_t n, rank, next, previous;
+    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
@@ -17295,20 +17351,13 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .recv_lane = 2 * index + 1,
                         .chunk = chunk,
                         .chunks = chunks};
+    ring.position = dcommi_order_position(s, s->rank);
+    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
+    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
     ring.sent = dcommi_build_counter(b);
     return ring;
-}
-
-static dcomm_expr dcommi_ring_next(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank + ring->step + ring->n) % ring->n);
-}
-
-static dcomm_expr dcommi_ring_previous(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank - ring->step + ring->n) % ring->n);
 }
 
 /* Where a run of steps is: step u = first + i[u], chunk i[c]. */
@@ -17345,7 +17394,7 @@ static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_r
 static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
                                     int64_t ahead)
 {
-    dcommi_turn t = {ring->rank - ring->step * (run->first + ahead), run->u,
+    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
                      run->trips > 1 ? -ring->step : 0};
     return t;
 }
@@ -17368,7 +17417,7 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_send(
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -17387,7 +17436,7 @@ static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
-                dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -17403,11 +17452,11 @@ static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(ring->b, lane,
-                       dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-                       dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk),
-                       dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), flags);
+    dcommi_recv_reduce(
+        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
+        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcommi_ring_count(ring, &run, ring->tag), flags);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -17445,7 +17494,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -17459,7 +17508,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
         dcommi_send(
             b, ring.send_lane,
             dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_ring_next(&ring), dcommi_linear(ring.tag, c, 1), 0);
+            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
         dcommi_end_many(b, ring.send_lane, p.chunks);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
         if (i == 0 && !s->in_place) {
@@ -17478,7 +17527,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -17501,7 +17550,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_ring_next(&ring),
+            dcommi_send(b, send, part, dcommi_const(ring.next),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
@@ -17516,7 +17565,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_ring_previous(&ring),
+                               dcommi_const(ring.previous),
                                dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, recv, &run);
@@ -17527,8 +17576,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
                               last.c),
             dcommi_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(s->rank), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_ring_previous(&ring),
+            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
+            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
             dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
         dcommi_ring_close(&ring, recv, &last);
     }
@@ -17544,7 +17593,12 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
  * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
  * other, and each tree carries half of the data, so that every rank sends and receives about S per
  * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further. */
+ * is on its way further.
+ *
+ * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
+ * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
+ * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
+ * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
 
@@ -17558,12 +17612,12 @@ typedef struct dcommi_node {
     int child[DCOMMI_TREE_CHILDREN];
 } dcommi_node;
 
-/* Binomial tree over n ranks from `root`: the parent is the relative rank without its lowest set
- * bit. Children in order of growing distance. */
-static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
+/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
+ * lowest set bit. Children in order of growing distance. */
+static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
 {
     dcommi_node node = {.parent = -1};
-    int v = (rank - root + n) % n;
+    int v = (unit - root + n) % n;
     for (int64_t bit = 1; bit < n; bit *= 2) {
         if (v & bit) {
             node.parent = (int)((v - bit + root) % n);
@@ -17579,10 +17633,10 @@ static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
 /* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
  * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
  * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to ranks by adding `shift` modulo `nranks`; the root of the tree gets `above` as its
+ * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
  * parent. */
 static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
-                                      int64_t nranks, int above)
+                                      int64_t units, int above)
 {
     dcommi_node node = {.parent = above};
     int64_t x = position + 1;
@@ -17608,31 +17662,134 @@ static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, in
         if (which == 1) {
             at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
         }
-        int rank = (int)((at + shift) % nranks);
+        int unit = (int)((at + shift) % units);
         if (i == 0) {
-            node.parent = rank;
+            node.parent = unit;
         } else {
-            node.child[node.nchildren++] = rank;
+            node.child[node.nchildren++] = unit;
         }
     }
     return node;
 }
 
-/* The same trees over all ranks but `root`, which stands above both. */
-static dcommi_node dcommi_tree_rooted(const dcommi_shape *s, int which)
+/* The same trees over all units but `root`, which stands above both. */
+static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
 {
-    int64_t n = s->nranks, v = (s->rank - s->root + n) % n;
+    int64_t v = (unit - root + n) % n;
     if (v > 0) {
-        return dcommi_tree_binary(n - 1, which, v - 1, s->root + 1, n, s->root);
+        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
     }
-    dcommi_node top = {.parent = -1, .nchildren = 1};
+    dcommi_node top = {.parent = -1};
     for (int64_t position = 0; position < n - 1; position++) {
-        dcommi_node node = dcommi_tree_binary(n - 1, which, position, s->root + 1, n, s->root);
-        if (node.parent == s->root) {
-            top.child[0] = (int)((position + s->root + 1) % n);
+        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
+        if (node.parent == root) {
+            top.child[top.nchildren++] = (int)((position + root + 1) % n);
         }
     }
     return top;
+}
+
+/* ---- levels ---- */
+
+enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
+
+/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
+ * groups of `level`. */
+typedef struct dcommi_tree_span {
+    int first, end, level;
+} dcommi_tree_span;
+
+static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
+{
+    const dcommi_groups *g = s->groups;
+    return a == b ||
+           (g != NULL && level < g->nlevels &&
+            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
+}
+
+/* How many units a span has up to position `until`. */
+static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
+{
+    int units = 0;
+    for (int i = span->first; i < until; i++) {
+        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
+    }
+    return units;
+}
+
+static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
+                                         int unit)
+{
+    dcommi_tree_span part = {span->first, span->first, span->level + 1};
+    for (; unit >= 0; unit--) {
+        part.first = part.end++;
+        while (part.end < span->end &&
+               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
+            part.end++;
+        }
+    }
+    return part;
+}
+
+/* The node of one unit in the tree over the units of a span. root: position of the rank that must
+ * be on top, -1: none, or none within the span. */
+static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
+                                     const dcommi_tree_span *span, int root, int unit)
+{
+    int n = dcommi_tree_units(s, span, span->end);
+    bool inside = root >= span->first && root < span->end;
+    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
+    if (kind == DCOMMI_TREE_BINOMIAL) {
+        return dcommi_tree_binomial(n, top, unit);
+    }
+    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
+                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
+}
+
+/* The position that stands on top of the tree of a span. */
+static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
+                           int root)
+{
+    while (span.end - span.first > 1) {
+        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
+        if (root >= span.first && root < span.end) {
+            return root;
+        }
+        while (kind != DCOMMI_TREE_BINOMIAL &&
+               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
+            unit++;
+        }
+        span = dcommi_tree_unit(s, &span, unit);
+    }
+    return span.first;
+}
+
+/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
+{
+    dcommi_node all = {.parent = -1};
+    dcommi_tree_span span = {0, s->nranks, 0};
+    int position = (int)dcommi_order_position(s, s->rank);
+    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
+    while (span.end - span.first > 1) {
+        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
+        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
+        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
+            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
+            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
+            all.nchildren += node.nchildren; /* the nearest come first */
+            for (int i = -1; i < node.nchildren; i++) {
+                int relative = i < 0 ? node.parent : node.child[i];
+                if (relative >= 0) {
+                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
+                    int top = dcommi_tree_top(s, kind, other, root);
+                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
+                }
+            }
+        }
+        span = part;
+    }
+    return all;
 }
 
 /* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
@@ -17798,7 +17955,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
     int lane = 0, flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_binary(s->nranks, i % 2, s->rank, 0, s->nranks, -1);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
         lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
     }
     return b->status;
@@ -17807,7 +17964,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
 static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, 0, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
     dcommi_tree_both_ways(s, b, 0, &f, &node);
     return b->status;
 }
@@ -17818,7 +17975,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
                          dcommi_build_tags(b, f.chunks), -1);
     }
@@ -17830,7 +17987,7 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
                      -1);
     dcommi_tree_keep_own(s, b, total);
@@ -17842,7 +17999,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
@@ -17851,7 +18008,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }

@@ -48,9 +48,8 @@ static void dcommi_groups_free(dcommi_groups **g_p)
 }
 
 /* From any numbers that say which ranks share something: ids[l * nranks + r], coarsest first. A
- * group is split where the level above is. Left out, but for level 0, is a level that divides no
- * group of the level above, and one whose groups are single ranks. One block of memory; NULL
- * without it. */
+ * group is split where the level above is; a level that divides no group of the level above, but
+ * for level 0, is left out. One block of memory; NULL without it. */
 static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t *kinds,
                                          const int64_t *ids)
 {
@@ -74,7 +73,7 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
             }
             now[r] = now[r] < 0 ? count++ : now[r];
         }
-        if (above == NULL || (count > g->count[g->nlevels - 1] && count < nranks)) {
+        if (above == NULL || count > g->count[g->nlevels - 1]) {
             g->kind[g->nlevels] = kinds[l];
             g->count[g->nlevels++] = count;
         }
