@@ -33,7 +33,6 @@ static inline void ranks_settle(int rank, int n, ranks_place place)
     setenv("LOCAL_WORLD_SIZE", ranks, 1); /* who has no core to itself must not spin */
     snprintf(host, sizeof host, "host%d", place == RANKS_PAIRS ? rank / 2 : rank);
     setenv("DCOMM_IFACE", "lo", 1);
-    setenv("DCOMM_WARN_UNBOUND", "0", 1);
     if (place == RANKS_MESSAGE) {
         setenv("DCOMM_CMA", "0", 1);
     }

@@ -4,6 +4,7 @@
 
 #include "engine.h"
 #include "host.h"
+#include "local.h"
 #include "sha256.h"
 #include "topo.h"
 #include "ucx.h"
@@ -165,7 +166,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
-        status = dcommi_ucx_open_local(&handlers, &context->local);
+        status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
