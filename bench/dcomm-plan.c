@@ -38,7 +38,8 @@ static const char usage[] =
     "  --ranks-per-host K  the same, K ranks to a host\n"
     "  --shuffle        deal the ranks to the hosts out of order\n"
     "  --rank R         print this rank's plan (default: 0, when nothing else is asked for)\n"
-    "  --check          prove all ranks' plans right; print what they cost\n"
+    "  --check          prove all ranks' plans right; print what they cost, and with hosts what\n"
+    "                   goes between them\n"
     "  --svg FILE       draw all ranks' messages\n"
     "  --json FILE      write what --check finds as JSON (\"-\": standard output)\n"
     "  --help\n"
@@ -360,12 +361,27 @@ static bool draw(const arguments *a, const dcommi_check_trace *trace)
     return fclose(f) == 0 && good;
 }
 
+/* Messages and payload bytes between ranks on different hosts. */
+static void count_crossings(const arguments *a, const dcommi_check_trace *trace, int64_t *messages,
+                            int64_t *bytes)
+{
+    *messages = *bytes = 0;
+    for (size_t i = 0; i < trace->n; i++) {
+        const dcommi_check_event *e = &trace->event[i];
+        if (e->peer >= 0 && a->hosts[e->peer] != a->hosts[e->rank] &&
+            e->kind != DCOMM_STEP_SIGNAL && e->kind != DCOMM_STEP_EXPOSE) {
+            ++*messages;
+            *bytes += e->bytes;
+        }
+    }
+}
+
 static int examine(const arguments *a, dcomm_plan *const *plans)
 {
     dcomm_check_report report;
     dcommi_check_trace trace = {0};
-    dcomm_status status = dcommi_check_plans((const dcomm_plan *const *)plans, a->nranks, &a->spec,
-                                             &report, a->svg != NULL ? &trace : NULL);
+    dcomm_status status =
+        dcommi_check_plans((const dcomm_plan *const *)plans, a->nranks, &a->spec, &report, &trace);
     bool good = status == DCOMM_OK;
     if (!good) {
         fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
@@ -374,6 +390,12 @@ static int examine(const arguments *a, dcomm_plan *const *plans)
                ", at most %" PRId64 " bytes from a rank, %" PRId64 " bytes in all\n",
                report.messages, report.signals, report.steps, report.max_rank_bytes,
                report.total_bytes);
+        if (a->nhosts > 0 || a->per_host > 0) {
+            int64_t messages, bytes;
+            count_crossings(a, &trace, &messages, &bytes);
+            printf("between hosts: %" PRId64 " messages or reads, %" PRId64 " bytes\n", messages,
+                   bytes);
+        }
     }
     if (a->svg != NULL && trace.n > 0) {
         good = draw(a, &trace) && good;

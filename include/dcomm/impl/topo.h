@@ -146,58 +146,101 @@ static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t s
 
 /* ---- this process ---- */
 
-/* What this thread may run on: `given` ("0-3,8") or else the kernel's word, as far as the topology
- * has it; all of the topology when that is nothing. */
-static void dcommi_topo_cpus(hwloc_topology_t topology, const char *given, hwloc_cpuset_t set)
+/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
+static void dcommi_topo_nowhere(dcommi_site *place)
 {
-    static const size_t bytes = 8192 / 8;
-    cpu_set_t *mine = dcommi_alloc(bytes);
+    memset(place, 0, sizeof *place);
+    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
+    place->unknown = 1;
+}
+
+/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
+ * all of it when that is nothing. */
+static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
+                             dcommi_site *place)
+{
     hwloc_const_cpuset_t all = hwloc_topology_get_topology_cpuset(topology);
-    if (given != NULL) {
-        hwloc_bitmap_list_sscanf(set, given);
-    } else if (mine != NULL && sched_getaffinity(0, bytes, mine) == 0) {
-        for (int i = 0; i < (int)bytes * 8; i++) {
-            if (CPU_ISSET_S((size_t)i, bytes, mine)) {
+    hwloc_bitmap_and(set, set, all);
+    if (hwloc_bitmap_iszero(set)) {
+        hwloc_bitmap_copy(set, all);
+    }
+    dcommi_topo_locate(topology, set, iface, place);
+}
+
+/* What was found last. Programs make one context after the other, and the machine stays. */
+typedef struct dcommi_topo_memory {
+    pthread_mutex_t lock;
+    bool known;
+    hwloc_cpuset_t set;
+    dcommi_ucx_name iface;
+    dcommi_site place;
+} dcommi_topo_memory;
+
+static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_site *place)
+{
+    static dcommi_topo_memory last = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    hwloc_topology_t topology = NULL;
+    pthread_mutex_lock(&last.lock);
+    if (!last.known || !hwloc_bitmap_isequal(set, last.set) || strcmp(iface, last.iface) != 0) {
+        dcommi_topo_nowhere(&last.place);
+        strcpy(last.iface, iface);
+        last.set = last.set != NULL ? last.set : hwloc_bitmap_alloc();
+        last.known = last.set != NULL && hwloc_bitmap_copy(last.set, set) == 0;
+        dcommi_topo_load(NULL, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, iface, &last.place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    *place = last.place;
+    pthread_mutex_unlock(&last.lock);
+}
+
+/* What the kernel lets this thread run on. */
+static void dcommi_topo_allowed(hwloc_cpuset_t set)
+{
+    enum { BYTES = 8192 / 8 };
+    cpu_set_t *mine = dcommi_alloc(BYTES);
+    if (mine != NULL && sched_getaffinity(0, BYTES, mine) == 0) {
+        for (int i = 0; i < BYTES * 8; i++) {
+            if (CPU_ISSET_S((size_t)i, BYTES, mine)) {
                 hwloc_bitmap_set(set, (unsigned)i);
             }
         }
     }
     dcommi_free(mine);
-    hwloc_bitmap_and(set, set, all);
-    if (hwloc_bitmap_iszero(set)) {
-        hwloc_bitmap_copy(set, all);
-    }
 }
 
 /* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
- * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. A machine that hwloc
- * cannot read is no reason to fail: nothing is known of the place then. */
+ * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
 static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 {
-    const char *xml = getenv("DCOMM_TOPO_XML");
+    const char *xml = getenv("DCOMM_TOPO_XML"), *given = getenv("DCOMM_TOPO_CPUS");
     dcommi_ucx_name chosen = "";
-    bool tcp;
-    memset(place, 0, sizeof *place);
-    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
-    place->unknown = 1;
-    xml = xml != NULL && *xml != 0 ? xml : NULL;
     hwloc_topology_t topology = NULL;
-    dcomm_status status = dcommi_topo_load(xml, &topology);
-    if (topology == NULL) {
-        return xml != NULL ? status : DCOMM_OK;
-    }
-    if (xml == NULL) { /* a bad name is told when the network is opened */
-        dcommi_ucx_choose_iface(iface, chosen, &tcp);
-    }
     hwloc_cpuset_t set = hwloc_bitmap_alloc();
-    if (set != NULL) {
-        dcommi_topo_cpus(topology, xml != NULL ? getenv("DCOMM_TOPO_CPUS") : NULL, set);
-        dcommi_topo_locate(topology, set, xml == NULL ? chosen : NULL, place);
-        hwloc_bitmap_free(set);
+    bool tcp;
+    dcommi_topo_nowhere(place);
+    if (set == NULL) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
     }
-    hwloc_topology_destroy(topology);
-    return set != NULL ? DCOMM_OK
-                       : dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
+    dcommi_topo_allowed(set);
+    dcomm_status status = DCOMM_OK;
+    if (xml == NULL || *xml == 0) {
+        dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
+        dcommi_topo_machine(set, chosen, place);
+    } else {
+        if (given != NULL) {
+            hwloc_bitmap_list_sscanf(set, given);
+        }
+        status = dcommi_topo_load(xml, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, NULL, place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    hwloc_bitmap_free(set);
+    return status;
 }
 
 #endif
