@@ -80,6 +80,22 @@ Test(topo, this_machine)
     cr_expect_eq(dcommi_topo_here("", &here), DCOMM_OK);
     cr_expect_gt(here.cpus, 0);
     cr_expect_eq(here.unknown, 0);
+    /* What is remembered gives way to what has changed. */
+    dcommi_site again, one;
+    cpu_set_t first;
+    int cpu = 0;
+    while ((here.mask[cpu / 64] >> (cpu % 64) & 1) == 0) {
+        cpu++;
+    }
+    cr_expect_eq(dcommi_topo_here("", &again), DCOMM_OK);
+    cr_expect_eq(memcmp(&here, &again, sizeof here), 0);
+    CPU_ZERO(&first);
+    CPU_SET((size_t)cpu, &first);
+    cr_assert_eq(sched_setaffinity(0, sizeof first, &first), 0);
+    cr_expect_eq(dcommi_topo_here("", &one), DCOMM_OK);
+    cr_expect_eq(one.cpus, 1);
+    cr_expect_eq(dcommi_topo_here("no_such_interface", &one), DCOMM_OK);
+    cr_expect_str_eq(one.nic, "");
 }
 
 Test(topo, text_of_threads_is_cut)
