@@ -382,6 +382,8 @@ typedef struct dcomm_check_spec {
     bool rank_order;      /* folds must combine contributions in rank order */
     const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
     const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
+    const int *hosts;     /* [nranks], any numbers, equal where ranks share a host; NULL: all do.
+                             Which plans are made depends on it, what they must compute does not */
 } dcomm_check_spec;
 
 /* Totals that the checker counted, for one set of plans. */
@@ -536,6 +538,51 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Name of the machine that a rank runs on. NULL for a bad rank; owned by the communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
+
+/* ---- topology: who is near whom ----
+ *
+ * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
+ * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
+ * level above. Level 0 is always the host; of the others only those are there that divide a group
+ * of the level above. What is known is read when the context is created, and kept by the
+ * communicators that are derived from one (docs/topology.md). */
+
+typedef enum dcomm_level_kind {
+    DCOMM_LEVEL_HOST = 0,
+    DCOMM_LEVEL_PACKAGE = 1,
+    DCOMM_LEVEL_NUMA = 2,
+    DCOMM_LEVEL_CACHE = 3,
+    DCOMM_LEVEL_CORE = 4
+} dcomm_level_kind;
+
+typedef struct dcomm_level {
+    dcomm_level_kind kind; /* what the ranks of one of its groups share */
+    const char *name;      /* "host", "package", "numa", "cache", "core" */
+    int groups;
+} dcomm_level;
+
+/* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
+typedef struct dcomm_place {
+    int package, numa, cache, core; /* -1: it may run on several, or there is none */
+    int cpus;                       /* hardware threads that it may run on; 0: not known */
+    bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
+    char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
+    char nic[16];      /* device of the network interface towards other hosts, or "none" */
+    char gpu[16];      /* PCI address of the nearest GPU, or "none" */
+} dcomm_place;
+
+/* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
+/* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info);
+/* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
+ * a bad rank or level. */
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
+/* The rank at a position of the order in which rings pass through the ranks: at every level the
+ * ranks of a group stand next to each other. -1 for a bad position. */
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
+/* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus
 }
@@ -778,7 +825,8 @@ typedef struct dcomm_algo_info {
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* One rank's plan for an operation, as the engine would run it: arguments as in
- * dcomm_check_spec, opts for algo, lanes and chunk_bytes. Free with dcomm_plan_destroy.
+ * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
+ * lanes and chunk_bytes. Free with dcomm_plan_destroy.
  * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
  * cannot do this: the sentence says why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
@@ -10340,6 +10388,205 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
 }
 
 #endif
+/* ==== include/dcomm/impl/place.h =========================================================== */
+/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
+ * from all ranks' places. Knows nothing of how a place is found. */
+#ifndef DCOMMI_PLACE_H
+#define DCOMMI_PLACE_H
+
+
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
+#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
+
+/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
+ * machine, so that ranks of one machine mean the same by them. */
+typedef struct dcommi_site {
+    int32_t package, numa, cache, core;
+    int32_t cpus;                          /* hardware threads that the rank may run on */
+    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    char nic[16], gpu[16];                 /* "": none */
+} dcommi_site;
+
+_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+
+/* A place that comes from another rank; strings are ended in any case. */
+static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
+{
+    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
+    bool good = place->cpus >= 0;
+    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
+        good = good && index[i] >= DCOMMI_PLACE_MANY;
+    }
+    char *const names[] = {place->nic, place->gpu};
+    for (size_t i = 0; i < 2; i++) {
+        names[i][sizeof place->nic - 1] = 0;
+        for (char *c = names[i]; *c != 0; c++) {
+            *c = *c < ' ' || *c > '~' ? '?' : *c;
+        }
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_CORRUPT,
+                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
+                              "core %d on %d hardware threads",
+                              rank, place->package, place->numa, place->cache, place->core,
+                              place->cpus);
+}
+
+static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
+{
+    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
+}
+
+/* Whether two ranks of one host may get the same hardware thread. */
+static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        both |= a->mask[i] & b->mask[i];
+    }
+    return both != 0;
+}
+
+/* ---- groups ---- */
+
+static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
+                                             DCOMMI_LEVEL_CORE};
+enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
+
+static int32_t dcommi_place_index(const dcommi_site *p, int level)
+{
+    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
+    return index[level];
+}
+
+/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
+ * say, share with those alone that may run on exactly the same hardware threads. */
+static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int r = 0; r < n; r++) {
+        int twin = 0; /* the first rank of the same host with the same hardware threads */
+        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
+            twin++;
+        }
+        ids[r] = host[r];
+        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
+            int32_t index = dcommi_place_index(&places[r], l);
+            ids[(size_t)l * (size_t)n + (size_t)r] =
+                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
+        }
+    }
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    dcommi_free(ids);
+    return groups;
+}
+
+/* ---- ranks that may be moved ---- */
+
+/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
+ * or hardware threads that nobody else of us uses, stays out of the others' way. */
+static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    const dcommi_site *mine = &places[rank];
+    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
+        return false;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_overlap(mine, &places[r])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
+                                     size_t len)
+{
+    size_t at = 0;
+    int found = 0, first = -1;
+    text[0] = 0;
+    for (int r = 0; r <= g->nranks; r++) {
+        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
+        found += unbound;
+        if (unbound && first < 0) {
+            first = r;
+        } else if (!unbound && first >= 0) {
+            char range[32];
+            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
+                                  : snprintf(range, sizeof range, "%d", first);
+            bool fits = at + (size_t)n + 8 < len;
+            const char *comma = at > 0 ? ", " : "";
+            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
+            if (!fits) { /* count the rest only */
+                len = at + 1;
+                for (; r + 1 < g->nranks; r++) {
+                    found += dcommi_place_unbound(g, places, r + 1);
+                }
+            }
+            first = -1;
+        }
+    }
+    return found;
+}
+
+/* Once per process, in rank 0 of a communicator. */
+static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
+{
+    static _Atomic int said;
+    char list[128];
+    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
+    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+        return;
+    }
+    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
+    if (n > 0 && atomic_exchange(&said, 1) == 0) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
+            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
+            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
+            "DCOMM_WARN_UNBOUND=0",
+            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
+    }
+}
+
+/* ---- as text ---- */
+
+/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
+        int end = cpu;
+        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
+            end++;
+        }
+        if (end == cpu) {
+            continue;
+        }
+        char range[32];
+        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
+                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
+        bool fits = at + (size_t)n + 5 < len;
+        at +=
+            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
+        if (!fits) {
+            return;
+        }
+        cpu = end;
+    }
+}
+
+#endif
 
 #define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
@@ -10583,6 +10830,7 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
@@ -10650,6 +10898,7 @@ struct dcomm_context {
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];
+    dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
     dcommi_remote *peers;
@@ -15444,12 +15693,10 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx.h ============================================================= */
-/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
- * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
- * polls ten times slower and would listen on every interface. */
-#ifndef DCOMMI_UCX_H
-#define DCOMMI_UCX_H
+/* ==== include/dcomm/impl/topo.h ============================================================ */
+/* topo.h - finds out, with hwloc, where on its machine this process runs. */
+#ifndef DCOMMI_TOPO_H
+#define DCOMMI_TOPO_H
 
 /* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
 /* ucx_iface.h - which network interface connects this host with the others. */
@@ -15643,6 +15890,253 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 }
 
 #endif
+
+#include <hwloc.h>
+#include <sched.h>
+
+/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
+static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
+{
+    /* Plugins that start up a graphics driver to say what PCI already says. */
+    static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
+    }
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
+        hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
+    }
+    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
+    hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
+        hwloc_topology_load(topology) != 0) {
+        int error = errno;
+        hwloc_topology_destroy(topology);
+        return xml != NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s",
+                                 xml, strerror(error))
+                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
+                                 strerror(error));
+    }
+    *topology_p = topology;
+    return DCOMM_OK;
+}
+
+/* ---- a place in a topology ---- */
+
+/* The object of a type in which all of `set` lies. */
+static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
+                                  hwloc_const_cpuset_t set)
+{
+    int found = DCOMMI_PLACE_NONE;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(topology, type, o)) != NULL;) {
+        if (hwloc_bitmap_isincluded(set, o->cpuset)) {
+            return (int32_t)o->logical_index;
+        }
+        found = DCOMMI_PLACE_MANY;
+    }
+    return found;
+}
+
+/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
+static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
+{
+    static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
+                                             HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE,
+                                             HWLOC_OBJ_L1CACHE};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (hwloc_get_nbobjs_by_type(topology, types[i]) > 0) {
+            return types[i];
+        }
+    }
+    return HWLOC_OBJ_PU;
+}
+
+/* How near a device is to `set`: the depth of the smallest object that holds both. */
+static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
+                                hwloc_const_cpuset_t set)
+{
+    hwloc_obj_t o = hwloc_get_non_io_ancestor_obj(topology, device);
+    while (o != NULL && o->parent != NULL && !hwloc_bitmap_isincluded(set, o->cpuset)) {
+        o = o->parent;
+    }
+    return o != NULL ? o->depth : -1;
+}
+
+/* Screens of servers are driven by chips that compute nothing. */
+static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
+{
+    bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
+    return pci->class_id == 0x0302 || pci->class_id == 0x1200 ||
+           (maker && pci->class_id >> 8 == 0x03);
+}
+
+/* The nearest GPU, by its PCI address. */
+static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
+{
+    int best = -1;
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_pcidev(topology, o)) != NULL;) {
+        int near =
+            dcommi_topo_is_gpu(&o->attr->pcidev) ? dcommi_topo_nearness(topology, o, set) : -1;
+        if (near > best) {
+            const struct hwloc_pcidev_attr_s *pci = &o->attr->pcidev;
+            best = near;
+            snprintf(name, 16, "%04x:%02x:%02x.%x", (unsigned)pci->domain & 0xffff, pci->bus,
+                     pci->dev, (unsigned)pci->func & 0xf);
+        }
+    }
+}
+
+/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
+ * bridge); wanted NULL: the nearest. */
+static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
+                            char name[16])
+{
+    int best = -1;
+    size_t len = wanted != NULL ? strcspn(wanted, ":") : 0; /* "mlx5_0:1" is a port of mlx5_0 */
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_osdev(topology, o)) != NULL;) {
+        hwloc_obj_osdev_type_t type = o->attr->osdev.type;
+        bool named =
+            wanted == NULL || (strlen(o->name) == len && memcmp(o->name, wanted, len) == 0);
+        int near = (type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS) && named
+                       ? dcommi_topo_nearness(topology, o, set)
+                       : -1;
+        if (near > best && strlen(o->name) < 16) {
+            best = near;
+            strcpy(name, o->name);
+        }
+    }
+}
+
+/* The place of a process that may run on `set`, by the system's numbers. */
+static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
+                               const char *iface, dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = dcommi_topo_within(topology, HWLOC_OBJ_PACKAGE, set);
+    place->numa = dcommi_topo_within(topology, HWLOC_OBJ_NUMANODE, set);
+    place->cache = dcommi_topo_within(topology, dcommi_topo_last_cache(topology), set);
+    place->core = dcommi_topo_within(topology, HWLOC_OBJ_CORE, set);
+    place->cpus = (int32_t)dcommi_max64(hwloc_bitmap_weight(set), 0);
+    place->unknown = hwloc_bitmap_last(set) >= DCOMMI_PLACE_CPUS;
+    for (int i = hwloc_bitmap_first(set); i >= 0 && i < DCOMMI_PLACE_CPUS;
+         i = hwloc_bitmap_next(set, i)) {
+        place->mask[i / 64] |= (uint64_t)1 << (i % 64);
+    }
+    dcommi_topo_nic(topology, set, iface, place->nic);
+    dcommi_topo_gpu(topology, set, place->gpu);
+}
+
+/* ---- this process ---- */
+
+/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
+static void dcommi_topo_nowhere(dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
+    place->unknown = 1;
+}
+
+/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
+ * all of it when that is nothing. */
+static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
+                             dcommi_site *place)
+{
+    hwloc_const_cpuset_t all = hwloc_topology_get_topology_cpuset(topology);
+    hwloc_bitmap_and(set, set, all);
+    if (hwloc_bitmap_iszero(set)) {
+        hwloc_bitmap_copy(set, all);
+    }
+    dcommi_topo_locate(topology, set, iface, place);
+}
+
+/* What was found last. Programs make one context after the other, and the machine stays. */
+typedef struct dcommi_topo_memory {
+    pthread_mutex_t lock;
+    bool known;
+    hwloc_cpuset_t set;
+    dcommi_ucx_name iface;
+    dcommi_site place;
+} dcommi_topo_memory;
+
+static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_site *place)
+{
+    static dcommi_topo_memory last = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    hwloc_topology_t topology = NULL;
+    pthread_mutex_lock(&last.lock);
+    if (!last.known || !hwloc_bitmap_isequal(set, last.set) || strcmp(iface, last.iface) != 0) {
+        dcommi_topo_nowhere(&last.place);
+        strcpy(last.iface, iface);
+        last.set = last.set != NULL ? last.set : hwloc_bitmap_alloc();
+        last.known = last.set != NULL && hwloc_bitmap_copy(last.set, set) == 0;
+        dcommi_topo_load(NULL, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, iface, &last.place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    *place = last.place;
+    pthread_mutex_unlock(&last.lock);
+}
+
+/* What the kernel lets this thread run on. */
+static void dcommi_topo_allowed(hwloc_cpuset_t set)
+{
+    enum { BYTES = 8192 / 8 };
+    cpu_set_t *mine = dcommi_alloc(BYTES);
+    if (mine != NULL && sched_getaffinity(0, BYTES, mine) == 0) {
+        for (int i = 0; i < BYTES * 8; i++) {
+            if (CPU_ISSET_S((size_t)i, BYTES, mine)) {
+                hwloc_bitmap_set(set, (unsigned)i);
+            }
+        }
+    }
+    dcommi_free(mine);
+}
+
+/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
+ * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
+static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
+{
+    const char *xml = getenv("DCOMM_TOPO_XML"), *given = getenv("DCOMM_TOPO_CPUS");
+    dcommi_ucx_name chosen = "";
+    hwloc_topology_t topology = NULL;
+    hwloc_cpuset_t set = hwloc_bitmap_alloc();
+    bool tcp;
+    dcommi_topo_nowhere(place);
+    if (set == NULL) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
+    }
+    dcommi_topo_allowed(set);
+    dcomm_status status = DCOMM_OK;
+    if (xml == NULL || *xml == 0) {
+        dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
+        dcommi_topo_machine(set, chosen, place);
+    } else {
+        if (given != NULL) {
+            hwloc_bitmap_list_sscanf(set, given);
+        }
+        status = dcommi_topo_load(xml, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, NULL, place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    hwloc_bitmap_free(set);
+    return status;
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx.h ============================================================= */
+/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
+ * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
+ * polls ten times slower and would listen on every interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
 /* ==== include/dcomm/impl/ucx_peer.h ======================================================== */
 /* ucx_peer.h - one UCX worker's state: its peers and their endpoints, the sends and fetches under
  * way, the messages that the engine keeps. */
@@ -16551,10 +17045,11 @@ typedef struct dcommi_card {
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
+    dcommi_site place;
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 1u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -16658,6 +17153,9 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         } else {
             snprintf(context->iface, sizeof context->iface, "%s", opts->iface);
         }
+    }
+    if (status >= 0) {
+        status = dcommi_topo_here(context->iface, &context->place);
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
@@ -16796,8 +17294,34 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
  * that every rank decides alike. */
 #define DCOMMI_PEER_READ_MIN 4097
 
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. A lane may own only
- * the part of each block that begins at `skip`. */
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
 typedef struct dcommi_blocks {
     int64_t n;
     int64_t base;   /* where the blocks begin in their space */
@@ -16805,8 +17329,9 @@ typedef struct dcommi_blocks {
     int64_t length; /* equal blocks: bytes of each */
     int64_t clip;   /* cut all off here, 0: never */
     int64_t skip;
-    bool listed;
+    bool listed, ordered;
     int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
 } dcommi_blocks;
 
 /* A block number that depends on a loop: index + coef * i[depth]. */
@@ -16836,6 +17361,10 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
     dcomm_expr offset = k->listed
                             ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
                             : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
     dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
     o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
     o.length =
@@ -16895,16 +17424,24 @@ static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
     return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
 }
 
-/* Put a list of n element counts into the table as bytes; returns the first index. */
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
-                                         const size_t *elements)
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
 {
     int64_t first = (int64_t)b->ntable;
     for (int i = 0; i < s->nranks; i++) {
-        int64_t bytes = dcommi_shape_bytes(s, elements[i]);
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
         dcommi_build_table(b, &bytes, 1);
     }
     return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
 }
 
 /* The longest of n counts, in bytes. */
@@ -16934,21 +17471,33 @@ static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *
     dcommi_end(b, 0);
 }
 
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them. */
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
                                              int64_t *longest)
 {
-    dcommi_blocks blocks = {.n = s->nranks};
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
     if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
         s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
         blocks.listed = true;
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
         *longest = dcommi_longest(s, s->counts);
     } else {
         blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
     }
     return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
 }
 
 /* Where this rank's own block begins, and how long it is. */
@@ -18148,7 +18697,12 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
  *
  * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
  * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards. */
+ * Several rings split the buffer; every other one runs backwards.
+ *
+ * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
+ * package and so on once, however the ranks are numbered. What is said above of ranks holds for
+ * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
+ * ranks that stand there. */
 #ifndef DCOMMI_ALGO_RING_H
 #define DCOMMI_ALGO_RING_H
 
@@ -18156,7 +18710,8 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
 /* One ring: who the neighbours are and how far the chunks go. */
 typedef struct dcommi_ring {
     dcommi_builder *b;
-    int64_t n, rank, step; /* step: +1, or -1 for a ring that runs backwards */
+    int64_t n, rank, next, previous;
+    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
@@ -18174,20 +18729,13 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .recv_lane = 2 * index + 1,
                         .chunk = chunk,
                         .chunks = chunks};
+    ring.position = dcommi_order_position(s, s->rank);
+    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
+    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
     ring.sent = dcommi_build_counter(b);
     return ring;
-}
-
-static dcomm_expr dcommi_ring_next(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank + ring->step + ring->n) % ring->n);
-}
-
-static dcomm_expr dcommi_ring_previous(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank - ring->step + ring->n) % ring->n);
 }
 
 /* Where a run of steps is: step u = first + i[u], chunk i[c]. */
@@ -18224,7 +18772,7 @@ static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_r
 static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
                                     int64_t ahead)
 {
-    dcommi_turn t = {ring->rank - ring->step * (run->first + ahead), run->u,
+    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
                      run->trips > 1 ? -ring->step : 0};
     return t;
 }
@@ -18247,7 +18795,7 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_send(
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -18266,7 +18814,7 @@ static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
-                dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -18282,11 +18830,11 @@ static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(ring->b, lane,
-                       dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-                       dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk),
-                       dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), flags);
+    dcommi_recv_reduce(
+        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
+        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcommi_ring_count(ring, &run, ring->tag), flags);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -18324,7 +18872,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -18338,7 +18886,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
         dcommi_send(
             b, ring.send_lane,
             dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_ring_next(&ring), dcommi_linear(ring.tag, c, 1), 0);
+            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
         dcommi_end_many(b, ring.send_lane, p.chunks);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
         if (i == 0 && !s->in_place) {
@@ -18357,7 +18905,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -18380,7 +18928,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_ring_next(&ring),
+            dcommi_send(b, send, part, dcommi_const(ring.next),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
@@ -18395,7 +18943,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_ring_previous(&ring),
+                               dcommi_const(ring.previous),
                                dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, recv, &run);
@@ -18406,8 +18954,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
                               last.c),
             dcommi_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(s->rank), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_ring_previous(&ring),
+            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
+            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
             dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
         dcommi_ring_close(&ring, recv, &last);
     }
@@ -18423,7 +18971,12 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
  * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
  * other, and each tree carries half of the data, so that every rank sends and receives about S per
  * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further. */
+ * is on its way further.
+ *
+ * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
+ * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
+ * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
+ * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
 
@@ -18437,12 +18990,12 @@ typedef struct dcommi_node {
     int child[DCOMMI_TREE_CHILDREN];
 } dcommi_node;
 
-/* Binomial tree over n ranks from `root`: the parent is the relative rank without its lowest set
- * bit. Children in order of growing distance. */
-static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
+/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
+ * lowest set bit. Children in order of growing distance. */
+static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
 {
     dcommi_node node = {.parent = -1};
-    int v = (rank - root + n) % n;
+    int v = (unit - root + n) % n;
     for (int64_t bit = 1; bit < n; bit *= 2) {
         if (v & bit) {
             node.parent = (int)((v - bit + root) % n);
@@ -18458,10 +19011,10 @@ static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
 /* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
  * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
  * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to ranks by adding `shift` modulo `nranks`; the root of the tree gets `above` as its
+ * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
  * parent. */
 static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
-                                      int64_t nranks, int above)
+                                      int64_t units, int above)
 {
     dcommi_node node = {.parent = above};
     int64_t x = position + 1;
@@ -18487,31 +19040,134 @@ static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, in
         if (which == 1) {
             at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
         }
-        int rank = (int)((at + shift) % nranks);
+        int unit = (int)((at + shift) % units);
         if (i == 0) {
-            node.parent = rank;
+            node.parent = unit;
         } else {
-            node.child[node.nchildren++] = rank;
+            node.child[node.nchildren++] = unit;
         }
     }
     return node;
 }
 
-/* The same trees over all ranks but `root`, which stands above both. */
-static dcommi_node dcommi_tree_rooted(const dcommi_shape *s, int which)
+/* The same trees over all units but `root`, which stands above both. */
+static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
 {
-    int64_t n = s->nranks, v = (s->rank - s->root + n) % n;
+    int64_t v = (unit - root + n) % n;
     if (v > 0) {
-        return dcommi_tree_binary(n - 1, which, v - 1, s->root + 1, n, s->root);
+        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
     }
-    dcommi_node top = {.parent = -1, .nchildren = 1};
+    dcommi_node top = {.parent = -1};
     for (int64_t position = 0; position < n - 1; position++) {
-        dcommi_node node = dcommi_tree_binary(n - 1, which, position, s->root + 1, n, s->root);
-        if (node.parent == s->root) {
-            top.child[0] = (int)((position + s->root + 1) % n);
+        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
+        if (node.parent == root) {
+            top.child[top.nchildren++] = (int)((position + root + 1) % n);
         }
     }
     return top;
+}
+
+/* ---- levels ---- */
+
+enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
+
+/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
+ * groups of `level`. */
+typedef struct dcommi_tree_span {
+    int first, end, level;
+} dcommi_tree_span;
+
+static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
+{
+    const dcommi_groups *g = s->groups;
+    return a == b ||
+           (g != NULL && level < g->nlevels &&
+            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
+}
+
+/* How many units a span has up to position `until`. */
+static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
+{
+    int units = 0;
+    for (int i = span->first; i < until; i++) {
+        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
+    }
+    return units;
+}
+
+static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
+                                         int unit)
+{
+    dcommi_tree_span part = {span->first, span->first, span->level + 1};
+    for (; unit >= 0; unit--) {
+        part.first = part.end++;
+        while (part.end < span->end &&
+               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
+            part.end++;
+        }
+    }
+    return part;
+}
+
+/* The node of one unit in the tree over the units of a span. root: position of the rank that must
+ * be on top, -1: none, or none within the span. */
+static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
+                                     const dcommi_tree_span *span, int root, int unit)
+{
+    int n = dcommi_tree_units(s, span, span->end);
+    bool inside = root >= span->first && root < span->end;
+    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
+    if (kind == DCOMMI_TREE_BINOMIAL) {
+        return dcommi_tree_binomial(n, top, unit);
+    }
+    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
+                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
+}
+
+/* The position that stands on top of the tree of a span. */
+static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
+                           int root)
+{
+    while (span.end - span.first > 1) {
+        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
+        if (root >= span.first && root < span.end) {
+            return root;
+        }
+        while (kind != DCOMMI_TREE_BINOMIAL &&
+               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
+            unit++;
+        }
+        span = dcommi_tree_unit(s, &span, unit);
+    }
+    return span.first;
+}
+
+/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
+{
+    dcommi_node all = {.parent = -1};
+    dcommi_tree_span span = {0, s->nranks, 0};
+    int position = (int)dcommi_order_position(s, s->rank);
+    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
+    while (span.end - span.first > 1) {
+        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
+        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
+        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
+            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
+            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
+            all.nchildren += node.nchildren; /* the nearest come first */
+            for (int i = -1; i < node.nchildren; i++) {
+                int relative = i < 0 ? node.parent : node.child[i];
+                if (relative >= 0) {
+                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
+                    int top = dcommi_tree_top(s, kind, other, root);
+                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
+                }
+            }
+        }
+        span = part;
+    }
+    return all;
 }
 
 /* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
@@ -18677,7 +19333,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
     int lane = 0, flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_binary(s->nranks, i % 2, s->rank, 0, s->nranks, -1);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
         lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
     }
     return b->status;
@@ -18686,7 +19342,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
 static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, 0, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
     dcommi_tree_both_ways(s, b, 0, &f, &node);
     return b->status;
 }
@@ -18697,7 +19353,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
                          dcommi_build_tags(b, f.chunks), -1);
     }
@@ -18709,7 +19365,7 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
                      -1);
     dcommi_tree_keep_own(s, b, total);
@@ -18721,7 +19377,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
@@ -18730,7 +19386,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }
@@ -19181,6 +19837,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     dcommi_free(comm);
@@ -19301,6 +19958,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
+    card->place = comm->context->place;
 }
 
 /* The card at the start of a rank's blob, if it is one of ours. */
@@ -19327,7 +19985,7 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent addresses of a wrong length", rank);
     }
-    return DCOMM_OK;
+    return dcommi_place_check(&card->place, rank);
 }
 
 /* Every rank's blob, parsed: cards[size] and where each blob starts. */
@@ -19372,19 +20030,25 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
 /* Who is where. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
-    for (int r = 0; ids != NULL && r < comm->size; r++) {
-        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
-            ids[r]++;
+    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
+            host[r]++;
         }
     }
-    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
-    dcommi_free(ids);
+    comm->groups = host != NULL && comm->places != NULL
+                       ? dcommi_place_groups(comm->size, host, comm->places)
+                       : NULL;
+    dcommi_free(host);
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->nhosts = comm->groups->count[0];
+    if (comm->rank == 0) {
+        dcommi_place_warn(comm->groups, comm->places);
+    }
     return DCOMM_OK;
 }
 
@@ -19612,12 +20276,14 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
-    bool bad = comm->members == NULL || comm->groups == NULL;
+    comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
         dcommi_member *m = &comm->members[i];
         m->peer = from->peer;
+        comm->places[i] = parent->places[ranks[i]];
         m->hostname = dcommi_strdup(from->hostname);
         bad = m->hostname == NULL;
         if (ranks[i] == parent->rank) {
@@ -19915,6 +20581,66 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
 {
     return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
                                                                       : NULL;
+}
+
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
+}
+
+_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
+                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
+               "one numbering");
+
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
+        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
+                                          comm->groups->nlevels);
+    }
+    info->kind = (dcomm_level_kind)comm->groups->kind[level];
+    info->name = names[info->kind];
+    info->groups = comm->groups->count[level];
+    return DCOMM_OK;
+}
+
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
+                   level < comm->groups->nlevels
+               ? dcommi_group_of(comm->groups, level, rank)
+               : -1;
+}
+
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
+{
+    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
+               ? comm->groups->order[position]
+               : -1;
+}
+
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (place == NULL || rank < 0 || rank >= comm->size) {
+        return place == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+    }
+    const dcommi_site *p = &comm->places[rank];
+    place->package = (int)dcommi_max64(p->package, -1);
+    place->numa = (int)dcommi_max64(p->numa, -1);
+    place->cache = (int)dcommi_max64(p->cache, -1);
+    place->core = (int)dcommi_max64(p->core, -1);
+    place->cpus = p->cpus;
+    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
+    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
+    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
+    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
+    return DCOMM_OK;
 }
 
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
@@ -21804,6 +22530,19 @@ static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nr
     return block;
 }
 
+/* One level of groups out of a list of hosts; NULL without memory. */
+static dcommi_groups *dcommi_spec_groups(const int *hosts, int nranks)
+{
+    static const uint8_t kind = DCOMMI_LEVEL_HOST;
+    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
+    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
+        ids[r] = hosts[r];
+    }
+    dcommi_groups *groups = ids != NULL ? dcommi_groups_make(nranks, 1, &kind, ids) : NULL;
+    dcommi_free(ids);
+    return groups;
+}
+
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
@@ -21846,10 +22585,16 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, false, &algo);
+    dcommi_groups *groups = dcommi_spec_groups(spec->hosts, nranks);
+    s.groups = groups;
+    dcomm_status status = groups == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    if (status >= 0) {
+        status = dcommi_algo_pick(&s, opts->algo, false, groups->count[0] == 1, &algo);
+    }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
+    dcommi_groups_free(&groups);
     dcommi_free(counts);
     return status;
 }
@@ -21951,6 +22696,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_PEER_READ_MIN
+#undef DCOMMI_PLACE_CPUS
+#undef DCOMMI_PLACE_MANY
+#undef DCOMMI_PLACE_NONE
 #undef DCOMMI_PMIX_ANY_RANK
 #undef DCOMMI_PMI_LINE
 #undef DCOMMI_PMI_NAME

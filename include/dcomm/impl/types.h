@@ -7,6 +7,7 @@
 #include "device.h"
 #include "host.h"
 #include "message.h"
+#include "place.h"
 
 #define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
@@ -250,6 +251,7 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
@@ -317,6 +319,7 @@ struct dcomm_context {
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];
+    dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
     dcommi_remote *peers;
