@@ -10266,7 +10266,7 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
-    size_t eager_max; /* a payload up to this long is copied out before send returns */
+    size_t eager_max; /* a payload up to this long comes with its message */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -10592,7 +10592,7 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
@@ -14736,8 +14736,8 @@ static int dcommi_watch_poll(int epoll, void **users, int max)
 
 #endif
 
-#define DCOMMI_LOCAL_EAGER 8192 /* longest payload of one record */
-#define DCOMMI_LOCAL_FIFO 65536
+#define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
+#define DCOMMI_LOCAL_FIFO 262144
 #define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
 #define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
 #define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
@@ -14785,19 +14785,20 @@ typedef struct dcommi_local_card {
 typedef struct dcommi_local_flight {
     struct dcommi_local_flight *next;
     dcommi_op *op;
-    dcomm_status status;
     uint64_t id;
     unsigned char *bytes; /* read from, or written to */
     size_t len, at;
     bool going;
 } dcommi_local_flight;
 
-/* A record for which the fifo had no room. */
+/* A record for which the fifo had no room. A payload of some length stays where it is. */
 typedef struct dcommi_local_queued {
     struct dcommi_local_queued *next;
+    dcommi_op *op; /* NULL: the payload was copied */
+    const void *data;
     unsigned kind;
     size_t header_len, len;
-    unsigned char bytes[];
+    unsigned char bytes[]; /* header, payload that was copied */
 } dcommi_local_queued;
 
 typedef struct dcommi_local dcommi_local;
@@ -14835,7 +14836,11 @@ struct dcommi_local {
     size_t npolled, polled_capacity;
     unsigned turns; /* of progress */
     size_t nwaiting, nended;
-    dcommi_local_flight *done;
+    struct dcommi_local_done {
+        dcommi_op *op;
+        dcomm_status status;
+    } * done; /* to be told at the end of progress */
+    size_t ndone, npromised, done_capacity;
     dcommi_local_peer *removed; /* in the course of progress */
     bool inside;                /* progress is on the stack */
     bool closing;
@@ -14964,11 +14969,35 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
 
 /* ---- the end of a peer ---- */
 
-static void dcommi_local_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+/* Room for one more op: kept free ahead of time, so that being done needs no memory. */
+static dcomm_status dcommi_local_promise(dcommi_local *u)
 {
-    f->status = status;
-    f->next = u->done;
-    u->done = f;
+    DCOMMI_TRY(dcommi_grow((void **)&u->done, &u->done_capacity, u->ndone + u->npromised + 1,
+                           sizeof *u->done));
+    u->npromised++;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_done(dcommi_local *u, dcommi_op *op, dcomm_status status)
+{
+    u->npromised--;
+    u->done[u->ndone].op = op;
+    u->done[u->ndone++].status = status;
+}
+
+static dcommi_local_flight *dcommi_local_flight_new(dcommi_local *u, dcommi_op *op)
+{
+    dcommi_local_flight *f = dcommi_local_promise(u) < 0 ? NULL : dcommi_alloc(sizeof *f);
+    if (f != NULL) {
+        f->op = op;
+    }
+    return f;
+}
+
+static void dcommi_local_flight_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+{
+    dcommi_local_done(u, f->op, status);
+    dcommi_free(f);
 }
 
 static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
@@ -14986,6 +15015,9 @@ static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
     while (p->queue != NULL) {
         dcommi_local_queued *q = p->queue;
         p->queue = q->next;
+        if (q->op != NULL) {
+            dcommi_local_done(u, q->op, status);
+        }
         dcommi_free(q);
     }
     p->queue_last = NULL;
@@ -14994,7 +15026,7 @@ static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
         while (*list != NULL) {
             dcommi_local_flight *f = *list;
             *list = f->next;
-            dcommi_local_done(u, f, status);
+            dcommi_local_flight_done(u, f, status);
         }
     }
     for (dcommi_local_offer *o = u->offers; o != NULL; o = o->next) {
@@ -15116,9 +15148,42 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 
 /* ---- sending ---- */
 
+/* Payloads up to this long are copied when the fifo is full. */
+#define DCOMMI_LOCAL_COPIED 256
+
+/* A record that has to wait for room. */
+static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, const void *header,
+                                         size_t header_len, const void *data, size_t len,
+                                         dcommi_op *op)
+{
+    bool copy = op == NULL || len <= DCOMMI_LOCAL_COPIED;
+    if (!copy) {
+        DCOMMI_TRY(dcommi_local_promise(p->local));
+    }
+    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + (copy ? len : 0));
+    if (q == NULL) {
+        p->local->npromised -= copy ? 0 : 1;
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *q = (dcommi_local_queued){.op = copy ? NULL : op,
+                               .data = copy ? q->bytes + header_len : data,
+                               .kind = kind,
+                               .header_len = header_len,
+                               .len = len};
+    memcpy(q->bytes, header, header_len);
+    if (copy && len > 0) {
+        memcpy(q->bytes + header_len, data, len);
+    }
+    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
+    p->queue_last = q;
+    dcommi_local_waiting(p, true);
+    return copy ? DCOMM_OK : DCOMM_IN_PROGRESS;
+}
+
 /* Put a record into the peer's fifo, or behind those that wait for room. */
-static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
-                                     size_t header_len, const void *data, size_t len)
+static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
+                                            size_t header_len, const void *data, size_t len,
+                                            dcommi_op *op)
 {
     if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
         unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
@@ -15131,19 +15196,7 @@ static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const 
             return DCOMM_OK;
         }
     }
-    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + len);
-    if (q == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    *q = (dcommi_local_queued){.kind = kind, .header_len = header_len, .len = len};
-    memcpy(q->bytes, header, header_len);
-    if (len > 0) {
-        memcpy(q->bytes + header_len, data, len);
-    }
-    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
-    p->queue_last = q;
-    dcommi_local_waiting(p, true);
-    return DCOMM_OK;
+    return dcommi_local_enqueue(p, kind, header, header_len, data, len, op);
 }
 
 static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_local_peer **p_p)
@@ -15177,13 +15230,12 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     }
     DCOMMI_TRY(dcommi_local_writable(u, peer, &p));
     if (len <= DCOMMI_LOCAL_EAGER) {
-        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len);
+        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len, op);
     }
-    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    dcommi_local_flight *f = dcommi_local_flight_new(u, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    f->op = op;
     f->id = u->next_flight++;
     f->bytes = (unsigned char *)(uintptr_t)data;
     f->len = len;
@@ -15191,9 +15243,10 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     dcommi_local_offer_tail tail = {f->id, len};
     memcpy(long_header, header, header_len);
     memcpy(long_header + header_len, &tail, sizeof tail);
-    dcomm_status status =
-        dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header, header_len + sizeof tail, NULL, 0);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header,
+                                           header_len + sizeof tail, NULL, 0, NULL);
     if (status < 0) {
+        u->npromised--;
         dcommi_free(f);
         return status;
     }
@@ -15221,9 +15274,15 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
         if (body == NULL) {
             return n;
         }
-        memcpy(body, q->bytes, q->header_len + q->len);
+        memcpy(body, q->bytes, q->header_len);
+        if (q->len > 0) {
+            memcpy(body + q->header_len, q->data, q->len);
+        }
         dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
         p->queue = q->next;
+        if (q->op != NULL) {
+            dcommi_local_done(p->local, q->op, DCOMM_OK);
+        }
         dcommi_free(q);
         n++;
     }
@@ -15245,7 +15304,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
         }
         if (f->going) {
             *at = f->next;
-            dcommi_local_done(p->local, f, DCOMM_OK);
+            dcommi_local_flight_done(p->local, f, DCOMM_OK);
         } else {
             at = &f->next;
         }
@@ -15271,7 +15330,7 @@ static void dcommi_local_release(dcommi_transport *t, void *desc)
     dcommi_local_offer *o = desc;
     (void)t;
     if (o->peer != NULL) {
-        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0);
+        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0, NULL);
     }
     dcommi_local_offer_free(o);
 }
@@ -15286,20 +15345,20 @@ static dcomm_status dcommi_local_fetch(dcommi_transport *t, void *desc, void *bu
         return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
                            t->name, len);
     }
-    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    dcommi_local_flight *f = dcommi_local_flight_new(p->local, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    f->op = op;
     f->id = o->id;
     f->bytes = buf;
     f->len = len;
     f->next = p->fetches;
     p->fetches = f;
     dcommi_local_offer_free(o);
-    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0, NULL);
     if (status < 0) {
         p->fetches = f->next;
+        p->local->npromised--;
         dcommi_free(f);
         return status;
     }
@@ -15346,7 +15405,7 @@ static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
             dcommi_local_waiting(p, true);
         } else {
             *at = f->next;
-            dcommi_local_done(p->local, f, DCOMM_OK);
+            dcommi_local_flight_done(p->local, f, DCOMM_OK);
         }
         return;
     }
@@ -15367,7 +15426,7 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
         f->at += r->len;
         if (f->at == f->len) {
             *at = f->next;
-            dcommi_local_done(p->local, f, DCOMM_OK);
+            dcommi_local_flight_done(p->local, f, DCOMM_OK);
         }
         return;
     }
@@ -15472,13 +15531,9 @@ static unsigned dcommi_local_bury(dcommi_local *u)
 static unsigned dcommi_local_deliver(dcommi_local *u)
 {
     unsigned n = 0;
-    while (u->done != NULL) {
-        dcommi_local_flight *f = u->done;
-        dcommi_op *op = f->op;
-        dcomm_status status = f->status;
-        u->done = f->next;
-        dcommi_free(f);
-        op->done(op, status);
+    while (u->ndone > 0) { /* an op that is done may start others */
+        struct dcommi_local_done d = u->done[--u->ndone];
+        d.op->done(d.op, d.status);
         n++;
     }
     return n;
@@ -15507,7 +15562,7 @@ static unsigned dcommi_local_progress(dcommi_transport *t)
         n += dcommi_local_bury(u);
     }
     u->inside = false;
-    if (DCOMMI_UNLIKELY(u->done != NULL)) {
+    if (u->ndone > 0) {
         n += dcommi_local_deliver(u);
     }
     if (DCOMMI_UNLIKELY(u->removed != NULL)) {
@@ -15583,7 +15638,7 @@ static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
 
 static bool dcommi_local_is_busy(const dcommi_local *u)
 {
-    bool busy = u->done != NULL;
+    bool busy = u->ndone > 0;
     for (size_t i = 0; i < u->npolled && !busy; i++) {
         const dcommi_local_peer *p = u->polled[i];
         busy = p->queue != NULL || p->sends != NULL || p->fetches != NULL;
@@ -15610,6 +15665,7 @@ static void dcommi_local_free(dcommi_local *u)
     }
     dcommi_free(u->peers);
     dcommi_free(u->polled);
+    dcommi_free(u->done);
     dcommi_free((void *)(uintptr_t)u->base.address);
     dcommi_free(u);
 }
@@ -22688,6 +22744,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_LINE
 #undef DCOMMI_LOCAL_BLOCKS
 #undef DCOMMI_LOCAL_BURST
+#undef DCOMMI_LOCAL_COPIED
 #undef DCOMMI_LOCAL_EAGER
 #undef DCOMMI_LOCAL_FIFO
 #undef DCOMMI_LOCAL_KEY_MAX

@@ -13,7 +13,7 @@
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
@@ -312,7 +312,8 @@ typedef struct dcommi_stray {
 } dcommi_stray;
 
 struct dcomm_context {
-    _Atomic int refs;  /* its creator, its communicators */
+    _Atomic int refs;    /* its creator, its communicators */
+    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
     _Atomic int token; /* who holds it progresses (token.h) */
     _Atomic int sharing, owner_in;
     const char *owner;
