@@ -846,6 +846,8 @@ typedef struct dcomm_stats {
     uint64_t messages_sent;        /* payload messages */
     uint64_t bytes_sent;           /* payload bytes sent, headers not counted */
     uint64_t bytes_read;           /* payload bytes read from peers' exposed memory */
+    uint64_t bytes_mapped;         /* payload bytes, received or read, that were used where they
+                                      lie in a peer's registered memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
 } dcomm_stats;
@@ -11929,12 +11931,13 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
 {
     dcomm_comm *comm = move->run->comm;
     const uint8_t *mapped = dcommi_resolve_peer_memory(comm, move->node.peer, region, address, len);
-    if (mapped != NULL && move->kind == DCOMMI_MOVE_RECV) {
+    if (mapped != NULL) {
+        comm->stats.bytes_mapped += len;
+        if (move->kind == DCOMMI_MOVE_FOLD) {
+            return dcommi_fold(move, mapped, 0, len);
+        }
         dcommi_host_copy(move->buf, mapped, len);
         return DCOMM_OK;
-    }
-    if (mapped != NULL) {
-        return dcommi_fold(move, mapped, 0, len);
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
     if (!dcommi_peer_readable(peer)) {
@@ -12131,6 +12134,9 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dc
             return DCOMM_ERR_UNSUPPORTED;
         }
     }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
     if (fold) {
         return dcommi_fold_pieces(lane, dst, src, n, len, final);
     }
@@ -12154,6 +12160,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
         for (size_t i = 0; i < n; i++) {
             src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
             if (src[i] != NULL) {
+                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
                 continue;
             }
             uint8_t *block = staging + i * grain;

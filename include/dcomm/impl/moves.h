@@ -386,12 +386,13 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
 {
     dcomm_comm *comm = move->run->comm;
     const uint8_t *mapped = dcommi_resolve_peer_memory(comm, move->node.peer, region, address, len);
-    if (mapped != NULL && move->kind == DCOMMI_MOVE_RECV) {
+    if (mapped != NULL) {
+        comm->stats.bytes_mapped += len;
+        if (move->kind == DCOMMI_MOVE_FOLD) {
+            return dcommi_fold(move, mapped, 0, len);
+        }
         dcommi_host_copy(move->buf, mapped, len);
         return DCOMM_OK;
-    }
-    if (mapped != NULL) {
-        return dcommi_fold(move, mapped, 0, len);
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
     if (!dcommi_peer_readable(peer)) {

@@ -85,6 +85,9 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dc
             return DCOMM_ERR_UNSUPPORTED;
         }
     }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
     if (fold) {
         return dcommi_fold_pieces(lane, dst, src, n, len, final);
     }
@@ -108,6 +111,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
         for (size_t i = 0; i < n; i++) {
             src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
             if (src[i] != NULL) {
+                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
                 continue;
             }
             uint8_t *block = staging + i * grain;
