@@ -187,7 +187,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
     }
     dcommi_mem_drop(own);
     dcomm_context *context = own->context;
-    dcommi_free(own->told);
+    dcommi_free(own->readers);
     dcommi_free(own);
     return dcommi_context_release(context);
 }

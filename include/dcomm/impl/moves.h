@@ -269,7 +269,9 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     comm->stats.bytes_sent += len;
 
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
-    if (peer->same_host && len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) {
+    if (peer->same_host && len > DCOMMI_RTS_BYTES &&
+        (!peer->cannot_read_us ||
+         dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len))) {
         header.type = DCOMMI_MSG_RTS;
         header.a = (uint64_t)(uintptr_t)data;
         header.b = len;
@@ -308,6 +310,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     dcommi_peer_of(comm, (int)h->src)->cannot_read_us = true;
+    dcommi_region_refused(comm->context, comm->members[h->src].peer, move->buf, move->len);
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_DATA, h->tag);
     header.stage = h->stage;
     header.a = move->len;

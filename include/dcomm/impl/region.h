@@ -14,6 +14,7 @@
 
 #define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
 #define DCOMMI_REGION_BUCKETS 256 /* of the cache */
+#define DCOMMI_REGION_REFUSALS 64
 #define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
 /* UCX reads a key without knowing its length: at most 64 parts of a length byte and 255 more. */
 #define DCOMMI_REGION_KEY_ROOM (64 * 256 + 64)
@@ -35,6 +36,13 @@ typedef struct dcommi_region_card {
 
 _Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
 
+/* A peer that has to do with a region of ours. */
+typedef struct dcommi_reader {
+    int peer;
+    bool told;    /* was given it */
+    int refusals; /* how often it could not read an RTS in place */
+} dcommi_reader;
+
 /* A region of this rank. */
 typedef struct dcommi_own {
     struct dcommi_own *next; /* of all in the process */
@@ -43,8 +51,8 @@ typedef struct dcommi_own {
     size_t len, mapped, huge; /* mapped: with the mark */
     uint32_t id;              /* 0: nobody can map it */
     dcommi_region region;     /* the transport's */
-    int *told;                /* peers that were given it */
-    size_t ntold, told_capacity;
+    dcommi_reader *readers;
+    size_t nreaders, readers_capacity;
 } dcommi_own;
 
 enum dcommi_map_state { DCOMMI_MAP_ASKED, DCOMMI_MAP_KNOWN, DCOMMI_MAP_OPEN, DCOMMI_MAP_FAILED };
@@ -100,21 +108,63 @@ static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t 
     return low;
 }
 
-/* The number of the region that all of this memory lies in; 0: none. */
-static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
-                                            size_t len)
+/* The region that all of this memory lies in; NULL: none. */
+static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
 {
     const struct dcommi_regions *regions = context->regions;
     if (DCOMMI_LIKELY(regions == NULL || regions->nown == 0)) {
-        return 0;
+        return NULL;
     }
     size_t i = dcommi_own_behind(regions, (uintptr_t)at);
     if (i == 0) {
-        return 0;
+        return NULL;
     }
-    const dcommi_own *own = regions->own[i - 1];
+    dcommi_own *own = regions->own[i - 1];
     size_t offset = (uintptr_t)at - (uintptr_t)own->base;
-    return offset < own->len && len <= own->len - offset ? own->id : 0;
+    return offset < own->len && len <= own->len - offset ? own : NULL;
+}
+
+/* Its number, for messages. */
+static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
+                                            size_t len)
+{
+    const dcommi_own *own = dcommi_own_find(context, at, len);
+    return own != NULL ? own->id : 0;
+}
+
+/* A peer's entry at a region, made when needed; NULL without memory. */
+static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
+{
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].peer == peer) {
+            return &own->readers[i];
+        }
+    }
+    if (dcommi_grow((void **)&own->readers, &own->readers_capacity, own->nreaders + 1,
+                    sizeof *own->readers) < 0) {
+        return NULL;
+    }
+    own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
+    return &own->readers[own->nreaders++];
+}
+
+/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
+ * map the region in the end has to ask for each message, so not for ever. */
+static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    const dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
+}
+
+/* A peer wants a message that was offered in place after all. */
+static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    if (reader != NULL) {
+        reader->refusals++;
+    }
 }
 
 static dcomm_status dcommi_own_enter(dcommi_own *own)
@@ -157,19 +207,13 @@ static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
 static void dcommi_own_leave(dcommi_own *own)
 {
     struct dcommi_regions *regions = own->context->regions;
-    size_t i = 0;
-    while (i < regions->nown && regions->own[i] != own) {
-        i++;
-    }
-    if (i == regions->nown) {
-        return;
-    }
+    size_t at = dcommi_own_behind(regions, (uintptr_t)own->base) - 1;
     regions->nown--;
-    memmove(&regions->own[i], &regions->own[i + 1], (regions->nown - i) * sizeof *regions->own);
-    for (size_t t = 0; t < own->ntold; t++) {
-        int rank;
-        dcomm_comm *comm = dcommi_comm_with(own->context, own->told[t], &rank);
-        if (comm != NULL && !own->context->peers[own->told[t]].lost) {
+    memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
+    for (size_t i = 0; i < own->nreaders; i++) {
+        int rank, peer = own->readers[i].peer;
+        dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+        if (own->readers[i].told && comm != NULL && !own->context->peers[peer].lost) {
             dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id};
             dcommi_send_header(comm, rank, &gone, NULL, 0);
         }
@@ -187,18 +231,11 @@ static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
     if (own == NULL || !comm->context->peers[comm->members[h->src].peer].same_host) {
         return; /* freed meanwhile: the peer does without */
     }
-    int peer = comm->members[h->src].peer;
-    bool known = false;
-    for (size_t t = 0; t < own->ntold && !known; t++) {
-        known = own->told[t] == peer;
+    dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
+    if (reader == NULL) {
+        return;
     }
-    if (!known) {
-        if (dcommi_grow((void **)&own->told, &own->told_capacity, own->ntold + 1,
-                        sizeof *own->told) < 0) {
-            return;
-        }
-        own->told[own->ntold++] = peer;
-    }
+    reader->told = true;
     uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_MAX];
     dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
                                .remote_base = (uint64_t)(uintptr_t)own->region.base,
