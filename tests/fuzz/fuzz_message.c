@@ -34,9 +34,15 @@ static dcomm_status fake_add_peer(dcommi_transport *t, int peer, const void *add
     return DCOMM_OK;
 }
 
-static void fake_remove_peer(dcommi_transport *t, int peer, bool force)
+static void fake_remove_peer(dcommi_transport *t, int peer)
 {
-    (void)t, (void)peer, (void)force;
+    (void)t, (void)peer;
+}
+
+static bool fake_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    (void)t, (void)peer, (void)arrival;
+    return false;
 }
 
 static dcomm_status fake_take(dcommi_op *op, void *buf, const void *data, size_t len)
@@ -186,6 +192,7 @@ static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
                                                     .region_destroy = fake_region_destroy,
                                                     .region_map = fake_region_map,
                                                     .region_unmap = fake_region_unmap,
+                                                    .peek = fake_peek,
                                                     .close = fake_close};
 
 /* ---- a communicator on it ---- */

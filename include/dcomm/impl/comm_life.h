@@ -277,7 +277,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         dcommi_maps_forget(context, peer); /* nobody is left to say when they are freed */
         if (context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer, true);
+            t->call->remove_peer(t, peer);
         }
     }
     dcommi_token_release(context);
