@@ -19,6 +19,9 @@ extern "C" {
  * huge pages, if the kernel gives them (dcomm_mem_query tells). It is in memory from the
  * start: a host that has not enough gives an error here and no SIGBUS later.
  *
+ * It is placed on the NUMA node of the thread that allocates it. Freed memory is the system's again
+ * when the peers that have mapped it have heard of it, in their next progress.
+ *
  * It belongs to the caller until dcomm_mem_free, whatever becomes of communicators and of `context`
  * (a communicator's: dcomm_comm_context): the context is closed when also its last such memory is
  * free. All of it goes with the process. These functions may be called from any thread.

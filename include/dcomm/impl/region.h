@@ -63,6 +63,7 @@ typedef struct dcommi_map {
     int peer;
     uint32_t id;
     uint8_t state;
+    uint8_t named; /* how often since we asked */
     uint64_t base, len;
     uint8_t *local; /* OPEN */
     size_t mapped;
@@ -294,21 +295,25 @@ static void dcommi_regions_free(dcomm_context *context)
     }
 }
 
-/* The first message that names a region: remember it, and ask for it. */
-static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id)
+/* A region is named that we do not know: remember it, and ask for it; again from time to time, as a
+ * communicator that fails takes question or answer with it. map: NULL the first time. */
+static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *map)
 {
+    if (map != NULL && ++map->named != 0) {
+        return;
+    }
     struct dcommi_regions *regions = dcommi_regions_of(comm->context);
-    if (regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS) {
-        return;
-    }
-    dcommi_map *map = dcommi_alloc(sizeof *map);
     if (map == NULL) {
-        return;
+        bool full = regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS;
+        map = full ? NULL : dcommi_alloc(sizeof *map);
+        if (map == NULL) {
+            return;
+        }
+        map->peer = comm->members[rank].peer;
+        map->id = id;
+        *dcommi_map_at(regions, map->peer, id) = map;
+        regions->nmaps++;
     }
-    map->peer = comm->members[rank].peer;
-    map->id = id;
-    *dcommi_map_at(regions, map->peer, id) = map;
-    regions->nmaps++;
     dcommi_header ask = {.type = DCOMMI_MSG_REGION_ASK, .tag = id};
     dcommi_send_header(comm, rank, &ask, NULL, 0);
 }
@@ -386,8 +391,8 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
     }
     struct dcommi_regions *regions = comm->context->regions;
     dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
-    if (DCOMMI_UNLIKELY(map == NULL)) {
-        dcommi_map_ask(comm, rank, region);
+    if (DCOMMI_UNLIKELY(map == NULL || map->state == DCOMMI_MAP_ASKED)) {
+        dcommi_map_ask(comm, rank, region, map);
         return NULL;
     }
     if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
