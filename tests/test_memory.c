@@ -141,6 +141,42 @@ Test(memory, calls, .timeout = 60)
     on(1, RANKS_LOCAL, calls);
 }
 
+static int lines_of_huge_pages;
+
+static void hear(int level, const char *message, void *user)
+{
+    (void)user;
+    lines_of_huge_pages += level == 2 && strstr(message, "huge pages") != NULL;
+}
+
+/* A process that gets no huge pages works all the same, and is told once. */
+static int no_huge_pages(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { BYTES = 5 << 20 };
+    dcomm_mem_info info;
+    void *p[2] = {NULL, NULL};
+    setenv("DCOMM_LOG", "info", 1);
+    dcomm_set_logger(hear, NULL);
+    PROCS_TRUE(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
+    ranks_settle(rank, n, ((at_place *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    for (int i = 0; i < 2; i++) {
+        p[i] = allocate(comm, BYTES);
+        RANKS_OK(dcomm_mem_query(p[i], &info));
+        PROCS_TRUE(info.shared && info.bytes >= BYTES && info.huge_bytes == 0);
+    }
+    PROCS_CHECK(lines_of_huge_pages == 1, "%d lines", lines_of_huge_pages);
+    expect_mapped(comm, p[1], COUNT, true);
+    RANKS_OK(dcomm_mem_free(&p[0]));
+    RANKS_OK(dcomm_mem_free(&p[1]));
+    return ranks_leave(&comm);
+}
+
+Test(memory, no_huge_pages, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, no_huge_pages);
+}
+
 /* ---- lives ---- */
 
 /* Freed and made anew, at addresses that were registered memory, or ordinary, before. */
