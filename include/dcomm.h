@@ -11018,22 +11018,25 @@ static bool dcommi_huge_readable(void *at, size_t len)
     return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
 }
 
-/* Persuade the kernel to put populated memory on huge pages, whatever its settings for shared
- * memory say. Returns how many bytes it did. */
-static size_t dcommi_huge_collapse(uint8_t *at, size_t len)
+/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
+ * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
 {
-    size_t good = 0;
+    *huge = 0;
     if (len >= DCOMMI_HUGE_PAGE) {
         madvise(at, len, MADV_HUGEPAGE);
     }
     for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
+        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+            return false;
+        }
         if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
-            good += DCOMMI_HUGE_PAGE;
+            *huge += DCOMMI_HUGE_PAGE;
         } else if (errno == EINVAL) {
             break; /* not this kernel, or not such memory */
         }
     }
-    return good;
+    return dcommi_huge_populate(at, len);
 }
 
 #endif
@@ -21534,13 +21537,12 @@ static dcomm_status dcommi_mem_share(dcommi_own *own)
     if (own->base == NULL) {
         return DCOMM_ERR_UNSUPPORTED;
     }
-    if (!dcommi_huge_populate(own->base, own->mapped)) {
+    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
                            "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
                            "memory limit of the container)",
                            own->mapped, strerror(errno));
     }
-    own->huge = dcommi_huge_collapse(own->base, own->len);
     return DCOMM_OK;
 }
 
@@ -21553,14 +21555,10 @@ static dcomm_status dcommi_mem_plain(dcommi_own *own)
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no address space for %zu bytes: %s", own->len,
                            strerror(errno));
     }
-    if (own->len >= DCOMMI_HUGE_PAGE) {
-        madvise(own->base, own->len, MADV_HUGEPAGE);
-    }
-    if (!dcommi_huge_populate(own->base, own->len)) {
+    if (!dcommi_huge_fill(own->base, own->len, &own->huge)) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for %zu bytes: %s", own->len,
                            strerror(errno));
     }
-    own->huge = dcommi_huge_collapse(own->base, own->len);
     return DCOMM_OK;
 }
 

@@ -59,13 +59,12 @@ static dcomm_status dcommi_mem_share(dcommi_own *own)
     if (own->base == NULL) {
         return DCOMM_ERR_UNSUPPORTED;
     }
-    if (!dcommi_huge_populate(own->base, own->mapped)) {
+    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
                            "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
                            "memory limit of the container)",
                            own->mapped, strerror(errno));
     }
-    own->huge = dcommi_huge_collapse(own->base, own->len);
     return DCOMM_OK;
 }
 
@@ -78,14 +77,10 @@ static dcomm_status dcommi_mem_plain(dcommi_own *own)
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no address space for %zu bytes: %s", own->len,
                            strerror(errno));
     }
-    if (own->len >= DCOMMI_HUGE_PAGE) {
-        madvise(own->base, own->len, MADV_HUGEPAGE);
-    }
-    if (!dcommi_huge_populate(own->base, own->len)) {
+    if (!dcommi_huge_fill(own->base, own->len, &own->huge)) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for %zu bytes: %s", own->len,
                            strerror(errno));
     }
-    own->huge = dcommi_huge_collapse(own->base, own->len);
     return DCOMM_OK;
 }
 

@@ -110,22 +110,25 @@ static bool dcommi_huge_readable(void *at, size_t len)
     return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
 }
 
-/* Persuade the kernel to put populated memory on huge pages, whatever its settings for shared
- * memory say. Returns how many bytes it did. */
-static size_t dcommi_huge_collapse(uint8_t *at, size_t len)
+/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
+ * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
 {
-    size_t good = 0;
+    *huge = 0;
     if (len >= DCOMMI_HUGE_PAGE) {
         madvise(at, len, MADV_HUGEPAGE);
     }
     for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
+        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+            return false;
+        }
         if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
-            good += DCOMMI_HUGE_PAGE;
+            *huge += DCOMMI_HUGE_PAGE;
         } else if (errno == EINVAL) {
             break; /* not this kernel, or not such memory */
         }
     }
-    return good;
+    return dcommi_huge_populate(at, len);
 }
 
 #endif
