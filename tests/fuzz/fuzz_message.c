@@ -203,6 +203,7 @@ static dcomm_comm *make_comm(void)
 {
     dcomm_context *context = dcommi_alloc(sizeof *context);
     atomic_store(&context->refs, 0);
+    atomic_store(&context->holders, 1);
     context->local = &fake_transport;
     context->spin_limit = 1;
     context->npeers = RANKS - 1;
