@@ -9,9 +9,8 @@
 #   --rate R              of each link, as tc writes it: 1gbit, 200mbit; none: not shaped (1gbit)
 #   --order block|cyclic  neighbouring ranks share a host (default), or sit on different ones
 #   --bind core|slice|none  cores of a host's ranks; all hosts have the machine's (core)
-#   --peer dcomm|openmpi|mpich|intelmpi|gloo  who launches PROGRAM (dcomm); gloo, like dcomm, is
-#                         launched by dcomm-run. PROGRAM may be mpi-perf or gloo-perf alone: then
-#                         bench/peers/build.sh builds it
+#   --peer dcomm|openmpi|mpich|gloo|intelmpi|oneccl  whose launcher starts PROGRAM (dcomm). The
+#                         PROGRAM called peer-perf is the one that times this peer (bench/peers)
 #   --limit               measure the link's goodput first (ucx_perftest); with the rows of
 #                         dcomm-perf and of peers, print the time that the links alone need
 #   --outside             run PROGRAM once, outside of the hosts; cluster.sh inside it uses them
@@ -94,7 +93,7 @@ done
 [ $# -gt 0 ] || [ $limit -eq 1 ] || usage "there is nothing to run"
 [[ $order == block || $order == cyclic ]] || usage "--order is block or cyclic, not '$order'"
 [[ $bind == core || $bind == slice || $bind == none ]] || usage "--bind is core, slice or none"
-[[ " dcomm openmpi mpich intelmpi gloo " == *" $peer "* ]] || usage "no peer '$peer'"
+[[ " dcomm openmpi mpich gloo intelmpi oneccl " == *" $peer "* ]] || usage "no peer '$peer'"
 build=$(realpath -m "$build")
 
 # ---- making the hosts ----
@@ -327,9 +326,13 @@ run_intelmpi() {
     [ "$order" = block ] || each=1
     [ "$bind" != none ] || pin=(-genv I_MPI_PIN 0)
     # shellcheck disable=SC2086
-    on_hub FI_PROVIDER=tcp FI_TCP_IFACE=eth0 "$launcher" -bootstrap ssh -bootstrap-exec "$self" \
+    on_hub "${variables[@]}" FI_PROVIDER=tcp FI_TCP_IFACE=eth0 "$launcher" -bootstrap ssh -bootstrap-exec "$self" \
         -iface hub -hosts "$(addresses '')" -ppn "$each" -n $((hosts * per_host)) \
         "${pin[@]}" ${INTELMPI_ARGS:-} "$@"
+}
+
+run_oneccl() {
+    run_intelmpi "$@"
 }
 
 run_gloo() {
@@ -353,10 +356,9 @@ run() {
 # A peer's own benchmark, where only its name is given, is built.
 if [ "$mode" = ranks ] && [ "$peer" != dcomm ]; then
     found=$("$here/peers/build.sh" "$peer" "$build") || exit 3
-    launcher=${found%%$'\n'*}
-    case ${1:-} in
-    mpi-perf | gloo-perf) set -- "${found#*$'\n'}" "${@:2}" ;;
-    esac
+    mapfile -t found <<<"$found"
+    launcher=${found[0]} variables=("${found[@]:2}")
+    [ "${1:-}" != peer-perf ] || set -- "${found[1]}" "${@:2}"
 fi
 
 if [ $limit -eq 1 ]; then

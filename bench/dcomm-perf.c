@@ -31,6 +31,8 @@ typedef struct perf_row {
 static dcomm_status perf_timed_call(perf_run *run, perf_case *c, const dcomm_coll_opts *opts,
                                     double *seconds)
 {
+    perf_pool_next(&c->pool);
+    perf_case_turn(c);
     perf_case_renew(c);
     dcomm_status status = dcomm_barrier(run->comm, NULL);
     if (status < 0) {
@@ -294,7 +296,7 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
     perf_json_int(j, "bytes", (int64_t)c->bytes);
     perf_json_int(j, "count", (int64_t)c->count);
     perf_json_bool(j, "inplace", c->in_place);
-    perf_json_text(j, "mem", "host");
+    perf_json_text(j, "mem", perf_mem_name(c->pool.mem));
     perf_json_number(j, "time_us_min", row->min_s * 1e6);
     perf_json_number(j, "time_us_med", row->median_s * 1e6);
     perf_json_number(j, "algbw_GBps", algbw);
@@ -392,10 +394,13 @@ static int perf_size(perf_run *run, dcomm_dtype dtype, dcomm_op op, size_t bytes
                    .nranks = run->nranks,
                    .root = args->root,
                    .in_place = args->in_place};
-    if (!perf_case_open(&c, bytes)) {
+    if (!perf_case_open(&c, bytes, args->rotate, args->mem)) {
         fprintf(stderr, "dcomm-perf: rank %d: no memory for buffers of %zu bytes\n", run->rank,
                 bytes);
         return PERF_COMM;
+    }
+    if (run->rank == 0) {
+        perf_pool_report(&c.pool);
     }
     int result = PERF_GOOD;
     for (int i = 0; i < args->nalgos && result == PERF_GOOD; i++) {
