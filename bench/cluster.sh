@@ -325,6 +325,7 @@ run_intelmpi() {
     local each=$per_host pin=()
     [ "$order" = block ] || each=1
     [ "$bind" != none ] || pin=(-genv I_MPI_PIN 0)
+    [ $((hosts * per_host)) -le "$(nproc)" ] || pin+=(-genv I_MPI_WAIT_MODE 1)
     # shellcheck disable=SC2086
     on_hub "${variables[@]}" FI_PROVIDER=tcp FI_TCP_IFACE=eth0 "$launcher" -bootstrap ssh -bootstrap-exec "$self" \
         -iface hub -hosts "$(addresses '')" -ppn "$each" -n $((hosts * per_host)) \
