@@ -68,7 +68,8 @@ typedef struct perf_pool {
 } perf_pool;
 
 /* As many pairs as fill `rotate` bytes; 0: one. False where the sizes overflow. */
-static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size_t rotate, perf_mem mem)
+static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size_t rotate,
+                                   perf_mem mem)
 {
     const size_t most = SIZE_MAX / 8;
     if (input > most || work > most) {

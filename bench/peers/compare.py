@@ -259,9 +259,9 @@ class Table:
     def print_footing(self, trips):
         for side in self.sides[1:1 + len(self.peers)]:
             print(f"# {side.name} was {side.version}, its ranks on cores {side.cores}")
+            local = self.args.ranks_per_host if self.args.hosts else self.ranks
             used = set(side.cores or [])
-            if -1 in used or len(used) < min(self.args.ranks_per_host if self.args.hosts
-                                             else self.ranks, len(cores())):
+            if side.name != "gloo" and (-1 in used or len(used) < min(local, len(cores()))):
                 print(f"WARNING: {side.name}'s ranks are not on cores of their own: {side.cores} "
                       "(-1: not bound)", file=sys.stderr)
         if self.goodput:
@@ -280,7 +280,7 @@ class Table:
                    "order": args.order, "goodput_Bps": self.goodput} if args.hosts else None
         return {"op": self.op, "nranks": self.ranks, "mem": self.mem, "rotate_bytes": args.rotate,
                 "oversubscribed": self.crowded, "cluster": cluster,
-                "sides": {side.name: {"command": side.command, "cores": side.cores,
+                "sides": {side.name: {"command": side.shown(), "cores": side.cores,
                                       "version": side.version} for side in self.sides},
                 "results": self.results}
 
