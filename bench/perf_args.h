@@ -3,6 +3,7 @@
 #define PERF_ARGS_H
 
 #include "dcomm.h"
+#include "perf_mem.h"
 #include "perf_rule.h"
 
 #include <errno.h>
@@ -97,7 +98,8 @@ static void perf_help(FILE *out)
           "  -c 0|1       check every element against an f64 reference (1)\n"
           "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
           "               refuse are reported and left out\n"
-          "  --mem host|huge  ordinary memory, or memory advised to be on huge pages (host)\n"
+          "  --mem KIND   of the buffers: host, huge (host memory advised to huge pages), or\n"
+          "               registered (dcomm_mem_alloc)\n"
           "  --rotate BYTES   iterations take turns with buffers of so many bytes, at most 512 of\n"
           "               them, so that the caches hold none (0: always the same buffers)\n"
           "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
@@ -209,6 +211,17 @@ static bool perf_parse_names(const char *text, const char *const *names, int n, 
     }
 }
 
+static bool perf_parse_mem(const char *text, perf_mem *mem)
+{
+    for (int i = 0; i < PERF_MEM_COUNT; i++) {
+        if (strcmp(text, perf_mem_names[i]) == 0) {
+            *mem = (perf_mem)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool perf_parse_algos(const char *text, perf_args *args)
 {
     args->all_algos = false;
@@ -228,17 +241,6 @@ static bool perf_parse_algos(const char *text, perf_args *args)
         args->algos[args->nalgos++] = name;
     }
     return args->nalgos > 0;
-}
-
-static bool perf_parse_mem(const char *text, perf_mem *mem)
-{
-    for (int i = 0; i < PERF_MEM_COUNT; i++) {
-        if (strcmp(text, perf_mem_name((perf_mem)i)) == 0) {
-            *mem = (perf_mem)i;
-            return true;
-        }
-    }
-    return false;
 }
 
 /* PERF_GOOD, or PERF_USAGE after a sentence on stderr; *done after --help. */

@@ -4,6 +4,7 @@
 
 #include "perf_args.h"
 #include "perf_data.h"
+#include "perf_mem.h"
 #include "perf_rule.h"
 
 #include <stdlib.h>
@@ -126,7 +127,7 @@ static void perf_case_point(perf_case *c)
 
 static void perf_case_free(perf_case *c)
 {
-    perf_pool_free(&c->pool);
+    perf_mem_close(&c->pool);
     free(c->vcounts);
     c->input = NULL;
     c->work = NULL;
@@ -142,7 +143,8 @@ static void perf_case_turn(perf_case *c)
 }
 
 /* Allocate and fill. False without memory. */
-static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem mem)
+static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem mem,
+                           dcomm_context *context)
 {
     size_t size = dcomm_dtype_size(c->values.dtype);
     c->vcounts = calloc(4 * (size_t)c->nranks, sizeof *c->vcounts);
@@ -152,7 +154,7 @@ static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem m
     perf_case_shape(c, bytes);
     size_t input = c->send_count * size;
     size_t work = (c->send_count > c->recv_count ? c->send_count : c->recv_count) * size;
-    if (!perf_pool_shape(&c->pool, input, work, rotate, mem) || !perf_pool_alloc(&c->pool)) {
+    if (!perf_pool_shape(&c->pool, input, work, rotate, mem) || !perf_mem_open(&c->pool, context)) {
         perf_case_free(c);
         return false;
     }

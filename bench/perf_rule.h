@@ -45,13 +45,15 @@ static inline double perf_median(double *values, int n)
 
 /* ---- memory ---- */
 
-typedef enum perf_mem { PERF_MEM_HOST, PERF_MEM_HUGE, PERF_MEM_COUNT } perf_mem;
+/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc), which peers do not have. */
+typedef enum perf_mem {
+    PERF_MEM_HOST,
+    PERF_MEM_HUGE,
+    PERF_MEM_REGISTERED,
+    PERF_MEM_COUNT
+} perf_mem;
+static const char *const perf_mem_names[PERF_MEM_COUNT] = {"host", "huge", "registered"};
 enum { PERF_PAGE = 4096, PERF_HUGE_PAGE = 2 << 20, PERF_PAIRS_MAX = 512 };
-
-static inline const char *perf_mem_name(perf_mem mem)
-{
-    return mem == PERF_MEM_HUGE ? "huge" : "host";
-}
 
 static inline size_t perf_round_up(size_t bytes, size_t to)
 {

@@ -454,7 +454,8 @@ typedef struct dcomm_context_opts {
                              else boot id, namespaces and host name) */
 } dcomm_context_opts;
 
-/* Open a context. It is closed when its creator has destroyed it and no communicator is left.
+/* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
+ * memory from dcomm_mem_alloc is left.
  * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (e.g. /dev/shm too small). */
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p);
@@ -536,6 +537,54 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Name of the machine that a rank runs on. NULL for a bad rank; owned by the communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/mem.h ================================================================== */
+/* mem.h - memory that the ranks of a host can map from each other. */
+#ifndef DCOMM_MEM_H
+#define DCOMM_MEM_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Registered memory: collectives on it (on all of it or any part) are read by the other ranks of
+ * the host straight from where it lies, without a system call and without a copy in between.
+ * Nothing else differs: it may be used wherever other memory may, by one rank and not by another,
+ * and by any communicator of the context; ranks of other hosts, and ranks of this one that cannot
+ * map it, are served as with ordinary memory. The first operation on it tells the peers, so it is
+ * no faster.
+ *
+ * The memory is zeroed, starts at a page, and from 256 KiB on at 2 MiB and is a whole number of
+ * huge pages, if the kernel gives them (dcomm_mem_query tells). It is in memory from the
+ * start: a host that has not enough gives an error here and no SIGBUS later.
+ *
+ * It belongs to the caller until dcomm_mem_free, whatever becomes of communicators and of `context`
+ * (a communicator's: dcomm_comm_context): the context is closed when also its last such memory is
+ * free. All of it goes with the process. These functions may be called from any thread.
+ *
+ * Errors of alloc: DCOMM_ERR_INVALID (context or ptr_p is NULL), DCOMM_ERR_SYSTEM (no shared memory
+ * of that size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and
+ * also for 0 bytes. */
+DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p);
+/* Free memory from dcomm_mem_alloc and set *ptr_p to NULL. No operation on it may be outstanding;
+ * after an error its communicator must be destroyed first (docs/errors.md). NULL and *ptr_p NULL
+ * are good. Errors: DCOMM_ERR_INVALID (not from dcomm_mem_alloc, or not its beginning). */
+DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
+
+typedef struct dcomm_mem_info {
+    void *base;        /* what dcomm_mem_alloc gave */
+    size_t bytes;      /* of it; may be more than was asked for */
+    size_t huge_bytes; /* of them, how many lie on huge pages */
+    bool shared;       /* ranks of this host can map it */
+} dcomm_mem_info;
+/* What is known of the registered memory that `ptr` points into.
+ * Errors: DCOMM_ERR_INVALID (none does, info is NULL). */
+DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
 
 #ifdef __cplusplus
 }
@@ -797,6 +846,8 @@ typedef struct dcomm_stats {
     uint64_t messages_sent;        /* payload messages */
     uint64_t bytes_sent;           /* payload bytes sent, headers not counted */
     uint64_t bytes_read;           /* payload bytes read from peers' exposed memory */
+    uint64_t bytes_mapped;         /* payload bytes, received or read, that were used where they
+                                      lie in a peer's registered memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
 } dcomm_stats;
@@ -1027,6 +1078,14 @@ static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 /* Monotonic seconds. */
+/* To a few milliseconds, for next to nothing. */
+static inline double dcommi_coarse_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static inline double dcommi_now(void)
 {
     struct timespec t;
@@ -2574,11 +2633,11 @@ typedef struct dcommi_shape {
     int rank, nranks, root;
     dcomm_dtype dtype;
     dcomm_op op;
-    size_t count;        /* the collective's own count argument, elements */
-    bool in_place;       /* the input lies in OUT, where the collective's rules put it */
-    bool rank_order;     /* fold in rank order or refuse */
-    int lanes;           /* parallel instances, >= 1 */
-    int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
+    size_t count;                /* the collective's own count argument, elements */
+    bool in_place;               /* the input lies in OUT, where the collective's rules put it */
+    bool rank_order;             /* fold in rank order or refuse */
+    int lanes;                   /* parallel instances, >= 1 */
+    int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
@@ -10138,6 +10197,8 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
 #define DCOMMI_TRANSPORT_H
 
 
+#include <sys/random.h>
+
 typedef struct dcommi_transport dcommi_transport;
 
 /* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
@@ -10171,6 +10232,17 @@ typedef struct dcommi_transport_handlers {
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
 } dcommi_transport_handlers;
 
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
 /* Memory that peers on this host may map. */
 typedef struct dcommi_region {
     void *base;
@@ -10194,8 +10266,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* Forget a peer: close its endpoint; force = do not flush. Its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer, bool force);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
      * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
@@ -10209,6 +10281,11 @@ typedef struct dcommi_transport_vtable {
     void (*release)(dcommi_transport *t, void *desc);
     /* Never blocks; returns how much happened. */
     unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
     /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
     dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
     void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
@@ -10224,10 +10301,11 @@ typedef struct dcommi_transport_vtable {
 
 /* a, b and the payload by type:
  *   DATA        payload of a send                         a = length
- *   RTS         a send that waits in the sender's memory  a = address, b = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
+ *               reserved = its region's number, low and high bits (0: in no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
  *   FIN         the receiver has read what RTS offered
- *   EXPOSE      `slot` of the sender can be read          a = address, b = length
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
@@ -10235,7 +10313,10 @@ typedef struct dcommi_transport_vtable {
  *   QUERY       have you entered `seq`?                   payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in */
+ *   GOODBYE     a = number of collectives it took part in
+ *   REGION_ASK  how is region `tag` mapped?
+ *   REGION      so                                        payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -10250,6 +10331,9 @@ enum dcommi_message_type {
     DCOMMI_MSG_REPLY,
     DCOMMI_MSG_ABORT,
     DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_REGION_ASK,
+    DCOMMI_MSG_REGION,
+    DCOMMI_MSG_REGION_GONE,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -10263,7 +10347,7 @@ typedef struct dcommi_header {
     uint8_t stream;
     uint16_t stage;
     uint16_t slot;
-    uint16_t reserved;
+    uint16_t reserved; /* 0, but in an RTS */
     uint32_t signature;
     uint32_t src; /* rank in the communicator */
     uint64_t comm;
@@ -10276,7 +10360,9 @@ typedef struct dcommi_header {
 _Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
 _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
 
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
+#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
 
 /* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
  * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
@@ -10288,7 +10374,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     }
     memcpy(header, bytes, sizeof *header);
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
-        header->stream > DCOMMI_STREAM_P2P || header->reserved != 0) {
+        header->stream > DCOMMI_STREAM_P2P ||
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
         return false;
     }
     switch (header->type) {
@@ -10299,6 +10386,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_REPLY:
     case DCOMMI_MSG_ABORT:
         return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_REGION:
+        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
     default:
         return len == 0;
     }
@@ -10355,6 +10444,7 @@ typedef struct dcommi_exposed {
     dcommi_match_node node;
     struct dcommi_exposed *next_of_run;
     uint64_t address, len;
+    uint32_t region; /* that it lies in, of the peer's; 0: none */
 } dcommi_exposed;
 
 /* ---- runs ---- */
@@ -10514,7 +10604,7 @@ typedef struct dcommi_history {
 } dcommi_history;
 
 typedef struct dcommi_member {
-    int peer; /* the context's number for it; -1: this rank itself */
+    int peer;                                /* the context's number for it; -1: this rank itself */
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -10595,7 +10685,7 @@ typedef struct dcommi_stray {
 } dcommi_stray;
 
 struct dcomm_context {
-    _Atomic int refs;  /* its creator, its communicators */
+    _Atomic int refs;  /* its creator, its communicators, its registered memory */
     _Atomic int token; /* who holds it progresses */
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -10612,7 +10702,8 @@ struct dcomm_context {
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
-    uint8_t *staging; /* blocks read from peers */
+    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
     const void **pointers;
     struct dcommi_piece *pieces;
@@ -10800,6 +10891,149 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 #ifndef DCOMMI_MOVES_H
 #define DCOMMI_MOVES_H
 
+/* ==== include/dcomm/impl/region.h ========================================================== */
+/* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
+ * the messages that point into them, and the cache of peers' regions that it has mapped.
+ *
+ * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
+ * 0. Who meets a number that it does not know asks for it (REGION_ASK), and reads by other means
+ * meanwhile; the answer (REGION) has what it takes to map. Numbers are never used again, so that
+ * one of a region that was freed can at worst be unknown; who was given a region hears when it is
+ * freed (REGION_GONE). */
+#ifndef DCOMMI_REGION_H
+#define DCOMMI_REGION_H
+
+/* ==== include/dcomm/impl/huge.h ============================================================ */
+/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
+ * SIGBUS, and collapsed onto huge pages. */
+#ifndef DCOMMI_HUGE_H
+#define DCOMMI_HUGE_H
+
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
+
+/* Newer than the C library's headers may be. */
+#define DCOMMI_MADV_POPULATE_READ 22
+#define DCOMMI_MADV_POPULATE_WRITE 23
+#define DCOMMI_MADV_COLLAPSE 25
+
+static inline size_t dcommi_huge_round(size_t len)
+{
+    return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
+}
+
+/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
+ * huge page; nothing is in it. NULL: there is none. */
+static uint8_t *dcommi_huge_reserve(size_t len)
+{
+    if (len > SIZE_MAX / 2) {
+        return NULL;
+    }
+    size_t whole = dcommi_huge_round(len);
+    uint8_t *start = mmap(NULL, whole + DCOMMI_HUGE_PAGE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = -(uintptr_t)start & (DCOMMI_HUGE_PAGE - 1);
+    if (before > 0) {
+        munmap(start, before);
+    }
+    munmap(start + before + whole, DCOMMI_HUGE_PAGE - before);
+    return start + before;
+}
+
+static void dcommi_huge_release(void *at, size_t len)
+{
+    if (at != NULL) {
+        munmap(at, dcommi_huge_round(len));
+    }
+}
+
+/* The same shared memory once more, where huge pages fit: who attaches a segment cannot say where
+ * to. Lives apart from the first mapping. NULL: `at` is not (all of it) shared memory. */
+static uint8_t *dcommi_huge_alias(void *at, size_t len)
+{
+    uint8_t *place = dcommi_huge_reserve(len);
+    if (place == NULL) {
+        return NULL;
+    }
+    /* Of 0 bytes: Linux then leaves the first mapping in place. By number, because UCX puts a
+     * function in the place of the C library's that loses the last argument. */
+    if (syscall(SYS_mremap, at, (size_t)0, len, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
+        (long)(intptr_t)place) {
+        dcommi_huge_release(place, len);
+        return NULL;
+    }
+    return place;
+}
+
+/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
+static bool dcommi_huge_populate(void *at, size_t len)
+{
+    if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
+    int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    size_t done = 0;
+    while (zero >= 0 && done < len) {
+        ssize_t n = read(zero, (char *)at + done, len - done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        done += (size_t)n;
+    }
+    if (zero >= 0) {
+        close(zero);
+    }
+    return done == len;
+}
+
+/* Whether every byte of a mapping can be read; its pages are then in place. */
+static bool dcommi_huge_readable(void *at, size_t len)
+{
+    if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    char byte;
+    struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
+    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
+}
+
+/* Persuade the kernel to put populated memory on huge pages, whatever its settings for shared
+ * memory say. Returns how many bytes it did. */
+static size_t dcommi_huge_collapse(uint8_t *at, size_t len)
+{
+    size_t good = 0;
+    if (len >= DCOMMI_HUGE_PAGE) {
+        madvise(at, len, MADV_HUGEPAGE);
+    }
+    for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
+        if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
+            good += DCOMMI_HUGE_PAGE;
+        } else if (errno == EINVAL) {
+            break; /* not this kernel, or not such memory */
+        }
+    }
+    return good;
+}
+
+#endif
 /* ==== include/dcomm/impl/match.h =========================================================== */
 /* match.h - the table in which messages and the steps that want them meet. */
 #ifndef DCOMMI_MATCH_H
@@ -10957,6 +11191,424 @@ static void dcommi_match_clear(dcomm_comm *comm)
     }
     comm->early_bytes = 0;
     comm->early_count = 0;
+}
+
+#endif
+
+#define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
+#define DCOMMI_REGION_BUCKETS 256 /* of the cache */
+#define DCOMMI_REGION_REFUSALS 64
+#define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
+/* UCX reads a key without knowing its length: at most 64 parts of a length byte and 255 more. */
+#define DCOMMI_REGION_KEY_ROOM (64 * 256 + 64)
+
+/* Behind the memory of each region, so that who maps it sees that it is the one that was meant:
+ * keys are numbers that mean something else in another namespace or after a restart. */
+typedef struct dcommi_region_mark {
+    uint8_t uuid[16]; /* of the context */
+    uint64_t id;
+} dcommi_region_mark;
+
+/* Payload of REGION, in front of the key. */
+typedef struct dcommi_region_card {
+    uint64_t base;        /* where messages say that it lies */
+    uint64_t remote_base; /* where the transport says so */
+    uint64_t len;         /* without the mark */
+    dcommi_region_mark mark;
+} dcommi_region_card;
+
+_Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
+
+/* A peer that has to do with a region of ours. */
+typedef struct dcommi_reader {
+    int peer;
+    bool told;    /* was given it */
+    int refusals; /* how often it could not read an RTS in place */
+} dcommi_reader;
+
+/* A region of this rank. */
+typedef struct dcommi_own {
+    struct dcommi_own *next; /* of all in the process */
+    dcomm_context *context;  /* kept alive */
+    uint8_t *base;
+    size_t len, mapped, huge; /* mapped: with the mark */
+    uint32_t id;              /* 0: nobody can map it */
+    dcommi_region region;     /* the transport's */
+    dcommi_reader *readers;
+    size_t nreaders, readers_capacity;
+} dcommi_own;
+
+enum dcommi_map_state { DCOMMI_MAP_ASKED, DCOMMI_MAP_KNOWN, DCOMMI_MAP_OPEN, DCOMMI_MAP_FAILED };
+
+/* A region of a peer. */
+typedef struct dcommi_map {
+    struct dcommi_map *next; /* in its bucket */
+    int peer;
+    uint32_t id;
+    uint8_t state;
+    uint64_t base, len;
+    uint8_t *local; /* OPEN */
+    size_t mapped;
+    dcommi_region_card card; /* KNOWN */
+    size_t key_len;
+    uint8_t *key;
+} dcommi_map;
+
+struct dcommi_regions {
+    dcommi_own **own; /* by address; with the token, like all of this */
+    size_t nown, own_capacity;
+    uint32_t last_id;
+    dcommi_map *maps[DCOMMI_REGION_BUCKETS];
+    size_t nmaps;
+};
+
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+
+/* The context's, made when first needed; NULL without memory. */
+static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
+{
+    if (context->regions == NULL) {
+        context->regions = dcommi_alloc(sizeof *context->regions);
+    }
+    return context->regions;
+}
+
+/* ---- our own ---- */
+
+/* Index of the first own region that begins behind `at`. */
+static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t at)
+{
+    size_t low = 0, high = regions->nown;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uintptr_t)regions->own[middle]->base > at) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+/* The region that all of this memory lies in; NULL: none. */
+static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
+{
+    const struct dcommi_regions *regions = context->regions;
+    if (DCOMMI_LIKELY(regions == NULL || regions->nown == 0)) {
+        return NULL;
+    }
+    size_t i = dcommi_own_behind(regions, (uintptr_t)at);
+    if (i == 0) {
+        return NULL;
+    }
+    dcommi_own *own = regions->own[i - 1];
+    size_t offset = (uintptr_t)at - (uintptr_t)own->base;
+    return offset < own->len && len <= own->len - offset ? own : NULL;
+}
+
+/* Its number, for messages. */
+static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
+                                            size_t len)
+{
+    const dcommi_own *own = dcommi_own_find(context, at, len);
+    return own != NULL ? own->id : 0;
+}
+
+/* A peer's entry at a region, made when needed; NULL without memory. */
+static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
+{
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].peer == peer) {
+            return &own->readers[i];
+        }
+    }
+    if (dcommi_grow((void **)&own->readers, &own->readers_capacity, own->nreaders + 1,
+                    sizeof *own->readers) < 0) {
+        return NULL;
+    }
+    own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
+    return &own->readers[own->nreaders++];
+}
+
+/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
+ * map the region in the end has to ask for each message, so not for ever. */
+static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    const dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
+}
+
+/* A peer wants a message that was offered in place after all. */
+static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    if (reader != NULL) {
+        reader->refusals++;
+    }
+}
+
+static dcomm_status dcommi_own_enter(dcommi_own *own)
+{
+    struct dcommi_regions *regions = dcommi_regions_of(own->context);
+    if (regions == NULL || regions->last_id == UINT32_MAX) {
+        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, unmapped */
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&regions->own, &regions->own_capacity, regions->nown + 1,
+                           sizeof *regions->own));
+    size_t i = dcommi_own_behind(regions, (uintptr_t)own->base);
+    memmove(&regions->own[i + 1], &regions->own[i], (regions->nown - i) * sizeof *regions->own);
+    regions->own[i] = own;
+    regions->nown++;
+    own->id = ++regions->last_id;
+    dcommi_region_mark mark = {.id = own->id};
+    memcpy(mark.uuid, own->context->uuid, sizeof mark.uuid);
+    memcpy(own->base + own->len, &mark, sizeof mark);
+    return DCOMM_OK;
+}
+
+/* A peer by the first healthy communicator that has it; NULL: none. */
+static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+            continue;
+        }
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                *rank = r;
+                return comm;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* It is about to be freed: take it out and tell who may have mapped it. */
+static void dcommi_own_leave(dcommi_own *own)
+{
+    struct dcommi_regions *regions = own->context->regions;
+    size_t at = dcommi_own_behind(regions, (uintptr_t)own->base) - 1;
+    regions->nown--;
+    memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
+    for (size_t i = 0; i < own->nreaders; i++) {
+        int rank, peer = own->readers[i].peer;
+        dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+        if (own->readers[i].told && comm != NULL && !own->context->peers[peer].lost) {
+            dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id};
+            dcommi_send_header(comm, rank, &gone, NULL, 0);
+        }
+    }
+}
+
+/* A peer asks for a region that we named. */
+static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    dcommi_own *own = NULL;
+    for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
+        own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
+    }
+    if (own == NULL || !comm->context->peers[comm->members[h->src].peer].same_host) {
+        return; /* freed meanwhile: the peer does without */
+    }
+    dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
+    if (reader == NULL) {
+        return;
+    }
+    reader->told = true;
+    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_MAX];
+    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
+                               .remote_base = (uint64_t)(uintptr_t)own->region.base,
+                               .len = own->len};
+    memcpy(&card.mark, own->base + own->len, sizeof card.mark);
+    memcpy(payload, &card, sizeof card);
+    memcpy(payload + sizeof card, own->region.key, own->region.key_len);
+    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id};
+    dcommi_send_header(comm, (int)h->src, &answer, payload, sizeof card + own->region.key_len);
+}
+
+/* ---- peers' ---- */
+
+static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int peer, uint32_t id)
+{
+    dcommi_map **at = &regions->maps[((uint32_t)peer * 31u + id) % DCOMMI_REGION_BUCKETS];
+    while (*at != NULL && ((*at)->peer != peer || (*at)->id != id)) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+
+static void dcommi_map_drop(struct dcommi_regions *regions, dcommi_map **at)
+{
+    dcommi_map *map = *at;
+    *at = map->next;
+    regions->nmaps--;
+    dcommi_huge_release(map->local, map->mapped);
+    dcommi_free(map->key);
+    dcommi_free(map);
+}
+
+/* Forget the regions of a peer, or of all (-1). */
+static void dcommi_maps_forget(dcomm_context *context, int peer)
+{
+    struct dcommi_regions *regions = context->regions;
+    for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
+        for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
+            if (peer < 0 || (*at)->peer == peer) {
+                dcommi_map_drop(regions, at);
+            } else {
+                at = &(*at)->next;
+            }
+        }
+    }
+}
+
+/* The context closes. */
+static void dcommi_regions_free(dcomm_context *context)
+{
+    if (context->regions != NULL) {
+        dcommi_maps_forget(context, -1);
+        dcommi_free(context->regions->own);
+        dcommi_free(context->regions);
+        context->regions = NULL;
+    }
+}
+
+/* The first message that names a region: remember it, and ask for it. */
+static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id)
+{
+    struct dcommi_regions *regions = dcommi_regions_of(comm->context);
+    if (regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS) {
+        return;
+    }
+    dcommi_map *map = dcommi_alloc(sizeof *map);
+    if (map == NULL) {
+        return;
+    }
+    map->peer = comm->members[rank].peer;
+    map->id = id;
+    *dcommi_map_at(regions, map->peer, id) = map;
+    regions->nmaps++;
+    dcommi_header ask = {.type = DCOMMI_MSG_REGION_ASK, .tag = id};
+    dcommi_send_header(comm, rank, &ask, NULL, 0);
+}
+
+/* What we asked for. */
+static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    if (regions == NULL) {
+        return;
+    }
+    dcommi_map *map = *dcommi_map_at(regions, comm->members[h->src].peer, h->tag);
+    if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
+        return;
+    }
+    map->state = DCOMMI_MAP_FAILED;
+    memcpy(&map->card, data, sizeof map->card);
+    map->base = map->card.base;
+    map->len = map->card.len;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
+        map->base % page != 0 || map->base + map->len < map->base) {
+        return;
+    }
+    map->key_len = len - sizeof map->card;
+    map->key = dcommi_alloc(DCOMMI_REGION_KEY_ROOM);
+    if (map->key != NULL) {
+        memcpy(map->key, (const uint8_t *)data + sizeof map->card, map->key_len);
+        map->state = DCOMMI_MAP_KNOWN;
+    }
+}
+
+/* Map a region that is known. Whatever is wrong with it, it is read by other means. */
+static void dcommi_map_open(dcomm_context *context, dcommi_map *map)
+{
+    dcommi_transport *t = context->local;
+    size_t mapped = (size_t)map->len + (size_t)sysconf(_SC_PAGESIZE);
+    void *there = NULL, *handle = NULL;
+    dcomm_status status =
+        t->call->region_map(t, map->peer, map->key, map->key_len,
+                            (void *)(uintptr_t)map->card.remote_base, &there, &handle);
+    const char *why = status < 0 ? dcommi_message : NULL;
+    dcommi_free(map->key);
+    map->key = NULL;
+    map->state = DCOMMI_MAP_FAILED;
+    if (status >= 0) {
+        uint8_t *local = dcommi_huge_alias(there, mapped);
+        t->call->region_unmap(t, handle);
+        if (local == NULL) {
+            why = "it is no shared memory of that size";
+        } else if (!dcommi_huge_readable(local, mapped) ||
+                   memcmp(local + map->len, &map->card.mark, sizeof map->card.mark) != 0) {
+            why = "the key means other memory here";
+            dcommi_huge_release(local, mapped);
+        } else {
+            map->local = local;
+            map->mapped = mapped;
+            map->state = DCOMMI_MAP_OPEN;
+        }
+    }
+    if (why != NULL) {
+        dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
+                   (int)context->peers[map->peer].pid, why);
+    }
+}
+
+/* Memory that a rank has offered, as region number and address, in our own address space: good
+ * until the next pass of progress. NULL: it is to be read by other means. */
+static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    int peer = comm->members[rank].peer;
+    if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
+        return NULL;
+    }
+    struct dcommi_regions *regions = comm->context->regions;
+    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
+    if (DCOMMI_UNLIKELY(map == NULL)) {
+        dcommi_map_ask(comm, rank, region);
+        return NULL;
+    }
+    if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
+        dcommi_map_open(comm->context, map);
+    }
+    uint64_t offset = address - map->base;
+    return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
+                   len <= map->len - offset
+               ? map->local + offset
+               : NULL;
+}
+
+/* REGION_ASK, REGION, REGION_GONE; the header is valid. */
+static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data,
+                                     size_t len)
+{
+    if (h->type == DCOMMI_MSG_REGION_ASK) {
+        dcommi_on_region_ask(comm, h);
+    } else if (h->type == DCOMMI_MSG_REGION) {
+        dcommi_on_region(comm, h, data, len);
+    } else if (comm->context->regions != NULL) {
+        dcommi_map **at = dcommi_map_at(comm->context->regions, comm->members[h->src].peer, h->tag);
+        if (*at != NULL) {
+            dcommi_map_drop(comm->context->regions, at);
+        }
+    }
+}
+
+/* A region's number in an RTS, whose slot is free. */
+static inline void dcommi_rts_set_region(dcommi_header *h, uint32_t region)
+{
+    h->slot = (uint16_t)region;
+    h->reserved = (uint16_t)(region >> 16);
+}
+
+static inline uint32_t dcommi_rts_region(const dcommi_header *h)
+{
+    return (uint32_t)h->reserved << 16 | h->slot;
 }
 
 #endif
@@ -11225,10 +11877,13 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     comm->stats.bytes_sent += len;
 
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
-    if (peer->same_host && len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) {
+    if (peer->same_host && len > DCOMMI_RTS_BYTES &&
+        (!peer->cannot_read_us ||
+         dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len))) {
         header.type = DCOMMI_MSG_RTS;
         header.a = (uint64_t)(uintptr_t)data;
         header.b = len;
+        dcommi_rts_set_region(&header, dcommi_region_number(comm->context, data, len));
         dcommi_match_insert(comm, &move->node);
         dcomm_status status = dcommi_send_header(comm, rank, &header, NULL, 0);
         if (status < 0) {
@@ -11263,6 +11918,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     dcommi_peer_of(comm, (int)h->src)->cannot_read_us = true;
+    dcommi_region_refused(comm->context, comm->members[h->src].peer, move->buf, move->len);
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_DATA, h->tag);
     header.stage = h->stage;
     header.a = move->len;
@@ -11336,9 +11992,19 @@ static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 }
 
 /* Read what an RTS offers, folding it block by block while it is in cache. */
-static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_t len)
+static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64_t address,
+                                      size_t len)
 {
     dcomm_comm *comm = move->run->comm;
+    const uint8_t *mapped = dcommi_resolve_peer_memory(comm, move->node.peer, region, address, len);
+    if (mapped != NULL) {
+        comm->stats.bytes_mapped += len;
+        if (move->kind == DCOMMI_MOVE_FOLD) {
+            return dcommi_fold(move, mapped, 0, len);
+        }
+        dcommi_host_copy(move->buf, mapped, len);
+        return DCOMM_OK;
+    }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
     if (!dcommi_peer_readable(peer)) {
         return DCOMM_ERR_UNSUPPORTED;
@@ -11388,7 +12054,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     if (h->type == DCOMMI_MSG_RTS) {
         dcommi_header answer = dcommi_header_of(run, DCOMMI_MSG_FIN, h->tag);
         answer.stage = h->stage;
-        dcomm_status status = dcommi_read_offer(move, h->a, len);
+        dcomm_status status = dcommi_read_offer(move, dcommi_rts_region(h), h->a, len);
         if (status == DCOMM_ERR_UNSUPPORTED) {
             answer.type = DCOMMI_MSG_PULL;
             dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */
@@ -11460,6 +12126,8 @@ typedef struct dcommi_piece {
     const uint8_t *local; /* NULL: the rank's */
     int rank;
     uint16_t slot;
+    bool by_message;
+    uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
@@ -11511,6 +12179,37 @@ static size_t dcommi_pull_grain(size_t npieces)
     return grain < 4096 ? 4096 : grain & ~(size_t)63;
 }
 
+/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
+static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
+                                               size_t at, size_t len)
+{
+    return piece->local != NULL ? piece->local + at
+                                : dcommi_resolve_peer_memory(comm, piece->rank, piece->region,
+                                                             piece->address + at, len);
+}
+
+/* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
+                                       size_t n, size_t len, bool fold, bool final)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    const void **src = comm->context->pointers;
+    for (size_t i = 0; i < n; i++) {
+        src[i] = dcommi_piece_here(comm, &pieces[i], 0, len);
+        if (src[i] == NULL) {
+            return DCOMM_ERR_UNSUPPORTED;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
+    if (fold) {
+        return dcommi_fold_pieces(lane, dst, src, n, len, final);
+    }
+    dcommi_host_copy(dst, src[0], len);
+    return DCOMM_OK;
+}
+
 /* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
 static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
                                        size_t n, size_t len, bool final)
@@ -11525,8 +12224,9 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
     for (size_t at = 0; at < len; at += grain) {
         size_t part = len - at < grain ? len - at : grain;
         for (size_t i = 0; i < n; i++) {
-            if (pieces[i].local != NULL) {
-                src[i] = pieces[i].local + at;
+            src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
+            if (src[i] != NULL) {
+                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
                 continue;
             }
             uint8_t *block = staging + i * grain;
@@ -11549,10 +12249,15 @@ static void dcommi_pull_ready(dcommi_pull *pull)
         const void **src = dcommi_calloc(pull->npieces, sizeof *src);
         status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
         for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
-            src[i] = pull->pieces[i].local != NULL ? pull->pieces[i].local + pull->at
-                                                   : pull->staging + i * pull->block;
+            src[i] = pull->pieces[i].by_message
+                         ? pull->staging + i * pull->block
+                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], pull->at, part);
+            if (src[i] == NULL) {
+                status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
+                                     pull->pieces[i].rank);
+            }
         }
-        if (src != NULL) {
+        if (status == DCOMM_OK) {
             status = dcommi_fold_pieces(pull->lane, pull->dst + pull->at, src, pull->npieces, part,
                                         pull->final);
         }
@@ -11591,7 +12296,7 @@ static void dcommi_pull_block(dcommi_pull *pull)
     pull->outstanding = 1; /* keeps the block open while its reads are sent */
     for (size_t i = 0; i < pull->npieces; i++) {
         const dcommi_piece *piece = &pull->pieces[i];
-        if (piece->local != NULL) {
+        if (!piece->by_message) {
             continue;
         }
         dcommi_move *move = dcommi_move_new(run, pull->lane);
@@ -11629,21 +12334,21 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    bool direct = true;
-    for (size_t i = 0; i < n; i++) {
-        direct = direct && (pieces[i].local != NULL ||
-                            dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
+    dcomm_status status = dcommi_pull_mapped(lane, dst, pieces, n, len, fold, final);
+    bool direct = status == DCOMM_ERR_UNSUPPORTED;
+    for (size_t i = 0; i < n && direct; i++) {
+        direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
+                 dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank));
     }
     if (direct) {
-        dcomm_status status =
-            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
-        if (status != DCOMM_ERR_UNSUPPORTED) {
-            for (size_t i = 0; i < n; i++) {
-                comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
-            }
-            return status;
+        status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                      : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
+    }
+    if (status != DCOMM_ERR_UNSUPPORTED) {
+        for (size_t i = 0; i < n; i++) {
+            comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
         }
+        return status;
     }
     dcommi_pull *pull = dcommi_alloc(sizeof *pull);
     if (pull == NULL) {
@@ -11664,7 +12369,10 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
         dcommi_pull_free(pull);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(pull->pieces, pieces, n * sizeof *pieces);
+    for (size_t i = 0; i < n; i++) {
+        pull->pieces[i] = pieces[i];
+        pull->pieces[i].by_message = dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
+    }
     pull->next = run->pulls;
     run->pulls = pull;
     dcommi_pull_block(pull);
@@ -12103,6 +12811,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
                                          len, offset, e->len, rank);
             }
             piece->rank = rank;
+            piece->region = e->region;
             piece->slot = (uint16_t)slot;
             piece->address = e->address + (uint64_t)offset;
             piece->offset = (uint64_t)offset;
@@ -12176,6 +12885,7 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
         header.slot = (uint16_t)(frame->slot_base + step->slot);
         header.a = (uint64_t)(uintptr_t)base;
         header.b = len;
+        header.tag = dcommi_region_number(run->comm->context, base, len);
         if (run->offers == NULL || header.slot >= run->plan->nslots) {
             return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
                                      run->plan->nslots);
@@ -12502,6 +13212,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
                          h->slot);
     e->address = h->a;
     e->len = h->b;
+    e->region = h->tag;
     dcommi_match_node *old = dcommi_match_take(comm, &e->node);
     if (old != NULL) { /* exposed anew: the old place is no longer offered */
         for (dcommi_exposed **at = &run->exposed_list; *at != NULL; at = &(*at)->next_of_run) {
@@ -13397,6 +14108,11 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         comm->members[h->src].gone = true;
         comm->members[h->src].gone_after = h->a;
         return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_REGION_ASK:
+    case DCOMMI_MSG_REGION:
+    case DCOMMI_MSG_REGION_GONE:
+        dcommi_on_region_message(comm, h, arrival->data, arrival->len);
+        return DCOMMI_CONSUMED;
     default: /* CREDIT: learned above */
         return DCOMMI_CONSUMED;
     }
@@ -13653,17 +14369,196 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx.h ============================================================= */
-/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
- * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
- * worker with both polls ten times slower and would listen on every interface. */
-#ifndef DCOMMI_UCX_H
-#define DCOMMI_UCX_H
+/* ==== include/dcomm/impl/local.h =========================================================== */
+/* local.h - the transport between the processes of one host: messages through fifos in memory that
+ * they map from each other over UCX (fifo.h), and that memory itself for whoever else wants it. */
+#ifndef DCOMMI_LOCAL_H
+#define DCOMMI_LOCAL_H
 
-/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
-/* ucx_iface.h - which network interface connects this host with the others. */
-#ifndef DCOMMI_UCX_IFACE_H
-#define DCOMMI_UCX_IFACE_H
+/* ==== include/dcomm/impl/local_peer.h ====================================================== */
+/* local_peer.h - what the transport between the processes of a host knows of each: the fifo in
+ * which it writes to us, ours at it, and what has found no room yet. */
+#ifndef DCOMMI_LOCAL_PEER_H
+#define DCOMMI_LOCAL_PEER_H
+
+/* ==== include/dcomm/impl/fifo.h ============================================================ */
+/* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
+ * between two processes of a host. A record is a word, which is written last and says that the rest
+ * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
+ * one transfer of that line. A process that dies leaves at most a record without its word, so that
+ * only its own queue is touched by its death. */
+#ifndef DCOMMI_FIFO_H
+#define DCOMMI_FIFO_H
+
+
+#define DCOMMI_LINE 64
+
+/* What lies in shared memory. The reader trusts none of it. */
+typedef struct dcommi_fifo {
+    _Alignas(
+        DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
+    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* by the writer, when it leaves */
+    _Alignas(DCOMMI_LINE) unsigned char lines[];
+} dcommi_fifo;
+
+/* A record's word: turn (32 bits, never that of the lap before), payload length (20), header
+ * length (8), kind (4, not 0). The word behind the last record is 0. */
+typedef struct dcommi_record {
+    unsigned kind;
+    size_t header_len, len;
+    const unsigned char *header, *data;
+} dcommi_record;
+
+#define DCOMMI_FIFO_SKIP 15u /* a record of nothing, to the end of the fifo */
+
+/* One side's view. */
+typedef struct dcommi_fifo_end {
+    unsigned char *lines;
+    uint64_t at;    /* bytes written or read so far */
+    uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
+    uint32_t size;  /* of the lines, a power of two */
+    dcommi_fifo *fifo;
+} dcommi_fifo_end;
+
+static inline size_t dcommi_fifo_bytes(size_t size)
+{
+    return sizeof(dcommi_fifo) + size;
+}
+
+static inline uint64_t dcommi_fifo_turn(uint64_t at)
+{
+    return (uint64_t)(uint32_t)(at / DCOMMI_LINE + 1) << 32;
+}
+
+static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint64_t at)
+{
+    return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
+}
+
+static inline size_t dcommi_fifo_lines(size_t bytes)
+{
+    return (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
+}
+
+/* ---- writing ---- */
+
+static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                       size_t len, size_t lines)
+{
+    uint64_t at = e->at;
+    e->at = at + lines;
+    atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    atomic_store_explicit(dcommi_fifo_word(e, at),
+                          dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
+                          memory_order_release);
+}
+
+/* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
+static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes)
+{
+    size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
+    size_t skip = lines > left ? left : 0;
+    /* One line more: the word behind the record. */
+    if (DCOMMI_UNLIKELY(e->at + skip + lines + DCOMMI_LINE > e->limit + e->size)) {
+        uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
+        if (consumed < e->limit || consumed > e->at) {
+            return NULL; /* nonsense */
+        }
+        e->limit = consumed;
+        if (e->at + skip + lines + DCOMMI_LINE > e->limit + e->size) {
+            return NULL;
+        }
+    }
+    if (DCOMMI_UNLIKELY(skip > 0)) {
+        dcommi_fifo_publish(e, DCOMMI_FIFO_SKIP, 0, 0, skip);
+    }
+    return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
+}
+
+/* Make what was reserved visible. */
+static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                      size_t len)
+{
+    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(header_len + len));
+}
+
+/* ---- reading ---- */
+
+/* Whether a record is there. */
+static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
+{
+    uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
+    return (word & ~(uint64_t)UINT32_MAX) == dcommi_fifo_turn(e->at) && (word & 15) != 0;
+}
+
+static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
+{
+    e->at += lines;
+    if (DCOMMI_UNLIKELY(e->at - e->limit >= e->size / 4)) {
+        e->limit = e->at;
+        atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
+    }
+}
+
+/* The next record, which stays until it is passed. 0: none; -1: nonsense lies there. */
+static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
+{
+    for (;;) {
+        uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
+        if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
+            return 0;
+        }
+        size_t left = e->size - (e->at & (e->size - 1));
+        r->kind = word & 15;
+        r->header_len = word >> 4 & 255;
+        r->len = (uint32_t)word >> 12;
+        if (DCOMMI_UNLIKELY(r->kind == DCOMMI_FIFO_SKIP)) {
+            dcommi_fifo_forward(e, left);
+            continue;
+        }
+        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(r->header_len + r->len) > left)) {
+            return -1;
+        }
+        r->header = (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof word;
+        r->data = r->header + r->header_len;
+        return 1;
+    }
+}
+
+static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
+{
+    dcommi_fifo_forward(e, dcommi_fifo_lines(r->header_len + r->len));
+}
+
+/* ---- coming and leaving ---- */
+
+/* The reader's memory, zeroed: its end. */
+static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = {.lines = fifo->lines, .size = size, .fifo = fifo};
+    return e;
+}
+
+static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
+    e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
+    e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
+    return e;
+}
+
+static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
+{
+    atomic_store_explicit(&writer->fifo->produced, writer->at, memory_order_release);
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
+/* ucx_region.h - memory that the processes of a host map from each other, by UCX's shared-memory
+ * keys. A UCX context of its own, over which nothing is ever sent: no process can leave anything
+ * half-written in another's queue. */
+#ifndef DCOMMI_UCX_REGION_H
+#define DCOMMI_UCX_REGION_H
 
 /* ==== include/dcomm/impl/ucx_config.h ====================================================== */
 /* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
@@ -13782,7 +14677,46 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
     return DCOMM_OK;
 }
 
+/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
+                                     const dcommi_ucx_option *options, size_t n_options,
+                                     ucp_context_h *context, ucp_worker_h *worker)
+{
+    ucp_config_t *config = NULL;
+    *context = NULL;
+    *worker = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s", name,
+                           ucs_status_string(status));
+    }
+    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
+    if (set == DCOMM_OK) {
+        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
+        status = ucp_init(&params, config, context);
+    }
+    ucp_config_release(config);
+    DCOMMI_TRY(set);
+    if (status != UCS_OK) {
+        *context = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", name,
+                           ucs_status_string(status));
+    }
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(*context, &params, worker);
+    if (status != UCS_OK) {
+        *worker = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
 /* ---- shared memory's limits ---- */
+
+/* What a worker's own queues take of /dev/shm at first. */
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* A tmpfs that is full kills its users by SIGBUS when they first touch a page: ask before. */
 static dcomm_status dcommi_ucx_shm_check(size_t need)
@@ -13816,6 +14750,1225 @@ static bool dcommi_ucx_is_netdev(const char *name)
 }
 
 #endif
+
+/* What must be given back before the worker goes: our own memory, or a peer's key. */
+typedef struct dcommi_ucx_mapping {
+    struct dcommi_ucx_mapping *prev, *next;
+    ucp_mem_h memory;
+    void *key;
+    ucp_rkey_h rkey;
+} dcommi_ucx_mapping;
+
+/* The context, and a worker that gives an address and endpoints for unpacking keys. */
+typedef struct dcommi_ucx_maps {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    size_t address_len;
+    dcommi_ucx_mapping mappings; /* head of a ring */
+} dcommi_ucx_maps;
+
+static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
+{
+    m->prev = list;
+    m->next = list->next;
+    list->next->prev = m;
+    list->next = m;
+}
+
+static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
+{
+    m->prev->next = m->next;
+    m->next->prev = m->prev;
+    if (m->rkey != NULL) {
+        ucp_rkey_destroy(m->rkey);
+    }
+    if (m->key != NULL) {
+        ucp_rkey_buffer_release(m->key);
+    }
+    if (m->memory != NULL) {
+        ucp_mem_unmap(context, m->memory);
+    }
+    dcommi_free(m);
+}
+
+static dcomm_status dcommi_ucx_region_allocate(dcommi_ucx_maps *maps, size_t len,
+                                               dcommi_region *region)
+{
+    ucp_context_h context = maps->context;
+    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_ucx_mapping_add(&maps->mappings, m);
+    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+                                   .length = len,
+                                   .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK};
+    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
+    size_t key_len = 0;
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        m->memory = NULL;
+    } else {
+        status = ucp_mem_query(m->memory, &attr);
+    }
+    if (status == UCS_OK) {
+        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
+    }
+    if (status != UCS_OK) {
+        dcommi_ucx_mapping_drop(context, m);
+        return dcommi_fail(
+            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
+            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
+            "of /dev/shm)",
+            len, ucs_status_string(status));
+    }
+    *region = (dcommi_region){
+        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_ucx_region_attach(dcommi_ucx_maps *maps, ucp_ep_h ep, const void *key,
+                                             void *remote_base, void **ptr, void **map)
+{
+    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_ucx_mapping_add(&maps->mappings, m);
+    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
+    if (status != UCS_OK) {
+        m->rkey = NULL;
+    } else {
+        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
+    }
+    if (status != UCS_OK) {
+        dcommi_ucx_mapping_drop(maps->context, m);
+        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
+                           ucs_status_string(status));
+    }
+    *map = m;
+    return DCOMM_OK;
+}
+
+/* ---- the worker ---- */
+
+/* An endpoint that serves only to unpack keys: nothing is sent for it. */
+static dcomm_status dcommi_ucx_maps_reach(dcommi_ucx_maps *maps, const void *address, ucp_ep_h *ep)
+{
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_ep_create(maps->worker, &params, ep);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        *ep = NULL;
+        return dcommi_fail(dcommi_ucx_status(status),
+                           "a process of this host cannot be reached over shared memory: %s",
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_ucx_maps_leave(dcommi_ucx_maps *maps, ucp_ep_h ep)
+{
+    ucp_request_param_t param = {0};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+    ucp_worker_progress(maps->worker);
+    if (UCS_PTR_IS_PTR(request)) {
+        ucp_request_free(request);
+    }
+}
+
+static void dcommi_ucx_maps_close(dcommi_ucx_maps *maps)
+{
+    while (maps->mappings.next != NULL && maps->mappings.next != &maps->mappings) {
+        dcommi_ucx_mapping_drop(maps->context, maps->mappings.next);
+    }
+    if (maps->address != NULL) {
+        ucp_worker_release_address(maps->worker, maps->address);
+    }
+    if (maps->worker != NULL) {
+        ucp_worker_destroy(maps->worker);
+    }
+    if (maps->context != NULL) {
+        ucp_cleanup(maps->context);
+    }
+    memset(maps, 0, sizeof *maps);
+}
+
+static dcomm_status dcommi_ucx_maps_open(dcommi_ucx_maps *maps)
+{
+    static const dcommi_ucx_option options[] = {
+        {"TLS", "posix,sysv,self", NULL},
+        {"SHM_DEVICES", "all", NULL},
+        {"SELF_DEVICES", "all", NULL},
+        {"NET_DEVICES", "all", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
+    };
+    maps->mappings.next = maps->mappings.prev = &maps->mappings;
+    dcommi_ucx_tame_once();
+    dcomm_status set = dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED);
+    if (set == DCOMM_OK) {
+        set = dcommi_ucx_start("local", UCP_FEATURE_RMA, options, sizeof options / sizeof *options,
+                               &maps->context, &maps->worker);
+    }
+    if (set == DCOMM_OK) {
+        ucs_status_t status =
+            ucp_worker_get_address(maps->worker, &maps->address, &maps->address_len);
+        if (status != UCS_OK) {
+            maps->address = NULL;
+            set = dcommi_fail(dcommi_ucx_status(status), "local: UCX gives no address: %s",
+                              ucs_status_string(status));
+        }
+    }
+    if (set != DCOMM_OK) {
+        dcommi_ucx_maps_close(maps);
+    }
+    return set;
+}
+
+#endif
+/* ==== include/dcomm/impl/watch.h =========================================================== */
+/* watch.h - sees the processes of this host end, zombies among them. */
+#ifndef DCOMMI_WATCH_H
+#define DCOMMI_WATCH_H
+
+
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+/* A process, as others find it. */
+typedef struct dcommi_watch_card {
+    uint64_t pid_space;
+    int64_t pid;
+} dcommi_watch_card;
+
+static dcommi_watch_card dcommi_watch_me(void)
+{
+    dcommi_watch_card card = {.pid = getpid()};
+    struct stat space = {0};
+    if (stat("/proc/self/ns/pid", &space) == 0) {
+        card.pid_space = (uint64_t)space.st_ino;
+    }
+    return card;
+}
+
+/* A descriptor that becomes readable when the process ends, registered in the epoll set with
+ * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
+static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
+                            const dcommi_watch_card *theirs, void *user)
+{
+#ifdef SYS_pidfd_open
+    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
+        theirs->pid <= 0) {
+        return -1;
+    }
+    if (*epoll < 0) {
+        *epoll = epoll_create1(EPOLL_CLOEXEC);
+    }
+    int fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0u);
+    if (fd < 0) {
+        return -1;
+    }
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
+    if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+#else
+    (void)epoll, (void)mine, (void)theirs, (void)user;
+    return -1;
+#endif
+}
+
+/* The users of some processes that have ended, each once. */
+static int dcommi_watch_poll(int epoll, void **users, int max)
+{
+    struct epoll_event events[16];
+    int n = epoll < 0 ? 0 : epoll_wait(epoll, events, max < 16 ? max : 16, 0);
+    for (int i = 0; i < n; i++) {
+        users[i] = events[i].data.ptr;
+    }
+    return n < 0 ? 0 : n;
+}
+
+#endif
+
+#define DCOMMI_LOCAL_EAGER 8192 /* longest payload of one record */
+#define DCOMMI_LOCAL_FIFO 65536
+#define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
+#define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
+#define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
+#define DCOMMI_LOCAL_KEY_MAX 244
+
+/* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
+ * says go when it has a place (or no), then it comes in fragments between other records. */
+enum dcommi_local_kind {
+    DCOMMI_LOCAL_MSG = 1,
+    DCOMMI_LOCAL_OFFER, /* behind the header: dcommi_local_offer_tail */
+    DCOMMI_LOCAL_GO,    /* header: the offer's id */
+    DCOMMI_LOCAL_NO,    /* likewise */
+    DCOMMI_LOCAL_FRAG   /* likewise */
+};
+
+typedef struct dcommi_local_offer_tail {
+    uint64_t id, len;
+} dcommi_local_offer_tail;
+
+/* ---- what lies in shared memory ---- */
+
+/* Each process owns the memory of the fifos that others write to it, and says here which is whose.
+ * Blocks of fifos are allocated as peers are added. */
+typedef struct dcommi_local_directory {
+    _Atomic uint32_t count, closed;
+    struct dcommi_local_block {
+        uint64_t base;
+        uint32_t key_len;
+        uint8_t key[DCOMMI_LOCAL_KEY_MAX];
+    } blocks[DCOMMI_LOCAL_BLOCKS];
+    uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+} dcommi_local_directory;
+
+/* How a transport is found: its address, followed by the directory's key and UCX's address. */
+typedef struct dcommi_local_card {
+    uint64_t id;
+    dcommi_watch_card process;
+    uint64_t directory;
+    uint32_t key_len, ucx_len;
+} dcommi_local_card;
+
+/* ---- peers ---- */
+
+/* A long message under way, out or in; in a list of its peer, then of those that are done. */
+typedef struct dcommi_local_flight {
+    struct dcommi_local_flight *next;
+    dcommi_op *op;
+    dcomm_status status;
+    uint64_t id;
+    unsigned char *bytes; /* read from, or written to */
+    size_t len, at;
+    bool going;
+} dcommi_local_flight;
+
+/* A record for which the fifo had no room. */
+typedef struct dcommi_local_queued {
+    struct dcommi_local_queued *next;
+    unsigned kind;
+    size_t header_len, len;
+    unsigned char bytes[];
+} dcommi_local_queued;
+
+typedef struct dcommi_local dcommi_local;
+
+typedef struct dcommi_local_peer {
+    dcommi_fifo_end in, out; /* out.lines NULL: not connected yet */
+    dcommi_local *local;
+    struct dcommi_local_peer *next; /* among the removed */
+    int index, pidfd;
+    uint32_t fifo; /* number of the one that it writes to */
+    dcommi_local_card card;
+    uint8_t *keys; /* the directory's key, UCX's address */
+    ucp_ep_h ep;
+    const dcommi_local_directory *directory; /* mapped */
+    void *directory_map, *fifo_map;
+    dcommi_local_queued *queue, *queue_last;
+    dcommi_local_flight *sends, *fetches;
+    bool waiting; /* something is queued or going: to be looked at in progress */
+    bool ended;   /* its process, or its transport; what it wrote is still read */
+    bool lost, removed;
+    const char *why;
+} dcommi_local_peer;
+
+/* A long message that was offered to us and not taken yet: the engine knows it as desc. */
+typedef struct dcommi_local_offer {
+    struct dcommi_local_offer *next, **prev;
+    dcommi_local_peer *peer; /* NULL: lost or removed */
+    uint64_t id;
+} dcommi_local_offer;
+
+struct dcommi_local {
+    dcommi_transport base;
+    dcommi_ucx_maps maps;
+    dcommi_local_peer **polled; /* all that are not removed or lost */
+    size_t npolled, polled_capacity;
+    unsigned turns; /* of progress */
+    size_t nwaiting, nended;
+    dcommi_local_flight *done;
+    dcommi_local_peer *removed; /* in the course of progress */
+    bool inside;                /* progress is on the stack */
+    bool closing;
+    dcommi_record peeked;
+    uint64_t id, next_flight;
+    dcommi_watch_card process;
+    double last_watch;
+    int epoll; /* of the peers' pidfds; -1: none */
+    dcommi_local_peer **peers;
+    size_t peers_capacity;
+    dcommi_local_offer *offers;
+    dcommi_local_directory *directory;
+    dcommi_region directory_region, blocks[DCOMMI_LOCAL_BLOCKS];
+    dcommi_fifo_end
+        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
+};
+
+static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int peer)
+{
+    return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+
+/* ---- the fifos that peers write to ---- */
+
+static inline dcommi_fifo *dcommi_local_fifo_at(void *block, uint32_t fifo)
+{
+    return (dcommi_fifo *)(void *)((char *)block + (fifo % DCOMMI_LOCAL_PER_BLOCK) *
+                                                       dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+}
+
+/* The fifo of a writer: its own from an earlier time, or a new one. */
+static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uint32_t *fifo_p)
+{
+    dcommi_local_directory *d = u->directory;
+    uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
+    for (uint32_t i = 0; i < count; i++) {
+        if (d->writer[i] == writer) {
+            *fifo_p = i;
+            return DCOMM_OK;
+        }
+    }
+    if (count == DCOMMI_LOCAL_PEERS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "local: more than %d processes of this host, counting those that have "
+                           "left; make a new context",
+                           DCOMMI_LOCAL_PEERS);
+    }
+    uint32_t block = count / DCOMMI_LOCAL_PER_BLOCK;
+    if (u->blocks[block].base == NULL) {
+        dcommi_region *region = &u->blocks[block];
+        DCOMMI_TRY(dcommi_ucx_region_allocate(
+            &u->maps, DCOMMI_LOCAL_PER_BLOCK * dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO), region));
+        if (region->key_len > DCOMMI_LOCAL_KEY_MAX) {
+            return dcommi_fail(DCOMM_ERR_INTERNAL, "local: a memory key of %zu bytes",
+                               region->key_len);
+        }
+        d->blocks[block].base = (uint64_t)(uintptr_t)region->base;
+        d->blocks[block].key_len = (uint32_t)region->key_len;
+        memcpy(d->blocks[block].key, region->key, region->key_len);
+    }
+    u->fifos[count] =
+        dcommi_fifo_reader(dcommi_local_fifo_at(u->blocks[block].base, count), DCOMMI_LOCAL_FIFO);
+    d->writer[count] = writer;
+    atomic_store_explicit(&d->count, count + 1, memory_order_release);
+    *fifo_p = count;
+    return DCOMM_OK;
+}
+
+/* ---- reaching a peer ---- */
+
+static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    if (p->ep == NULL) {
+        DCOMMI_TRY(dcommi_ucx_maps_reach(&u->maps, p->keys + p->card.key_len, &p->ep));
+    }
+    return DCOMM_OK;
+}
+
+/* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
+static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    void *ptr = NULL;
+    DCOMMI_TRY(dcommi_local_reach(p));
+    if (p->directory == NULL) {
+        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, p->keys,
+                                            (void *)(uintptr_t)p->card.directory, &ptr,
+                                            &p->directory_map));
+        p->directory = ptr;
+    }
+    uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
+    for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
+        if (p->directory->writer[i] != u->id) {
+            continue;
+        }
+        const struct dcommi_local_block *b = &p->directory->blocks[i / DCOMMI_LOCAL_PER_BLOCK];
+        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, b->key, (void *)(uintptr_t)b->base,
+                                            &ptr, &p->fifo_map));
+        p->out = dcommi_fifo_writer(dcommi_local_fifo_at(ptr, i), DCOMMI_LOCAL_FIFO);
+        return DCOMM_OK;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_disconnect(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    if (p->out.lines != NULL) {
+        dcommi_fifo_leave(&p->out);
+        p->out.lines = NULL;
+    }
+    if (p->fifo_map != NULL) {
+        dcommi_ucx_mapping_drop(u->maps.context, p->fifo_map);
+    }
+    if (p->directory_map != NULL) {
+        dcommi_ucx_mapping_drop(u->maps.context, p->directory_map);
+    }
+    if (p->ep != NULL) {
+        dcommi_ucx_maps_leave(&u->maps, p->ep);
+    }
+    p->fifo_map = p->directory_map = NULL;
+    p->directory = NULL;
+    p->ep = NULL;
+}
+
+/* ---- the end of a peer ---- */
+
+static void dcommi_local_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+{
+    f->status = status;
+    f->next = u->done;
+    u->done = f;
+}
+
+static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
+{
+    if (p->waiting != waiting) {
+        p->waiting = waiting;
+        p->local->nwaiting += waiting ? 1 : (size_t)-1;
+    }
+}
+
+/* Nothing more will go to or come from the peer. */
+static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
+{
+    dcommi_local *u = p->local;
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        p->queue = q->next;
+        dcommi_free(q);
+    }
+    p->queue_last = NULL;
+    for (dcommi_local_flight **list = &p->sends; list != NULL;
+         list = list == &p->sends ? &p->fetches : NULL) {
+        while (*list != NULL) {
+            dcommi_local_flight *f = *list;
+            *list = f->next;
+            dcommi_local_done(u, f, status);
+        }
+    }
+    for (dcommi_local_offer *o = u->offers; o != NULL; o = o->next) {
+        o->peer = o->peer == p ? NULL : o->peer;
+    }
+    dcommi_local_waiting(p, false);
+}
+
+static void dcommi_local_peer_free(dcommi_local_peer *p)
+{
+    dcommi_local_disconnect(p);
+    if (p->pidfd >= 0) {
+        epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
+        close(p->pidfd);
+    }
+    dcommi_free(p->keys);
+    dcommi_free(p);
+}
+
+static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
+{
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (u->polled[i] == p) {
+            u->polled[i] = u->polled[--u->npolled];
+            return;
+        }
+    }
+}
+
+#endif
+
+#include <sched.h>
+
+/* Records taken from one peer before the next gets its turn. */
+#define DCOMMI_LOCAL_BURST 32
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+
+/* ---- peers ---- */
+
+static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
+                                          size_t len)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_card card;
+    if (peer < 0 || len < sizeof card || dcommi_local_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    memcpy(&card, address, sizeof card);
+    if (card.key_len == 0 || (uint64_t)card.key_len + card.ucx_len != len - sizeof card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the address of peer %d has a wrong length",
+                           t->name, peer);
+    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
+    uint32_t fifo = 0;
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.id, &fifo));
+    dcommi_local_peer *p = dcommi_alloc(sizeof *p);
+    if (p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    p->keys = dcommi_alloc(len - sizeof card);
+    if (p->keys == NULL) {
+        dcommi_free(p);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(p->keys, (const char *)address + sizeof card, len - sizeof card);
+    p->local = u;
+    p->index = peer;
+    p->card = card;
+    p->fifo = fifo;
+    p->in = u->fifos[fifo];
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->process, &card.process, p);
+    u->peers[peer] = p;
+    u->polled[u->npolled++] = p;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_sweep(dcommi_local *u)
+{
+    while (u->removed != NULL) {
+        dcommi_local_peer *p = u->removed;
+        u->removed = p->next;
+        dcommi_local_peer_free(p);
+    }
+}
+
+static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL) {
+        return;
+    }
+    u->peers[peer] = NULL;
+    u->fifos[p->fifo] = p->in;
+    dcommi_local_unpoll(u, p);
+    dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+    u->nended -= p->ended && !p->lost;
+    p->removed = true;
+    p->next = u->removed;
+    u->removed = p;
+    if (!u->inside) {
+        dcommi_local_sweep(u);
+    }
+}
+
+/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+{
+    if (!p->ended && !p->lost) {
+        p->ended = true;
+        p->why = why;
+        p->local->nended++;
+    }
+}
+
+/* ---- sending ---- */
+
+/* Put a record into the peer's fifo, or behind those that wait for room. */
+static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
+        unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
+        if (DCOMMI_LIKELY(body != NULL)) {
+            memcpy(body, header, header_len);
+            if (len > 0) {
+                memcpy(body + header_len, data, len);
+            }
+            dcommi_fifo_commit(&p->out, kind, header_len, len);
+            return DCOMM_OK;
+        }
+    }
+    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + len);
+    if (q == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *q = (dcommi_local_queued){.kind = kind, .header_len = header_len, .len = len};
+    memcpy(q->bytes, header, header_len);
+    if (len > 0) {
+        memcpy(q->bytes + header_len, data, len);
+    }
+    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
+    p->queue_last = q;
+    dcommi_local_waiting(p, true);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_local_peer **p_p)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (DCOMMI_UNLIKELY(p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d was never added", u->base.name, peer);
+    }
+    if (DCOMMI_UNLIKELY(p->lost || u->closing)) {
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
+                           p->lost ? p->why : "closed");
+    }
+    if (DCOMMI_UNLIKELY(p->out.lines == NULL && !p->ended)) {
+        dcomm_status status = dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+    }
+    *p_p = p;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void *header,
+                                      size_t header_len, const void *data, size_t len,
+                                      dcommi_op *op)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = NULL;
+    if (DCOMMI_UNLIKELY(header_len > DCOMMI_HEADER_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
+    }
+    DCOMMI_TRY(dcommi_local_writable(u, peer, &p));
+    if (len <= DCOMMI_LOCAL_EAGER) {
+        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = u->next_flight++;
+    f->bytes = (unsigned char *)(uintptr_t)data;
+    f->len = len;
+    unsigned char long_header[DCOMMI_HEADER_MAX + sizeof(dcommi_local_offer_tail)];
+    dcommi_local_offer_tail tail = {f->id, len};
+    memcpy(long_header, header, header_len);
+    memcpy(long_header + header_len, &tail, sizeof tail);
+    dcomm_status status =
+        dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header, header_len + sizeof tail, NULL, 0);
+    if (status < 0) {
+        dcommi_free(f);
+        return status;
+    }
+    f->next = p->sends;
+    p->sends = f;
+    return DCOMM_IN_PROGRESS;
+}
+
+/* What waits for room in the fifo, as far as there is some. */
+static unsigned dcommi_local_pump(dcommi_local_peer *p)
+{
+    unsigned n = 0;
+    if (p->out.lines == NULL) {
+        dcomm_status status = p->ended ? DCOMM_IN_PROGRESS : dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+        if (status != DCOMM_OK) {
+            return 0;
+        }
+    }
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        unsigned char *body = dcommi_fifo_reserve(&p->out, q->header_len + q->len);
+        if (body == NULL) {
+            return n;
+        }
+        memcpy(body, q->bytes, q->header_len + q->len);
+        dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
+        p->queue = q->next;
+        dcommi_free(q);
+        n++;
+    }
+    bool going = false;
+    for (dcommi_local_flight **at = &p->sends; *at != NULL;) {
+        dcommi_local_flight *f = *at;
+        while (f->going && f->at < f->len) {
+            size_t part = f->len - f->at;
+            part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
+            unsigned char *body = dcommi_fifo_reserve(&p->out, sizeof f->id + part);
+            if (body == NULL) {
+                return n;
+            }
+            memcpy(body, &f->id, sizeof f->id);
+            memcpy(body + sizeof f->id, f->bytes + f->at, part);
+            dcommi_fifo_commit(&p->out, DCOMMI_LOCAL_FRAG, sizeof f->id, part);
+            f->at += part;
+            n++;
+        }
+        if (f->going) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        } else {
+            at = &f->next;
+        }
+        going = going || (*at != NULL && (*at)->going);
+    }
+    dcommi_local_waiting(p, going);
+    return n;
+}
+
+/* ---- receiving ---- */
+
+static void dcommi_local_offer_free(dcommi_local_offer *o)
+{
+    *o->prev = o->next;
+    if (o->next != NULL) {
+        o->next->prev = o->prev;
+    }
+    dcommi_free(o);
+}
+
+static void dcommi_local_release(dcommi_transport *t, void *desc)
+{
+    dcommi_local_offer *o = desc;
+    (void)t;
+    if (o->peer != NULL) {
+        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0);
+    }
+    dcommi_local_offer_free(o);
+}
+
+static dcomm_status dcommi_local_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                       dcommi_op *op)
+{
+    dcommi_local_offer *o = desc;
+    dcommi_local_peer *p = o->peer;
+    if (p == NULL) {
+        dcommi_local_offer_free(o);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = o->id;
+    f->bytes = buf;
+    f->len = len;
+    f->next = p->fetches;
+    p->fetches = f;
+    dcommi_local_offer_free(o);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0);
+    if (status < 0) {
+        p->fetches = f->next;
+        dcommi_free(f);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    dcommi_local_offer_tail tail;
+    if (r->header_len < sizeof tail) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    dcommi_arrival arrival = {
+        .peer = p->index, .header = r->header, .header_len = r->header_len - sizeof tail};
+    memcpy(&tail, r->header + arrival.header_len, sizeof tail);
+    dcommi_local_offer *o = dcommi_alloc(sizeof *o);
+    if (o == NULL || tail.len == 0) {
+        dcommi_free(o);
+        dcommi_local_end(p, "there is no memory for what it sends");
+        return;
+    }
+    *o = (dcommi_local_offer){.next = u->offers, .prev = &u->offers, .peer = p, .id = tail.id};
+    if (o->next != NULL) {
+        o->next->prev = &o->next;
+    }
+    u->offers = o;
+    arrival.len = tail.len;
+    arrival.desc = o;
+    u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+}
+
+/* GO and NO: a send of ours is wanted, or not. */
+static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
+{
+    for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (go) {
+            f->going = true;
+            dcommi_local_waiting(p, true);
+        } else {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dcommi_record *r)
+{
+    for (dcommi_local_flight **at = &p->fetches; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (r->len > f->len - f->at) {
+            dcommi_local_end(p, "what it sent cannot be right");
+            return;
+        }
+        memcpy(f->bytes + f->at, r->data, r->len);
+        f->at += r->len;
+        if (f->at == f->len) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    uint64_t id;
+    if (r->kind == DCOMMI_LOCAL_MSG) {
+        dcommi_arrival arrival = {.peer = p->index,
+                                  .header = r->header,
+                                  .header_len = r->header_len,
+                                  .data = r->data,
+                                  .len = r->len};
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return;
+    }
+    if (r->kind == DCOMMI_LOCAL_OFFER) {
+        dcommi_local_on_offer(p, r);
+        return;
+    }
+    if (r->header_len != sizeof id || r->kind > DCOMMI_LOCAL_FRAG) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    memcpy(&id, r->header, sizeof id);
+    if (r->kind == DCOMMI_LOCAL_FRAG) {
+        dcommi_local_on_fragment(p, id, r);
+    } else {
+        dcommi_local_on_verdict(p, id, r->kind == DCOMMI_LOCAL_GO);
+    }
+}
+
+static unsigned dcommi_local_poll(dcommi_local_peer *p)
+{
+    dcommi_record r;
+    unsigned n = 0;
+    int got = 0;
+    while (n < DCOMMI_LOCAL_BURST && (got = dcommi_fifo_next(&p->in, &r)) > 0) {
+        n++;
+        dcommi_local_handle(p, &r);
+        dcommi_fifo_pass(&p->in, &r);
+        if (p->removed) {
+            p->local->fifos[p->fifo] = p->in;
+            return n;
+        }
+    }
+    if (DCOMMI_UNLIKELY(got < 0)) {
+        dcommi_local_end(p, "what it sent cannot be right");
+    }
+    return n;
+}
+
+/* ---- progress ---- */
+
+/* Have peers ended? */
+static void dcommi_local_watch(dcommi_local *u)
+{
+    double now = dcommi_coarse_now();
+    void *users[16];
+    if (now - u->last_watch < DCOMMI_LOCAL_WATCH) {
+        return;
+    }
+    u->last_watch = now;
+    int n = dcommi_watch_poll(u->epoll, users, 16);
+    for (int i = 0; i < n; i++) {
+        dcommi_local_end(users[i], "its process has ended");
+    }
+    for (size_t i = 0; i < u->npolled; i++) {
+        dcommi_local_peer *p = u->polled[i];
+        if (p->directory != NULL &&
+            atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
+            dcommi_local_end(p, "it has closed its connections");
+        }
+    }
+}
+
+/* What the peers that ended had sent is read: now they are lost. */
+static unsigned dcommi_local_bury(dcommi_local *u)
+{
+    unsigned n = 0;
+    for (size_t i = u->npolled; i-- > 0;) {
+        dcommi_local_peer *p = i < u->npolled ? u->polled[i] : NULL;
+        dcommi_record r;
+        if (p == NULL || !p->ended || dcommi_fifo_next(&p->in, &r) > 0) {
+            continue;
+        }
+        p->lost = true;
+        u->nended--;
+        u->fifos[p->fifo] = p->in;
+        dcommi_local_unpoll(u, p);
+        dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+        n++;
+        if (!u->closing) {
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why);
+        }
+    }
+    return n;
+}
+
+static unsigned dcommi_local_deliver(dcommi_local *u)
+{
+    unsigned n = 0;
+    while (u->done != NULL) {
+        dcommi_local_flight *f = u->done;
+        dcommi_op *op = f->op;
+        dcomm_status status = f->status;
+        u->done = f->next;
+        dcommi_free(f);
+        op->done(op, status);
+        n++;
+    }
+    return n;
+}
+
+static unsigned dcommi_local_progress(dcommi_transport *t)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    unsigned n = 0;
+    if (DCOMMI_UNLIKELY(u->inside)) {
+        return 0;
+    }
+    u->inside = true;
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (dcommi_fifo_ready(&u->polled[i]->in)) {
+            n += dcommi_local_poll(u->polled[i]);
+        }
+    }
+    for (size_t i = 0; u->nwaiting > 0 && i < u->npolled; i++) {
+        n += u->polled[i]->waiting ? dcommi_local_pump(u->polled[i]) : 0;
+    }
+    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
+        dcommi_local_watch(u);
+    }
+    if (DCOMMI_UNLIKELY(u->nended > 0)) {
+        n += dcommi_local_bury(u);
+    }
+    u->inside = false;
+    if (DCOMMI_UNLIKELY(u->done != NULL)) {
+        n += dcommi_local_deliver(u);
+    }
+    if (DCOMMI_UNLIKELY(u->removed != NULL)) {
+        dcommi_local_sweep(u);
+    }
+    return n;
+}
+
+static bool dcommi_local_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    dcommi_record *r = &u->peeked;
+    if (p == NULL || u->inside || p->lost || dcommi_fifo_next(&p->in, r) <= 0 ||
+        r->kind != DCOMMI_LOCAL_MSG) {
+        return false;
+    }
+    *arrival = (dcommi_arrival){.peer = peer,
+                                .header = r->header,
+                                .header_len = r->header_len,
+                                .data = r->data,
+                                .len = r->len};
+    return true;
+}
+
+static void dcommi_local_pass(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_fifo_pass(&dcommi_local_peer_at(u, peer)->in, &u->peeked);
+}
+
+/* ---- mapped memory ---- */
+
+static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
+                                               dcommi_region *region)
+{
+    if (len == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: mapped memory of 0 bytes", t->name);
+    }
+    return dcommi_ucx_region_allocate(&((dcommi_local *)t)->maps, len, region);
+}
+
+static void dcommi_local_region_destroy(dcommi_transport *t, dcommi_region *region)
+{
+    if (region->handle != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, region->handle);
+    }
+    *region = (dcommi_region){0};
+}
+
+static dcomm_status dcommi_local_region_map(dcommi_transport *t, int peer, const void *key,
+                                            size_t key_len, void *remote_base, void **ptr,
+                                            void **map)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL || key_len == 0) {
+        return dcommi_fail(p == NULL ? DCOMM_ERR_INTERNAL : DCOMM_ERR_CORRUPT,
+                           "%s: peer %d has no memory key of %zu bytes", t->name, peer, key_len);
+    }
+    DCOMMI_TRY(dcommi_local_reach(p));
+    return dcommi_ucx_region_attach(&u->maps, p->ep, key, remote_base, ptr, map);
+}
+
+static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
+{
+    if (map != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, map);
+    }
+}
+
+/* ---- opening and closing ---- */
+
+static bool dcommi_local_is_busy(const dcommi_local *u)
+{
+    bool busy = u->done != NULL;
+    for (size_t i = 0; i < u->npolled && !busy; i++) {
+        const dcommi_local_peer *p = u->polled[i];
+        busy = p->queue != NULL || p->sends != NULL || p->fetches != NULL;
+    }
+    return busy;
+}
+
+static void dcommi_local_free(dcommi_local *u)
+{
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        if (u->peers[i] != NULL) {
+            dcommi_local_drop_all(u->peers[i], DCOMM_ERR_ABORTED);
+            dcommi_local_peer_free(u->peers[i]);
+        }
+    }
+    dcommi_local_sweep(u);
+    dcommi_local_deliver(u);
+    while (u->offers != NULL) {
+        dcommi_local_offer_free(u->offers);
+    }
+    dcommi_ucx_maps_close(&u->maps);
+    if (u->epoll >= 0) {
+        close(u->epoll);
+    }
+    dcommi_free(u->peers);
+    dcommi_free(u->polled);
+    dcommi_free((void *)(uintptr_t)u->base.address);
+    dcommi_free(u);
+}
+
+static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    double deadline = dcommi_now() + timeout_s;
+    while (!force && dcommi_local_is_busy(u) && dcommi_now() < deadline) {
+        if (dcommi_local_progress(t) == 0) {
+            sched_yield();
+        }
+    }
+    u->closing = true;
+    /* Peers keep what they have mapped for as long as they want. */
+    atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    dcommi_local_free(u);
+}
+
+static const dcommi_transport_vtable dcommi_local_vtable = {
+    .add_peer = dcommi_local_add_peer,
+    .remove_peer = dcommi_local_remove_peer,
+    .send = dcommi_local_send,
+    .fetch = dcommi_local_fetch,
+    .release = dcommi_local_release,
+    .progress = dcommi_local_progress,
+    .peek = dcommi_local_peek,
+    .pass = dcommi_local_pass,
+    .region_create = dcommi_local_region_create,
+    .region_destroy = dcommi_local_region_destroy,
+    .region_map = dcommi_local_region_map,
+    .region_unmap = dcommi_local_region_unmap,
+    .close = dcommi_local_close,
+};
+
+static dcomm_status dcommi_local_start(dcommi_local *u)
+{
+    DCOMMI_TRY(dcommi_ucx_maps_open(&u->maps));
+    DCOMMI_TRY(dcommi_ucx_region_allocate(&u->maps, sizeof *u->directory, &u->directory_region));
+    u->directory = u->directory_region.base;
+    u->id = dcommi_transport_id();
+    u->process = dcommi_watch_me();
+    dcommi_local_card card = {.id = u->id,
+                              .process = u->process,
+                              .directory = (uint64_t)(uintptr_t)u->directory,
+                              .key_len = (uint32_t)u->directory_region.key_len,
+                              .ucx_len = (uint32_t)u->maps.address_len};
+    size_t len = sizeof card + card.key_len + card.ucx_len;
+    uint8_t *address = dcommi_alloc(len);
+    if (address == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(address, &card, sizeof card);
+    memcpy(address + sizeof card, u->directory_region.key, card.key_len);
+    memcpy(address + sizeof card + card.key_len, u->maps.address, card.ucx_len);
+    u->base.address = address;
+    u->base.address_len = len;
+    return DCOMM_OK;
+}
+
+/* Shared memory with the processes of this host. */
+static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
+                                      dcommi_transport **t_p)
+{
+    dcommi_local *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "local",
+                                 .call = &dcommi_local_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_LOCAL_EAGER};
+    u->epoll = -1;
+    dcomm_status status = dcommi_local_start(u);
+    if (status < 0) {
+        dcommi_local_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx.h ============================================================= */
+/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
+ * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
+ * polls ten times slower and would listen on every interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
+/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
+/* ucx_iface.h - which network interface connects this host with the others. */
+#ifndef DCOMMI_UCX_IFACE_H
+#define DCOMMI_UCX_IFACE_H
+
 
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -14009,188 +16162,6 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
 
-/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
-/* ucx_region.h - memory that peers on this host can map, by UCX's shared-memory keys. */
-#ifndef DCOMMI_UCX_REGION_H
-#define DCOMMI_UCX_REGION_H
-
-
-/* What must be given back before the worker goes: our own memory, or a peer's key. */
-typedef struct dcommi_ucx_mapping {
-    struct dcommi_ucx_mapping *prev, *next;
-    ucp_mem_h memory;
-    void *key;
-    ucp_rkey_h rkey;
-} dcommi_ucx_mapping;
-
-static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
-{
-    m->prev = list;
-    m->next = list->next;
-    list->next->prev = m;
-    list->next = m;
-}
-
-static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
-{
-    m->prev->next = m->next;
-    m->next->prev = m->prev;
-    if (m->rkey != NULL) {
-        ucp_rkey_destroy(m->rkey);
-    }
-    if (m->key != NULL) {
-        ucp_rkey_buffer_release(m->key);
-    }
-    if (m->memory != NULL) {
-        ucp_mem_unmap(context, m->memory);
-    }
-    dcommi_free(m);
-}
-
-static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx_mapping *list,
-                                               size_t len, dcommi_region *region)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(list, m);
-    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-                                   .length = len,
-                                   .flags = UCP_MEM_MAP_ALLOCATE};
-    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
-    size_t key_len = 0;
-    dcommi_ucx_hush++;
-    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
-    dcommi_ucx_hush--;
-    if (status != UCS_OK) {
-        m->memory = NULL;
-    } else {
-        status = ucp_mem_query(m->memory, &attr);
-    }
-    if (status == UCS_OK) {
-        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(
-            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
-            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
-            "of /dev/shm)",
-            len, ucs_status_string(status));
-    }
-    *region = (dcommi_region){
-        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_ucx_region_attach(ucp_context_h context, dcommi_ucx_mapping *list,
-                                             ucp_ep_h ep, const void *key, void *remote_base,
-                                             void **ptr, void **map)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(list, m);
-    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
-    if (status != UCS_OK) {
-        m->rkey = NULL;
-    } else {
-        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
-                           ucs_status_string(status));
-    }
-    *map = m;
-    return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/ucx_watch.h ======================================================= */
-/* ucx_watch.h - sees the processes of this host end. UCX's own check needs an endpoint, comes once
- * a second and takes a zombie for alive; a pidfd has none of these faults. */
-#ifndef DCOMMI_UCX_WATCH_H
-#define DCOMMI_UCX_WATCH_H
-
-
-#include <sys/epoll.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-
-/* What stands before UCX's own bytes in an address. */
-typedef struct dcommi_ucx_card {
-    uint64_t id; /* of the transport, random: long messages name their sender by it */
-    uint64_t pid_space;
-    int64_t pid;
-} dcommi_ucx_card;
-
-static void dcommi_ucx_card_make(dcommi_ucx_card *card)
-{
-    static _Atomic uint64_t counter;
-    struct stat space = {0};
-    *card = (dcommi_ucx_card){.pid = getpid()};
-    if (stat("/proc/self/ns/pid", &space) == 0) {
-        card->pid_space = (uint64_t)space.st_ino;
-    }
-    if (getrandom(&card->id, sizeof card->id, GRND_NONBLOCK) != (ssize_t)sizeof card->id) {
-        card->id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)card->pid);
-    }
-    card->id = dcommi_mix(card->id, atomic_fetch_add(&counter, 1)) | 1;
-}
-
-/* A descriptor that becomes readable when the process ends, registered in the epoll set with
- * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
-static int dcommi_ucx_watch_add(int *epoll, const dcommi_ucx_card *mine,
-                                const dcommi_ucx_card *theirs, void *user)
-{
-#ifdef SYS_pidfd_open
-    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
-        theirs->pid <= 0) {
-        return -1;
-    }
-    if (*epoll < 0) {
-        *epoll = epoll_create1(EPOLL_CLOEXEC);
-    }
-    int fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0u);
-    if (fd < 0) {
-        return -1;
-    }
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
-    if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-#else
-    (void)epoll, (void)mine, (void)theirs, (void)user;
-    return -1;
-#endif
-}
-
-/* The users of some processes that have ended, each once. */
-static int dcommi_ucx_watch_poll(int epoll, void **users, int max)
-{
-    struct epoll_event events[16];
-    int n = epoll < 0 ? 0 : epoll_wait(epoll, events, max < 16 ? max : 16, 0);
-    for (int i = 0; i < n; i++) {
-        users[i] = events[i].data.ptr;
-    }
-    return n < 0 ? 0 : n;
-}
-
-static inline double dcommi_ucx_coarse_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-#endif
 
 typedef struct dcommi_ucx dcommi_ucx;
 
@@ -14199,11 +16170,9 @@ typedef struct dcommi_ucx_peer {
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
-    int pidfd;
     void *address;
     ucp_ep_h ep; /* NULL: not opened yet, or closed */
     ucs_status_t failure;
-    bool ended;    /* its process, but what it sent may still be on its way */
     bool reported; /* its loss */
     bool flushing;
     double closed_at; /* coarse clock; 0: not closed */
@@ -14243,17 +16212,13 @@ struct dcommi_ucx {
     dcommi_transport base;
     ucp_context_h context;
     ucp_worker_h worker;
-    dcommi_ucx_card card;
-    bool maps;   /* peers' memory can be mapped */
+    uint64_t id;
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
     bool chores; /* something waits for the end of progress */
     bool closing;
     unsigned turns;    /* of progress */
     double last_watch; /* coarse clock */
-    int epoll;         /* of the peers' pidfds; -1: none */
-    int ended;         /* processes that ended, not reported yet */
-    int ended_turns;
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
     dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
@@ -14262,7 +16227,6 @@ struct dcommi_ucx {
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept;
     dcommi_ucx_slab *slabs;
-    dcommi_ucx_mapping mappings; /* head of a ring */
 };
 
 /* ---- flights ---- */
@@ -14485,9 +16449,8 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
         dcommi_ucx_hush--;
         if (status != UCS_OK) {
             p->ep = NULL;
-            return dcommi_fail(p->ended ? DCOMM_ERR_PEER : dcommi_ucx_status(status),
-                               "%s: peer %d cannot be reached: %s", u->base.name, peer,
-                               ucs_status_string(status));
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, peer, ucs_status_string(status));
         }
     }
     *p_p = p;
@@ -14498,7 +16461,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
     if (p->closed_at <= 0) {
-        p->closed_at = dcommi_ucx_coarse_now();
+        p->closed_at = dcommi_coarse_now();
     }
     if (p->ep == NULL) {
         return;
@@ -14541,10 +16504,6 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     if (p == NULL) {
         return;
     }
-    if (p->pidfd >= 0) {
-        epoll_ctl(p->ucx->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
-        close(p->pidfd);
-    }
     dcommi_free(p->address);
     dcommi_free(p);
 }
@@ -14578,29 +16537,20 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          p->ended ? "its process has ended"
-                                                   : ucs_status_string(p->failure));
+                                          ucs_status_string(p->failure));
         }
     }
     return n;
 }
 
-/* ---- the watch ---- */
-
-/* Now and then: have processes ended, must ops be given up? */
+/* Now and then: must ops be given up? */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
-    double now = dcommi_ucx_coarse_now();
+    double now = dcommi_coarse_now();
     if (now - u->last_watch < 0.05) {
         return 0;
     }
     u->last_watch = now;
-    void *users[16];
-    int n = dcommi_ucx_watch_poll(u->epoll, users, 16);
-    for (int i = 0; i < n; i++) {
-        ((dcommi_ucx_peer *)users[i])->ended = true;
-    }
-    u->ended += n;
     unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
     if (u->removed != NULL) {
         dcommi_ucx_sweep_removed(u);
@@ -14608,37 +16558,13 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
     return given_up;
 }
 
-/* What the ended processes had sent is read: now they are lost. */
-static void dcommi_ucx_bury(dcommi_ucx *u)
-{
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p != NULL && p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
-        if (p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    u->ended = 0;
-    u->ended_turns = 0;
-    u->chores = true;
-}
-
 #endif
 
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. The local one and
- * our largest header fill one segment (DCOMMI_UCX_SEG) of UCX's shared-memory queue. */
-#define DCOMMI_UCX_EAGER_LOCAL 8192
-#define DCOMMI_UCX_EAGER_NET 65536
-#define DCOMMI_UCX_SEG "8448"
-/* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
+/* Longest payload that is sent without asking the receiver for a place first. */
+#define DCOMMI_UCX_EAGER 65536
 
 /* ---- the table ---- */
 
@@ -14646,8 +16572,8 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
                                         size_t len)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_card card;
-    if (peer < 0 || len <= sizeof card || dcommi_ucx_peer_at(u, peer) != NULL) {
+    uint64_t id;
+    if (peer < 0 || len <= sizeof id || dcommi_ucx_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
@@ -14655,23 +16581,19 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     u->peers = array;
     dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
-    void *copy = p != NULL ? dcommi_alloc(len - sizeof card) : NULL;
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof id) : NULL;
     if (copy == NULL) {
         dcommi_free(p);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(&card, address, sizeof card);
-    memcpy(copy, (const char *)address + sizeof card, len - sizeof card);
-    *p = (dcommi_ucx_peer){
-        .ucx = u, .index = peer, .id = card.id, .pidfd = -1, .address = copy, .failure = UCS_OK};
-    if (u->maps) {
-        p->pidfd = dcommi_ucx_watch_add(&u->epoll, &u->card, &card, p);
-    }
+    memcpy(&id, address, sizeof id);
+    memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
+    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
 }
 
-static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
+static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -14685,9 +16607,6 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
     p->next = u->removed;
     u->removed = p;
     u->chores = true;
-    if (!force) {
-        dcommi_ucx_peer_flush(p);
-    }
     if (!u->inside) {
         dcommi_ucx_sweep_removed(u);
     }
@@ -14726,8 +16645,8 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
     if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->card.id, sizeof u->card.id);
-        header_len += sizeof u->card.id;
+        memcpy(f->header + header_len, &u->id, sizeof u->id);
+        header_len += sizeof u->id;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
@@ -14864,53 +16783,45 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
-    if (DCOMMI_UNLIKELY(u->ended > 0) && (n == 0 || ++u->ended_turns > 1000)) {
-        dcommi_ucx_bury(u);
-    }
     if (DCOMMI_UNLIKELY(u->chores)) {
         n += dcommi_ucx_chores(u);
     }
     return n;
 }
 
+/* Memory cannot be mapped across hosts. */
 static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    if (!u->maps || len == 0) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name,
-                           len);
-    }
-    return dcommi_ucx_region_allocate(u->context, &u->mappings, len, region);
+    (void)region;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name, len);
 }
 
 static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
 {
-    if (region->handle != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, region->handle);
-    }
-    *region = (dcommi_region){0};
+    (void)t, (void)region;
 }
 
 static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
                                           size_t key_len, void *remote_base, void **ptr, void **map)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (!u->maps) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory", t->name);
-    }
-    if (key_len == 0) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "peer %d's memory key is empty", peer);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    return dcommi_ucx_region_attach(u->context, &u->mappings, p->ep, key, remote_base, ptr, map);
+    (void)key, (void)key_len, (void)remote_base, (void)ptr, (void)map;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of peer %d", t->name, peer);
 }
 
 static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
 {
-    if (map != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, map);
-    }
+    (void)t, (void)map;
+}
+
+static bool dcommi_ucx_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    (void)t, (void)peer, (void)arrival;
+    return false;
+}
+
+static void dcommi_ucx_pass(dcommi_transport *t, int peer)
+{
+    (void)t, (void)peer;
 }
 
 /* ---- closing ---- */
@@ -14941,9 +16852,6 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
-    while (u->mappings.next != &u->mappings) {
-        dcommi_ucx_mapping_drop(u->context, u->mappings.next);
-    }
     if (u->worker != NULL) {
         ucp_worker_destroy(u->worker);
     }
@@ -14957,9 +16865,6 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         dcommi_ucx_peer_free(u->peers[i]);
-    }
-    if (u->epoll >= 0) {
-        close(u->epoll);
     }
     while (u->removed != NULL) {
         dcommi_ucx_peer *p = u->removed;
@@ -15015,6 +16920,8 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .fetch = dcommi_ucx_fetch,
     .release = dcommi_ucx_release,
     .progress = dcommi_ucx_progress,
+    .peek = dcommi_ucx_peek,
+    .pass = dcommi_ucx_pass,
     .region_create = dcommi_ucx_region_create,
     .region_destroy = dcommi_ucx_region_destroy,
     .region_map = dcommi_ucx_region_map,
@@ -15024,35 +16931,11 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
 
 /* ---- opening ---- */
 
-static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
-                                           const dcommi_ucx_option *options, size_t n_options)
+static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_option *options,
+                                           size_t n_options)
 {
-    ucp_config_t *config = NULL;
-    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) {
-        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s",
-                           u->base.name, ucs_status_string(status));
-    }
-    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
-    if (set == DCOMM_OK) {
-        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
-        status = ucp_init(&params, config, &u->context);
-    }
-    ucp_config_release(config);
-    DCOMMI_TRY(set);
-    if (status != UCS_OK) {
-        u->context = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", u->base.name,
-                           ucs_status_string(status));
-    }
-    ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    status = ucp_worker_create(u->context, &worker_params, &u->worker);
-    if (status != UCS_OK) {
-        u->worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", u->base.name,
-                           ucs_status_string(status));
-    }
+    DCOMMI_TRY(dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context,
+                                &u->worker));
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -15060,7 +16943,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = dcommi_ucx_on_am,
         .arg = u};
-    status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    ucs_status_t status = ucp_worker_set_am_recv_handler(u->worker, &handler);
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     if (status == UCS_OK) {
         status = ucp_worker_query(u->worker, &attr);
@@ -15069,68 +16952,16 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
                            ucs_status_string(status));
     }
-    dcommi_ucx_card_make(&u->card);
-    char *copy = dcommi_alloc(sizeof u->card + attr.address_length);
+    u->id = dcommi_transport_id();
+    char *copy = dcommi_alloc(sizeof u->id + attr.address_length);
     if (copy != NULL) {
-        memcpy(copy, &u->card, sizeof u->card);
-        memcpy(copy + sizeof u->card, attr.address, attr.address_length);
+        memcpy(copy, &u->id, sizeof u->id);
+        memcpy(copy + sizeof u->id, attr.address, attr.address_length);
         u->base.address = copy;
-        u->base.address_len = sizeof u->card + attr.address_length;
+        u->base.address_len = sizeof u->id + attr.address_length;
     }
     ucp_worker_release_address(u->worker, attr.address);
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_handlers *handlers,
-                                    size_t eager_max, uint64_t features,
-                                    const dcommi_ucx_option *options, size_t n_options,
-                                    dcommi_transport **t_p)
-{
-    dcommi_ucx *u = dcommi_alloc(sizeof *u);
-    if (u == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    u->base = (dcommi_transport){
-        .name = name, .call = &dcommi_ucx_vtable, .handlers = *handlers, .eager_max = eager_max};
-    u->maps = (features & UCP_FEATURE_RMA) != 0;
-    u->pending.next = u->pending.prev = &u->pending;
-    u->done.next = u->done.prev = &u->done;
-    u->kept.next = u->kept.prev = &u->kept;
-    u->mappings.next = u->mappings.prev = &u->mappings;
-    u->epoll = -1;
-    dcomm_status status = dcommi_ucx_make_worker(u, features, options, n_options);
-    if (status != DCOMM_OK) {
-        dcommi_ucx_free(u);
-        return status;
-    }
-    *t_p = &u->base;
-    return DCOMM_OK;
-}
-
-/* Shared memory with the processes of this host. */
-static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handlers,
-                                          dcommi_transport **t_p)
-{
-    static const dcommi_ucx_option options[] = {
-        {"TLS", "posix,sysv,self", NULL},
-        {"SHM_DEVICES", "all", NULL},
-        {"SELF_DEVICES", "all", NULL},
-        {"NET_DEVICES", "all", NULL},
-        {"MM_ERROR_HANDLING", "y", NULL},
-        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
-        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
-        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
-        /* Messages of some hundred bytes go within the queue, not by a segment beside it. */
-        {"MM_FIFO_ELEM_SIZE", "512", NULL},
-        {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
-        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
-    };
-    dcommi_ucx_tame_once();
-    DCOMMI_TRY(dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED));
-    return dcommi_ucx_open("local", handlers, DCOMMI_UCX_EAGER_LOCAL,
-                           UCP_FEATURE_AM | UCP_FEATURE_RMA, options,
-                           sizeof options / sizeof *options, t_p);
 }
 
 /* One network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
@@ -15167,8 +16998,24 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
-    return dcommi_ucx_open("net", handlers, DCOMMI_UCX_EAGER_NET, UCP_FEATURE_AM, options,
-                           sizeof options / sizeof *options, t_p);
+    dcommi_ucx *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "net",
+                                 .call = &dcommi_ucx_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_UCX_EAGER};
+    u->pending.next = u->pending.prev = &u->pending;
+    u->done.next = u->done.prev = &u->done;
+    u->kept.next = u->kept.prev = &u->kept;
+    dcomm_status status = dcommi_ucx_make_worker(u, options, sizeof options / sizeof *options);
+    if (status != DCOMM_OK) {
+        dcommi_ucx_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
 }
 
 #endif
@@ -15326,7 +17173,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
-        status = dcommi_ucx_open_local(&handlers, &context->local);
+        status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
@@ -15370,6 +17217,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_early_free(stray->early);
         dcommi_free(stray);
     }
+    dcommi_regions_free(context);
     if (context->net != NULL) {
         context->net->call->close(context->net, 1.0, false);
     }
@@ -18053,6 +19901,43 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* What each rank says in the end of its creation. */
+typedef struct dcommi_verdict_card {
+    int32_t status;
+    char text[252];
+} dcommi_verdict_card;
+
+/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
+static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
+                                      dcomm_status status)
+{
+    dcommi_verdict_card mine = {.status = status};
+    void *all = NULL;
+    size_t *lens = NULL, at = 0;
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
+    if (exchanged < 0) {
+        return status < 0 ? status : exchanged;
+    }
+    for (int r = 0; r < comm->size; at += lens[r++]) {
+        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
+        if (lens[r] == sizeof theirs) {
+            memcpy(&theirs, (const char *)all + at, sizeof theirs);
+            theirs.text[sizeof theirs.text - 1] = 0;
+        }
+        if (theirs.status < 0 && status == DCOMM_OK) {
+            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                     : DCOMM_ERR_CORRUPT,
+                                 "rank %d: %s", r, theirs.text);
+        }
+    }
+    dcommi_free(all);
+    dcommi_free(lens);
+    return status;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -18114,7 +19999,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         }
     }
     dcommi_token_release(context);
-    return status;
+    return dcommi_comm_agree(comm, boot, status);
 }
 
 /* Everything that creation does, in the caller's thread or one of its own. */
@@ -18484,9 +20369,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
-        if (peer >= 0 && --context->peers[peer].users == 0 && context->peers[peer].lost) {
+        if (peer < 0 || --context->peers[peer].users > 0) {
+            continue;
+        }
+        dcommi_maps_forget(context, peer); /* nobody is left to say when they are freed */
+        if (context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer, true);
+            t->call->remove_peer(t, peer);
         }
     }
     dcommi_token_release(context);
@@ -19577,6 +21466,220 @@ DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, 
 }
 
 #endif
+/* ==== include/dcomm/impl/api_mem.h ========================================================= */
+/* api_mem.h - registered memory for the caller: allocated, looked up, freed. */
+#ifndef DCOMMI_API_MEM_H
+#define DCOMMI_API_MEM_H
+
+
+/* From here on memory is given in whole huge pages. */
+#define DCOMMI_MEM_HUGE_MIN ((size_t)256 << 10)
+
+static pthread_mutex_t dcommi_mem_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_own *dcommi_mem_all;
+
+/* "not on huge pages" is worth one line a process. */
+static void dcommi_mem_report(const dcommi_own *own)
+{
+    static _Atomic int said;
+    char setting[128] = "unknown";
+    if (own->len < DCOMMI_HUGE_PAGE || own->huge == own->len || atomic_exchange(&said, 1) != 0) {
+        return;
+    }
+    dcommi_host_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", setting, sizeof setting);
+    dcommi_log(DCOMMI_LOG_INFO,
+               "%zu of %zu bytes of registered memory are on huge pages: the kernel refuses "
+               "MADV_COLLAPSE (Linux 6.1 has it) or has no huge page free; shmem_enabled is: %s",
+               own->huge, own->len, setting);
+}
+
+/* What the kernel can still give without taking it from somebody; SIZE_MAX where it does not say.
+ */
+static size_t dcommi_mem_available(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    bool found = false;
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        found = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found ? (size_t)kib << 10 : SIZE_MAX;
+}
+
+/* Shared memory of own->len bytes and its mark, mapped and in memory. */
+static dcomm_status dcommi_mem_share(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
+    dcommi_token_take(own->context);
+    dcomm_status status = t->call->region_create(t, own->mapped, &own->region);
+    dcommi_token_release(own->context);
+    DCOMMI_TRY(status);
+    if (own->region.key_len > DCOMMI_REGION_KEY_MAX) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    own->base = dcommi_huge_alias(own->region.base, own->mapped);
+    if (own->base == NULL) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    if (!dcommi_huge_populate(own->base, own->mapped)) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
+                           "memory limit of the container)",
+                           own->mapped, strerror(errno));
+    }
+    own->huge = dcommi_huge_collapse(own->base, own->len);
+    return DCOMM_OK;
+}
+
+/* Memory that nobody else can map. */
+static dcomm_status dcommi_mem_plain(dcommi_own *own)
+{
+    own->mapped = own->len;
+    own->base = dcommi_huge_reserve(own->len);
+    if (own->base == NULL || mprotect(own->base, own->len, PROT_READ | PROT_WRITE) != 0) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no address space for %zu bytes: %s", own->len,
+                           strerror(errno));
+    }
+    if (own->len >= DCOMMI_HUGE_PAGE) {
+        madvise(own->base, own->len, MADV_HUGEPAGE);
+    }
+    if (!dcommi_huge_populate(own->base, own->len)) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for %zu bytes: %s", own->len,
+                           strerror(errno));
+    }
+    own->huge = dcommi_huge_collapse(own->base, own->len);
+    return DCOMM_OK;
+}
+
+/* Give back what there is of it. */
+static void dcommi_mem_drop(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    if (own->region.handle != NULL) {
+        dcommi_token_take(own->context);
+        t->call->region_destroy(t, &own->region);
+        dcommi_token_release(own->context);
+    }
+    dcommi_huge_release(own->base, own->mapped);
+    own->base = NULL;
+}
+
+static dcomm_status dcommi_mem_make(dcommi_own *own)
+{
+    dcomm_status status = dcommi_mem_share(own);
+    if (status == DCOMM_ERR_UNSUPPORTED) {
+        dcommi_mem_drop(own);
+        return dcommi_mem_plain(own);
+    }
+    DCOMMI_TRY(status);
+    dcommi_token_take(own->context);
+    status = dcommi_own_enter(own);
+    dcommi_token_release(own->context);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
+{
+    if (ptr_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
+    }
+    *ptr_p = NULL;
+    if (context == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    size_t available = dcommi_mem_available();
+    if (bytes > available || bytes > DCOMMI_REGION_LEN_MAX) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "%zu bytes of registered memory are wanted and %zu available; it is all "
+                           "taken at once",
+                           bytes, available);
+    }
+    dcommi_own *own = dcommi_alloc(sizeof *own);
+    if (own == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    size_t grain = bytes >= DCOMMI_MEM_HUGE_MIN ? DCOMMI_HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
+    own->len = (bytes + grain - 1) / grain * grain;
+    own->context = context;
+    dcomm_status status = dcommi_mem_make(own);
+    if (status < 0) {
+        dcommi_mem_drop(own);
+        dcommi_free(own);
+        return status;
+    }
+    atomic_fetch_add(&context->refs, 1);
+    dcommi_mem_report(own);
+    pthread_mutex_lock(&dcommi_mem_lock);
+    own->next = dcommi_mem_all;
+    dcommi_mem_all = own;
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    *ptr_p = own->base;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
+{
+    if (ptr_p == NULL || *ptr_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    pthread_mutex_lock(&dcommi_mem_lock);
+    dcommi_own **at = &dcommi_mem_all;
+    while (*at != NULL && (*at)->base != *ptr_p) {
+        at = &(*at)->next;
+    }
+    dcommi_own *own = *at;
+    if (own != NULL) {
+        *at = own->next;
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    if (own == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%p is not from dcomm_mem_alloc, or is free already",
+                           *ptr_p);
+    }
+    *ptr_p = NULL;
+    if (own->id != 0) {
+        dcommi_token_take(own->context);
+        dcommi_own_leave(own);
+        dcommi_token_release(own->context);
+    }
+    dcommi_mem_drop(own);
+    dcomm_context *context = own->context;
+    dcommi_free(own->readers);
+    dcommi_free(own);
+    return dcommi_context_release(context);
+}
+
+DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    *info = (dcomm_mem_info){0};
+    pthread_mutex_lock(&dcommi_mem_lock);
+    const dcommi_own *own = dcommi_mem_all;
+    while (own != NULL && (uintptr_t)ptr - (uintptr_t)own->base >= own->len) {
+        own = own->next;
+    }
+    if (own != NULL) {
+        *info = (dcomm_mem_info){own->base, own->len, own->huge, own->id != 0};
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    return own != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "%p lies in no memory from dcomm_mem_alloc", ptr);
+}
+
+#endif
 /* ==== include/dcomm/impl/api_tune.h ======================================================== */
 /* api_tune.h - the public read-out of algorithms and plans. */
 #ifndef DCOMMI_API_TUNE_H
@@ -19762,6 +21865,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
 #undef DCOMMI_FOLD_TABLE
@@ -19771,6 +21875,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX
+#undef DCOMMI_HUGE_PAGE
 #undef DCOMMI_ID_ADDRS
 #undef DCOMMI_ID_CHECK
 #undef DCOMMI_ID_FIRST
@@ -19778,6 +21883,19 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_ID_VERSION
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
+#undef DCOMMI_LINE
+#undef DCOMMI_LOCAL_BLOCKS
+#undef DCOMMI_LOCAL_BURST
+#undef DCOMMI_LOCAL_EAGER
+#undef DCOMMI_LOCAL_FIFO
+#undef DCOMMI_LOCAL_KEY_MAX
+#undef DCOMMI_LOCAL_PEERS
+#undef DCOMMI_LOCAL_PER_BLOCK
+#undef DCOMMI_LOCAL_WATCH
+#undef DCOMMI_MADV_COLLAPSE
+#undef DCOMMI_MADV_POPULATE_READ
+#undef DCOMMI_MADV_POPULATE_WRITE
+#undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PMIX_ANY_RANK
@@ -19830,6 +21948,13 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN
 #undef DCOMMI_RDV_WIRE_VERSION
+#undef DCOMMI_REGION_BUCKETS
+#undef DCOMMI_REGION_CARD
+#undef DCOMMI_REGION_KEY_MAX
+#undef DCOMMI_REGION_KEY_ROOM
+#undef DCOMMI_REGION_LEN_MAX
+#undef DCOMMI_REGION_MAPS
+#undef DCOMMI_REGION_REFUSALS
 #undef DCOMMI_RTS_BYTES
 #undef DCOMMI_SECRET_MAX
 #undef DCOMMI_SHA256_BLOCK
@@ -19855,9 +21980,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_TRY
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
-#undef DCOMMI_UCX_EAGER_LOCAL
-#undef DCOMMI_UCX_EAGER_NET
-#undef DCOMMI_UCX_SEG
+#undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY

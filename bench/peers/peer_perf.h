@@ -277,7 +277,7 @@ static void peer_report(perf_json *j, const peer_case *c, const char *library, d
     perf_json_int(j, "bytes", (int64_t)c->bytes);
     perf_json_int(j, "count", (int64_t)c->count);
     perf_json_bool(j, "inplace", c->in_place);
-    perf_json_text(j, "mem", perf_mem_name(c->pool.mem));
+    perf_json_text(j, "mem", perf_mem_names[c->pool.mem]);
     perf_json_number(j, "time_us_min", min_s * 1e6);
     perf_json_number(j, "time_us_med", median_s * 1e6);
     perf_json_number(j, "algbw_GBps", algbw);
@@ -375,8 +375,8 @@ static int peer_all(const peer_args *args, int rank, int nranks)
 
 static bool peer_parse_mem(const char *text, perf_mem *mem)
 {
-    for (int i = 0; i < PERF_MEM_COUNT; i++) {
-        if (strcmp(text, perf_mem_name((perf_mem)i)) == 0) {
+    for (int i = 0; i < PERF_MEM_REGISTERED; i++) {
+        if (strcmp(text, perf_mem_names[i]) == 0) {
             *mem = (perf_mem)i;
             return true;
         }

@@ -57,6 +57,7 @@ typedef struct dcommi_exposed {
     dcommi_match_node node;
     struct dcommi_exposed *next_of_run;
     uint64_t address, len;
+    uint32_t region; /* that it lies in, of the peer's; 0: none */
 } dcommi_exposed;
 
 /* ---- runs ---- */
@@ -216,7 +217,7 @@ typedef struct dcommi_history {
 } dcommi_history;
 
 typedef struct dcommi_member {
-    int peer; /* the context's number for it; -1: this rank itself */
+    int peer;                                /* the context's number for it; -1: this rank itself */
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -297,7 +298,7 @@ typedef struct dcommi_stray {
 } dcommi_stray;
 
 struct dcomm_context {
-    _Atomic int refs;  /* its creator, its communicators */
+    _Atomic int refs;  /* its creator, its communicators, its registered memory */
     _Atomic int token; /* who holds it progresses */
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -314,7 +315,8 @@ struct dcomm_context {
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
-    uint8_t *staging; /* blocks read from peers */
+    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
     const void **pointers;
     struct dcommi_piece *pieces;
