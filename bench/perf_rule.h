@@ -78,7 +78,7 @@ static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size
         return false;
     }
     p->memory = NULL;
-    p->work_at = perf_round_up(input, PERF_PAGE);
+    p->work_at = perf_round_up(input + PERF_GUARD, PERF_PAGE); /* never the same address */
     p->stride = p->work_at + perf_round_up(work + PERF_GUARD, PERF_PAGE);
     size_t pairs = rotate / p->stride + (rotate % p->stride != 0);
     p->pairs = pairs < 1 ? 1 : pairs > PERF_PAIRS_MAX ? PERF_PAIRS_MAX : (int)pairs;
