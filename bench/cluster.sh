@@ -333,6 +333,7 @@ run_intelmpi() {
 }
 
 run_oneccl() {
+    local INTELMPI_ARGS=${ONECCL_ARGS:-}
     run_intelmpi "$@"
 }
 

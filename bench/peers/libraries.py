@@ -142,6 +142,8 @@ class Side:
         launcher, program, self.variables = built
         self.name, self.cores, self.version = name, None, None
         family = name.split(":")[0]
+        # What cluster.sh adds to the launcher's command line.
+        self.more = {family.upper() + "_ARGS": args.peer_args.get(family, "")}
         start = (on_cluster(family, args) if args.hosts
                  else on_this_machine(family, launcher, ranks, args))
         self.command = start + [program, op]
@@ -166,7 +168,7 @@ class Side:
             file = os.path.join(folder, "row.json")
             # mpirun's own variables, where this runs under one, would confuse the ranks.
             env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI"))}
-            env.update(self.variables)
+            env.update(self.variables, **self.more)
             if self.name == "gloo":
                 env["PEER_STORE"] = folder
             run(self.command + ["-b", str(size), "-e", str(size), "--json", file], timeout, env)
