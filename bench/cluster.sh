@@ -99,10 +99,10 @@ build=$(realpath -m "$build")
 # ---- making the hosts ----
 
 # A process that holds new namespaces and, as the first of its PID namespace, all that runs there:
-# it dies with its parent, and they with it.
+# it dies with its parent, and they with it. /sys/class/net shows the links of who mounted /sys.
 hold() {
     setpriv --pdeathsig KILL unshare --kill-child --fork "$@" sh -c '
-        mount -t sysfs sysfs /sys 2>/dev/null # what is under /sys/class/net is the mounter'"'"'s
+        mount -t sysfs sysfs /sys
         mount -t tmpfs -o size=50% tmpfs /dev/shm
         hostname "$1"
         trap : TERM INT HUP
@@ -180,8 +180,9 @@ clean() {
 } >/dev/null 2>&1
 
 if [ -z "${DCOMM_CLUSTER:-}" ]; then
-    if ! why=$(unshare --net --uts --mount --ipc --pid --fork --mount-proc \
-        ip link add probe0 type veth peer name probe1 2>&1); then
+    if ! why=$(unshare --net --uts --mount --ipc --pid --fork --mount-proc sh -c '
+        ip link add hub type bridge && ip link add port0 type veth peer name port1 &&
+            tc qdisc add dev port0 root tbf rate 1gbit burst 256k latency 50ms' 2>&1); then
         say "hosts cannot be made here: $(tail -n 1 <<<"$why") (it takes root, and a machine that" \
             "allows namespaces)"
         exit 77
@@ -290,9 +291,9 @@ addresses() {
 
 # Their launchers run beside the hosts, on the hub, and reach all hosts alike.
 on_hub() {
-    local limit=()
-    [ "$timeout" -eq 0 ] || limit=(timeout -k 5 "$timeout")
-    "${limit[@]}" setpriv --pdeathsig KILL nsenter -t "$head" --net --uts \
+    local cut=()
+    [ "$timeout" -eq 0 ] || cut=(timeout -k 5 "$timeout")
+    "${cut[@]}" setpriv --pdeathsig KILL nsenter -t "$head" --net --uts \
         env DCOMM_CLUSTER_RSH=1 "$@" </dev/null
 }
 
