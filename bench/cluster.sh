@@ -9,7 +9,7 @@
 #   --rate R              of each link, as tc writes it: 1gbit, 200mbit; none: not shaped (1gbit)
 #   --order block|cyclic  neighbouring ranks share a host (default), or sit on different ones
 #   --bind core|slice|none  cores of a host's ranks; all hosts have the machine's (core)
-#   --peer dcomm|openmpi|mpich|gloo|intelmpi|oneccl  whose launcher starts PROGRAM (dcomm). The
+#   --peer dcomm|openmpi|mpich|gloo|ucc|intelmpi|oneccl  whose launcher starts PROGRAM (dcomm). The
 #                         PROGRAM called peer-perf is the one that times this peer (bench/peers)
 #   --limit               measure the link's goodput first (ucx_perftest); with the rows of
 #                         dcomm-perf and of peers, print the time that the links alone need
@@ -93,17 +93,21 @@ done
 [ $# -gt 0 ] || [ $limit -eq 1 ] || usage "there is nothing to run"
 [[ $order == block || $order == cyclic ]] || usage "--order is block or cyclic, not '$order'"
 [[ $bind == core || $bind == slice || $bind == none ]] || usage "--bind is core, slice or none"
-[[ " dcomm openmpi mpich gloo intelmpi oneccl " == *" $peer "* ]] || usage "no peer '$peer'"
+[[ " dcomm openmpi mpich gloo ucc intelmpi oneccl " == *" $peer "* ]] || usage "no peer '$peer'"
 build=$(realpath -m "$build")
 
 # ---- making the hosts ----
 
 # A process that holds new namespaces and, as the first of its PID namespace, all that runs there:
-# it dies with its parent, and they with it. /sys/class/net shows the links of who mounted /sys.
+# it dies with its parent, and they with it. /sys/class/net shows the links of who mounted /sys; by
+# boot_id some libraries tell hosts apart.
 hold() {
     setpriv --pdeathsig KILL unshare --kill-child --fork "$@" sh -c '
         mount -t sysfs sysfs /sys
         mount -t tmpfs -o size=50% tmpfs /dev/shm
+        cat /proc/sys/kernel/random/uuid >/dev/shm/boot_id
+        mount --bind /dev/shm/boot_id /proc/sys/kernel/random/boot_id
+        rm /dev/shm/boot_id
         hostname "$1"
         trap : TERM INT HUP
         while :; do sleep 3600 & wait $!; done' - "$name" >/dev/null 2>&1 </dev/null &
@@ -331,6 +335,12 @@ run_intelmpi() {
     on_hub "${variables[@]}" FI_PROVIDER=tcp FI_TCP_IFACE=eth0 "$launcher" -bootstrap ssh -bootstrap-exec "$self" \
         -iface hub -hosts "$(addresses '')" -ppn "$each" -n $((hosts * per_host)) \
         "${pin[@]}" ${INTELMPI_ARGS:-} "$@"
+}
+
+run_ucc() {
+    local OPENMPI_ARGS="${UCC_ARGS:-} -x UCX_NET_DEVICES=eth0"
+    [ $((hosts * per_host)) -le "$(nproc)" ] || OPENMPI_ARGS+=" -x PEER_YIELD=1"
+    run_openmpi "$@"
 }
 
 run_oneccl() {

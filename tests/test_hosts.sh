@@ -36,6 +36,8 @@ expect "three hosts with a rank each" 0 "rank 2 of 3 on host-2" \
     "${cluster[@]}" --hosts 3 --ranks-per-host 1 --rate 200mbit -- "$build/examples/01_hello"
 expect "a host has memory of its own" 0 "^0$" bench/cluster.sh --outside -- sh -c \
     'bench/cluster.sh --on 0 -- touch /dev/shm/there && bench/cluster.sh --on 1 -- ls /dev/shm | wc -l'
+expect "hosts have different boot_ids" 0 "^2$" bench/cluster.sh --outside -- sh -c \
+    'for h in 0 1; do bench/cluster.sh --on $h -- cat /proc/sys/kernel/random/boot_id; done | sort -u | wc -l'
 if command -v ucx_perftest >/dev/null; then
     expect "the link's goodput, and what a size needs" 0 " limit [0-9.]+ us, time/limit [0-9.]+$" \
         "${cluster[@]}" --limit --rate 200mbit -- "$build/dcomm-perf" allreduce -b 64K -e 64K -n 3

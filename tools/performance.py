@@ -13,9 +13,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = {"dcomm": "dcomm", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo",
-         "intelmpi": "Intel MPI", "oneccl": "oneCCL"}
+         "ucc": "UCC", "intelmpi": "Intel MPI", "oneccl": "oneCCL"}
 COLORS = {"dcomm": "#d62728", "openmpi": "#1f77b4", "mpich": "#2ca02c", "gloo": "#9467bd",
-          "intelmpi": "#ff7f0e", "oneccl": "#8c564b"}
+          "ucc": "#17becf", "intelmpi": "#ff7f0e", "oneccl": "#8c564b"}
 KIB, MIB = 1 << 10, 1 << 20
 
 

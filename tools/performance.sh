@@ -26,7 +26,7 @@ available() {
 # algorithm is timed: some would take minutes for a call.
 options() {
     local hosts
-    hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi gloo)
+    hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi gloo ucc)
         --forced ring,halving_doubling,two_shot,tree,hier"
     case $1 in
     two-ranks) echo "--ops allreduce -n 2 --mem ordinary,huge --forced all" ;;

@@ -3,7 +3,7 @@
 # launcher, the program, and a line NAME=VALUE for each variable that it needs. Where the peer is not
 # installed, says so on stderr and exits with 1.
 #
-# PEER: openmpi mpich gloo intelmpi oneccl; core-pair and core-copy are the machine's own speed.
+# PEER: openmpi mpich gloo ucc intelmpi oneccl; core-pair and core-copy are the machine's own speed.
 set -u
 here=$(dirname "$(realpath "$0")")
 build=$(realpath -m "${2:-$here/../../build}")
@@ -65,6 +65,13 @@ gloo)
     version=$(dpkg-query -W -f '${Version}' libgloo-dev 2>/dev/null) || version=unknown
     compile "$program" "${CXX:-g++}" -O2 "${warnings[@]}" -DPEER_VERSION="\"$version\"" \
         "$here/gloo-perf.cc" -lgloo
+    ;;
+ucc)
+    program=$out/ucc-perf
+    peer=openmpi mpi Open || missing "it wants Open MPI: Debian: apt-get install libopenmpi-dev openmpi-bin"
+    [ -e "$out/ucc/include/ucc/api/ucc.h" ] || missing "bench/peers/setup.sh builds it"
+    compile "$program" "$mpicc" -O2 -std=c11 "${warnings[@]}" -I"$out/ucc/include" "$here/ucc-perf.c" \
+        -L"$out/ucc/lib" -Wl,-rpath,"$out/ucc/lib" -lucc -lm
     ;;
 intelmpi | oneccl)
     launcher=$venv/bin/mpiexec.hydra

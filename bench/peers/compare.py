@@ -14,6 +14,7 @@ from libraries import Failure, cores
 GOOD, TOO_SLOW, USAGE, FAILED = 0, 1, 2, 3
 OPS = ["allreduce", "reduce_scatter", "allgather", "broadcast", "alltoall"]
 BLOCK_OPS = {"reduce_scatter", "allgather", "alltoall"}  # a buffer holds one block per rank
+LAUNCHED = [name for name in libraries.PEERS if name != "gloo"]  # by an mpirun
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MEMORY = {  # what dcomm-perf is told, and the peers' programs
     "ordinary": ("host", "host"),
@@ -91,7 +92,7 @@ def parse_args():
     parser.add_argument("--json", metavar="FILE", help="write all times there")
     parser.add_argument("--build", default=str(libraries.ROOT / "build"), metavar="DIR",
                         help="where dcomm-run and dcomm-perf are (build)")
-    for name in ("openmpi", "mpich", "intelmpi", "oneccl"):
+    for name in LAUNCHED:
         parser.add_argument(f"--{name}-args", default="", metavar="ARGS", help="more for mpirun")
     parser.add_argument("--iterations", type=positive_int,
                         help="timed iterations of each run (as many as take about 0.3 s)")
@@ -112,7 +113,7 @@ def parse_args():
     if args.hosts == 1:
         parser.error("--hosts is at least 2")
     args.peer_args = {name: getattr(args, name + "_args")
-                      for name in ("openmpi", "mpich", "intelmpi", "oneccl")}
+                      for name in LAUNCHED}
     return args
 
 

@@ -12,7 +12,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CLUSTER = ROOT / "bench" / "cluster.sh"
-PEERS = ["openmpi", "mpich", "gloo", "intelmpi", "oneccl"]
+PEERS = ["openmpi", "mpich", "gloo", "ucc", "intelmpi", "oneccl"]
 NO_YIELD = {"mpich"}  # it only spins, however many ranks share a core
 GLOO_OPS = {"allreduce", "allgather", "broadcast", "alltoall"}
 
@@ -128,6 +128,8 @@ def on_this_machine(name, launcher, ranks, args):
                "--mca", "pml", "ob1", "--mca", "btl", "vader,self"]
     if crowded:
         command.append("--oversubscribe")
+    if name == "ucc" and (crowded or args.yields):
+        command += ["-x", "PEER_YIELD=1"]
     if crowded or args.yields:
         command += ["--mca", "mpi_yield_when_idle", "1"]
     if os.geteuid() == 0:

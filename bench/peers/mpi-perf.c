@@ -22,8 +22,9 @@ static void peer_library_name(char *name, size_t len)
     snprintf(name, len, "%s-%s", family, version);
 }
 
-static bool peer_can(peer_op op)
+static bool peer_can(peer_op op, bool in_place)
 {
+    (void)in_place;
     return op < PEER_OP_COUNT;
 }
 

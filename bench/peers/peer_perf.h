@@ -52,7 +52,7 @@ typedef struct peer_case {
 /* ---- what each library defines; errors end the program, with a message ---- */
 
 static void peer_library_name(char *name, size_t len);
-static bool peer_can(peer_op op);
+static bool peer_can(peer_op op, bool in_place);
 static void peer_barrier(void);
 static void peer_call(const peer_case *c);
 /* Each value's largest over all ranks, on all ranks. */
@@ -469,7 +469,7 @@ static int peer_main(int argc, char **argv, int rank, int nranks)
         }
         return PEER_USAGE;
     }
-    if (!peer_can(args.op)) {
+    if (!peer_can(args.op, args.in_place)) {
         if (rank == 0) {
             fprintf(stderr, "this library does not have this operation\n");
         }

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # setup.sh [BUILD] - install the libraries that dcomm is compared with: from Debian Open MPI, MPICH and
 # Gloo, and what measures the emulated hosts' links; by pip into BUILD/peers/venv (build) Intel MPI and
-# oneCCL. Says what could not be had; exits with 1 if nothing could.
+# oneCCL; from source into BUILD/peers/ucc UCC, of which UCC_SOURCE may name a Git repository that is
+# at hand. Says what could not be had; exits with 1 if nothing could.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
-packages=(openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev g++ ucx-utils iproute2 python3-venv)
+packages=(openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev g++ libucx-dev ucx-utils iproute2
+    python3-venv git make autoconf automake libtool)
 # Later versions want a libfabric package that pip does not find; these bring their own.
 wheels=(impi-rt==2021.14.2 impi-devel==2021.14.2 oneccl-devel==2021.14.1)
 log=$(mktemp)
@@ -46,5 +48,22 @@ elif [ -x "$venv/bin/python" ] || $python -m venv "$venv" >"$log" 2>&1; then
     done
 else
     echo "setup.sh: no Intel MPI, no oneCCL: $(tail -n 1 "$log")" >&2
+fi
+
+# The version of about this UCX's age.
+ucc() {
+    local prefix source=$build/peers/ucc-source
+    prefix=$(realpath -m "$build/peers/ucc")
+    [ ! -e "$prefix/lib/libucc.so" ] || return 0
+    rm -rf "$source"
+    git clone -q --depth 1 --branch v1.2.0 "${UCC_SOURCE:-https://github.com/openucx/ucc}" "$source" &&
+        cd "$source" && ./autogen.sh && ./configure --prefix="$prefix" --with-ucx=/usr --without-cuda \
+        --without-rocm --with-tls=self,ucp --disable-gtest CFLAGS='-O2 -Wno-error' &&
+        make -j"$(nproc)" install
+}
+if (ucc) >"$log" 2>&1; then
+    had=1
+else
+    echo "setup.sh: not to be had: UCC: $(grep -v '^ *$' "$log" | tail -n 1)" >&2
 fi
 [ $had -eq 1 ]
