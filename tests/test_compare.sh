@@ -42,7 +42,7 @@ expect "auto beside the best forced algorithm" 0 "best forced" "${tiny[@]}" --pe
 check "forced: the report" rows "$scratch/forced.json" \
     'sum(row.get("best_forced", False) for row in results) == 2 and len(results) > 8'
 if [ $have != none ]; then
-    expect "memory on huge pages, four ranks that yield" 0 "huge memory" "${tiny[@]}" --peers $have \
+    expect "memory on huge pages, four ranks that yield" 0 "huge memory \(peers: huge\)" "${tiny[@]}" --peers $have \
         -n 4 --mem huge --json "$scratch/huge.json"
     check "huge: the report" rows "$scratch/huge.json" \
         'all(row["mem"] == "huge" and row["nranks"] == 4 for row in results)'

@@ -50,7 +50,8 @@ def title(table):
                  f"(goodput {goodput:.1f} MB/s), "
                  + ("neighbours on one host" if c["order"] == "block" else
                     "neighbours on different hosts"))
-    return f"{table['op']}, {table['nranks']} ranks, {where}, {table['mem']} memory"
+    return (f"{table['op']}, {table['nranks']} ranks, {where}, {table['mem']} memory "
+            f"(peers: {table['peer_mem']})")
 
 
 def best_forced(rows):

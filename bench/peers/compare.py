@@ -16,11 +16,7 @@ OPS = ["allreduce", "reduce_scatter", "allgather", "broadcast", "alltoall"]
 BLOCK_OPS = {"reduce_scatter", "allgather", "alltoall"}  # a buffer holds one block per rank
 LAUNCHED = [name for name in libraries.PEERS if name != "gloo"]  # by an mpirun
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-MEMORY = {  # what dcomm-perf is told, and the peers' programs
-    "ordinary": ("host", "host"),
-    "huge": ("huge", "huge"),
-    "registered": ("registered", "huge"),
-}
+MEMORY = {"ordinary": "host", "huge": "huge", "registered": "registered"}  # as programs call it
 
 
 # ---- command line ----
@@ -69,6 +65,8 @@ def parse_args():
     parser.add_argument("--mem", type=list_of(MEMORY), default=["ordinary"], metavar="KIND[,KIND]",
                         help="ordinary; huge: advised to be on huge pages, on all sides; "
                              "registered: dcomm's from dcomm_mem_alloc, peers' as huge (ordinary)")
+    parser.add_argument("--peer-mem", choices=["ordinary", "huge"],
+                        help="the peers' memory, where it shall not be as --mem says")
     parser.add_argument("--rotate", type=byte_count, default=128 << 20, metavar="BYTES",
                         help="iterations take turns with buffers of so many bytes a rank, at most "
                              "512 of them; 0: always the same ones (128M)")
@@ -126,7 +124,8 @@ class Table:
         self.op, self.ranks, self.mem, self.args, self.probes = op, ranks, mem, args, probes
         self.crowded = ranks > len(cores())
         dcomm = (None, str(args.build / "dcomm-perf"), {})
-        mem = MEMORY[mem]
+        self.peer_mem = args.peer_mem or ("ordinary" if mem == "ordinary" else "huge")
+        mem = (MEMORY[mem], MEMORY[self.peer_mem])
         self.sides = [libraries.Side("dcomm", dcomm, op, ranks, mem, args, args.algo)]
         self.peers = [name for name in peers
                       if name != "gloo" or op in libraries.GLOO_OPS]
@@ -202,8 +201,8 @@ class Table:
         args = self.args
         where = (f"{args.hosts} hosts, links of {args.rate}, numbered by {args.order}"
                  if args.hosts else f"{min(self.ranks, len(cores()))} cores")
-        print(f"\n# {self.op}, {self.ranks} ranks on {where}, {self.mem} memory, "
-              f"{args.rounds} rounds\n"
+        print(f"\n# {self.op}, {self.ranks} ranks on {where}, {self.mem} memory "
+              f"(peers: {self.peer_mem}), {args.rounds} rounds\n"
               "# times: medians over rounds; spread: (max - min) / median; busbw in GB/s\n"
               "# ratio: dcomm's time over the peer's in the same round; median, least..most of "
               "rounds")
@@ -279,7 +278,7 @@ class Table:
         args = self.args
         cluster = {"hosts": args.hosts, "ranks_per_host": args.ranks_per_host, "rate": args.rate,
                    "order": args.order, "goodput_Bps": self.goodput} if args.hosts else None
-        return {"op": self.op, "nranks": self.ranks, "mem": self.mem, "rotate_bytes": args.rotate,
+        return {"op": self.op, "nranks": self.ranks, "mem": self.mem, "peer_mem": self.peer_mem, "rotate_bytes": args.rotate,
                 "oversubscribed": self.crowded, "cluster": cluster,
                 "sides": {side.name: {"command": side.shown(), "cores": side.cores,
                                       "version": side.version} for side in self.sides},
