@@ -48,6 +48,12 @@ if [ $have != none ]; then
         'all(row["mem"] == "huge" and row["nranks"] == 4 for row in results)'
     expect "--check" 1 "^check: [0-9]+ of 2 times above 1e-09" "${tiny[@]}" --peers $have --check 1e-9
 fi
+python=python3
+python3 -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3
+check "tables and plots" "$python" tools/performance.py "$scratch" "$scratch/docs" forced
+expect "a table has a row for each size" 0 "^\\| 65,536 \\| [a-z_]+ \\| " cat "$scratch/docs/results/forced.md"
+expect "the targets" 0 "6 auto, of the best forced algorithm: ≤ 1.15 wanted, . of 2 so" \
+    "$python" tools/performance.py --targets "$scratch"
 expect "nothing to compare with" 3 "nothing to compare with" "${tiny[@]}" --peers none
 expect "no such peer" 2 "--peers" "${tiny[@]}" --peers nosuch
 expect "no such operation" 2 "--ops" "${tiny[@]}" --ops nosuch

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """performance.py - tables and plots of docs/performance.md from what compare.py wrote.
 
-  tools/performance.py FOLDER NAME...   for each, FOLDER/NAME.json becomes docs/results/NAME.md and,
-                                        where Python has matplotlib, docs/img/NAME.svg
+  tools/performance.py FOLDER DOCS NAME...  for each, FOLDER/NAME.json becomes DOCS/results/NAME.md
+                                        and, where Python has matplotlib, DOCS/img/NAME.svg
   tools/performance.py --targets FOLDER what the project wants to reach, and what it did, from all
                                         files of FOLDER
 """
@@ -11,7 +11,6 @@ import pathlib
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = {"dcomm": "dcomm", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo",
          "ucc": "UCC", "intelmpi": "Intel MPI", "oneccl": "oneCCL"}
 COLORS = {"dcomm": "#d62728", "openmpi": "#1f77b4", "mpich": "#2ca02c", "gloo": "#9467bd",
@@ -113,7 +112,7 @@ def markdown(name, report):
 
 # ---- plots ----
 
-def plot(name, report):
+def plot(file, report):
     try:
         import matplotlib
         matplotlib.use("svg")
@@ -151,7 +150,7 @@ def plot(name, report):
         left.set_title(title(table), fontsize=8, loc="left")
         left.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "img" / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(file, metadata={"Date": None})
     plt.close(figure)
 
 
@@ -247,15 +246,18 @@ def main():
         reports = [load(file) for file in files]
         Targets([r for r in reports if r.get("tool") == "compare-peers"]).run()
         return 0
-    if len(arguments) < 2 or arguments[0].startswith("-"):
+    if len(arguments) < 3 or arguments[0].startswith("-"):
         print(__doc__.strip())
         return 0 if arguments in (["-h"], ["--help"]) else 2
-    for name in arguments[1:]:
+    docs = pathlib.Path(arguments[1])
+    for folder in ("results", "img"):
+        (docs / folder).mkdir(parents=True, exist_ok=True)
+    for name in arguments[2:]:
         report = load(pathlib.Path(arguments[0]) / f"{name}.json")
-        out = ROOT / "docs" / "results" / f"{name}.md"
-        out.write_text(markdown(name, report), encoding="utf-8")
-        plot(name, report)
-        print(f"{name}: {out.relative_to(ROOT)}")
+        file = docs / "results" / f"{name}.md"
+        file.write_text(markdown(name, report), encoding="utf-8")
+        plot(docs / "img" / f"{name}.svg", report)
+        print(f"{name}: {file}")
     return 0
 
 

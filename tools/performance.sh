@@ -72,7 +72,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 out=build/performance
-mkdir -p $out docs/results docs/img
+[ ${#smoke[@]} -eq 0 ] || out=build/performance-smoke
+mkdir -p $out
 
 # The distribution's Python has the plotting library, which another one in PATH may lack.
 python=python3
@@ -98,7 +99,7 @@ for name in "${chosen[@]}"; do
 done
 # A smoke run shows that it works; the tables in docs/ stay as they are.
 if [ ${#smoke[@]} -eq 0 ] && [ ${#measured[@]} -gt 0 ]; then
-    "$python" tools/performance.py $out "${measured[@]}" || status=1
+    "$python" tools/performance.py $out docs "${measured[@]}" || status=1
 fi
 [ $targets -eq 0 ] || "$python" tools/performance.py --targets $out || status=1
 exit $status
