@@ -12,6 +12,7 @@ import libraries
 from libraries import Failure, cores
 
 GOOD, TOO_SLOW, USAGE, FAILED = 0, 1, 2, 3
+WRONG_RESULT = 1  # of dcomm-perf and the peers' programs
 OPS = ["allreduce", "reduce_scatter", "allgather", "broadcast", "alltoall"]
 BLOCK_OPS = {"reduce_scatter", "allgather", "alltoall"}  # a buffer holds one block per rank
 LAUNCHED = [name for name in libraries.PEERS if name != "gloo"]  # by an mpirun
@@ -136,7 +137,7 @@ class Table:
             for algo in libraries.forced_algorithms(args.forced, dcomm, op, ranks, mem, args):
                 self.forced.append("dcomm:" + algo)
                 self.sides.append(libraries.Side("dcomm:" + algo, dcomm, op, ranks, mem, args, algo))
-        self.hardware, self.results, self.goodput = {}, [], []
+        self.hardware, self.results, self.goodput, self.retries = {}, [], [], []
 
     def sizes(self):
         least = 4 * self.ranks if self.op in BLOCK_OPS else 4
@@ -144,6 +145,19 @@ class Table:
         while size <= self.args.max:
             yield size
             size *= self.args.factor
+
+    def measure_once(self, side, size):
+        """A run of hours must not end because one launch went wrong: once more then, and it is
+        told. A wrong result ends it."""
+        try:
+            return side.measure(size, self.args.timeout)
+        except Failure as error:
+            if error.status in (WRONG_RESULT, USAGE):
+                raise
+            print(f"WARNING: {side.name} failed at {size} bytes; once more: {error}",
+                  file=sys.stderr)
+            self.retries.append(f"{side.name} {size}")
+            return side.measure(size, self.args.timeout)
 
     def measure(self, size):
         """Rows of all rounds. Each round begins with another library, so that none always follows
@@ -156,7 +170,7 @@ class Table:
             self.probes.trip()
             for k in range(len(self.sides)):
                 side = self.sides[(i + k) % len(self.sides)]
-                report = side.measure(size, self.args.timeout)
+                report = self.measure_once(side, size)
                 self.hardware.update(report.get("hardware", {}))
                 rounds[side.name].append(report["results"][0])
         if len({row["bytes"] for rows in rounds.values() for row in rows}) != 1:
@@ -264,6 +278,8 @@ class Table:
             if side.name != "gloo" and (-1 in used or len(used) < min(local, len(cores()))):
                 print(f"WARNING: {side.name}'s ranks are not on cores of their own: {side.cores} "
                       "(-1: not bound)", file=sys.stderr)
+        if self.retries:
+            print(f"# failed once and were run again: {', '.join(self.retries)}")
         if self.goodput:
             print(f"# a link's goodput: {min(self.goodput) * 1e-6:.1f} to "
                   f"{max(self.goodput) * 1e-6:.1f} MB/s")
@@ -279,7 +295,7 @@ class Table:
         cluster = {"hosts": args.hosts, "ranks_per_host": args.ranks_per_host, "rate": args.rate,
                    "order": args.order, "goodput_Bps": self.goodput} if args.hosts else None
         return {"op": self.op, "nranks": self.ranks, "mem": self.mem, "peer_mem": self.peer_mem, "rotate_bytes": args.rotate,
-                "oversubscribed": self.crowded, "cluster": cluster,
+                "oversubscribed": self.crowded, "retries": self.retries, "cluster": cluster,
                 "sides": {side.name: {"command": side.shown(), "cores": side.cores,
                                       "version": side.version} for side in self.sides},
                 "results": self.results}
@@ -316,6 +332,16 @@ def find_peers(args):
     return peers, missing
 
 
+def write_json(tables, probes, busy, missing, args):
+    with open(args.json, "w", encoding="utf-8") as file:
+        json.dump({"schema": 1, "tool": "compare-peers", "hardware": tables[0].hardware,
+                   "busy_cores_before": busy, "rounds": args.rounds, "missing": missing,
+                   "copy_one_core_GBps": probes.copy_one, "copy_two_cores_GBps": probes.copy_two,
+                   "pair_ns": probes.trips_ns,
+                   "tables": [table.as_json() for table in tables]}, file, indent=1)
+        file.write("\n")
+
+
 def main():
     args = parse_args()
     if args.hosts:
@@ -341,14 +367,8 @@ def main():
             for mem in args.mem:
                 tables.append(Table(op, ranks, mem, peers, args, probes))
                 tables[-1].run()
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": 1, "tool": "compare-peers", "hardware": tables[0].hardware,
-                       "busy_cores_before": busy, "rounds": args.rounds, "missing": missing,
-                       "copy_one_core_GBps": probes.copy_one, "copy_two_cores_GBps": probes.copy_two,
-                       "pair_ns": probes.trips_ns,
-                       "tables": [table.as_json() for table in tables]}, file, indent=1)
-            file.write("\n")
+                if args.json:
+                    write_json(tables, probes, busy, missing, args)
     return check(tables, args.check) if args.check else GOOD
 
 

@@ -18,7 +18,11 @@ GLOO_OPS = {"allreduce", "allgather", "broadcast", "alltoall"}
 
 
 class Failure(Exception):
-    """A sentence for the user."""
+    """A sentence for the user; the exit status, where a program's."""
+
+    def __init__(self, text, status=None):
+        super().__init__(text)
+        self.status = status
 
 
 def run(command, timeout, env=None):
@@ -45,7 +49,8 @@ def run(command, timeout, env=None):
             raise Failure(f"not done after {timeout:g} s: {shown}") from None
         raise
     if process.returncode != 0:
-        raise Failure(f"exit status {process.returncode}: {shown}\n{output.strip()}")
+        raise Failure(f"exit status {process.returncode}: {shown}\n{output.strip()}",
+                      process.returncode)
     return output
 
 
