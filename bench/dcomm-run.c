@@ -42,6 +42,8 @@ static const char usage[] =
     "  --node-rank R          which of them this is, from 0\n"
     "  --master HOST:PORT     machine 0; every machine needs the same DCOMM_SECRET or\n"
     "                         DCOMM_SECRET_FILE\n"
+    "  --rank-order block|cyclic  a machine's ranks follow each other, or are M apart, so that\n"
+    "                         neighbours sit on different machines (default: block)\n"
     "  --timeout S            end all ranks after S seconds, and exit with 124\n"
     "  --keep-going           leave the other ranks alone when one fails\n"
     "  --tag-output           begin each line of output with its rank\n"
@@ -55,7 +57,7 @@ typedef struct options {
     int ranks, nodes, node, host_id_every;
     enum run_bind bind;
     double timeout;
-    bool keep_going, tag;
+    bool keep_going, tag, cyclic;
     char *master_addr, *master_port;
     FILE *json;
     char **command;
@@ -75,6 +77,11 @@ typedef struct launcher {
     double kill_at;
     double timeout_at;
 } launcher;
+
+static int rank_of(const options *o, int local)
+{
+    return o->cyclic ? local * o->nodes + o->node : o->node * o->ranks + local;
+}
 
 static double now(void)
 {
@@ -125,12 +132,25 @@ static void parse_master(options *o, char *text)
 
 static void parse(options *o, int argc, char **argv)
 {
-    enum { BIND = 256, HOST_ID, NNODES, NODE_RANK, MASTER, TIMEOUT, KEEP_GOING, TAG, JSON, HELP };
+    enum {
+        BIND = 256,
+        HOST_ID,
+        NNODES,
+        NODE_RANK,
+        MASTER,
+        ORDER,
+        TIMEOUT,
+        KEEP_GOING,
+        TAG,
+        JSON,
+        HELP
+    };
     static const struct option longs[] = {{"bind", required_argument, NULL, BIND},
                                           {"host-id-every", required_argument, NULL, HOST_ID},
                                           {"nnodes", required_argument, NULL, NNODES},
                                           {"node-rank", required_argument, NULL, NODE_RANK},
                                           {"master", required_argument, NULL, MASTER},
+                                          {"rank-order", required_argument, NULL, ORDER},
                                           {"timeout", required_argument, NULL, TIMEOUT},
                                           {"keep-going", no_argument, NULL, KEEP_GOING},
                                           {"tag-output", no_argument, NULL, TAG},
@@ -160,6 +180,12 @@ static void parse(options *o, int argc, char **argv)
             break;
         case MASTER:
             parse_master(o, optarg);
+            break;
+        case ORDER:
+            o->cyclic = strcmp(optarg, "cyclic") == 0;
+            if (!o->cyclic && strcmp(optarg, "block") != 0) {
+                usage_error("--rank-order takes block or cyclic, not", optarg);
+            }
             break;
         case TIMEOUT: {
             char *end = NULL;
@@ -286,7 +312,7 @@ static void prepare_environment(const options *o, char run[17])
 
 static void rank_environment(const options *o, int local, const char *run)
 {
-    int rank = o->node * o->ranks + local;
+    int rank = rank_of(o, local);
     put_number("RANK", rank);
     put_number("LOCAL_RANK", local);
     if (o->host_id_every > 0) {
@@ -403,7 +429,7 @@ static int exit_status(const siginfo_t *info)
 
 static void report(const launcher *l, int local, const siginfo_t *info)
 {
-    int rank = l->opts->node * l->opts->ranks + local;
+    int rank = rank_of(l->opts, local);
     char fate[128];
     if (info->si_code == CLD_EXITED) {
         snprintf(fate, sizeof fate, "exited with status %d", info->si_status);
@@ -534,8 +560,8 @@ static void write_json(const launcher *l)
         char number[16];
         snprintf(number, sizeof number, "%d", l->ends[i].si_status);
         fprintf(o->json, "%s\n  {\"rank\":%d,\"exit_status\":%s,\"signal\":%s,\"time_s\":%.6f}",
-                i > 0 ? "," : "", o->node * o->ranks + i, exited ? number : "null",
-                exited ? "null" : number, l->ended_at[i] - l->started_at);
+                i > 0 ? "," : "", rank_of(o, i), exited ? number : "null", exited ? "null" : number,
+                l->ended_at[i] - l->started_at);
     }
     fprintf(o->json, "]}\n");
     fclose(o->json);
@@ -563,7 +589,7 @@ int main(int argc, char **argv)
         return 1;
     }
     prepare_environment(&opts, run);
-    run_tag_init(&tags, opts.tag ? opts.ranks : 0, opts.node * opts.ranks);
+    run_tag_init(&tags, opts.tag ? opts.ranks : 0, rank_of(&opts, 0), opts.cyclic ? opts.nodes : 1);
     l.timeout_at = opts.timeout > 0 ? now() + opts.timeout : 0;
     l.started_at = now();
     start(&l, run, &before, &tags);

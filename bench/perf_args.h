@@ -76,7 +76,7 @@ typedef struct perf_args {
     const char *algos[PERF_ALGO_MAX]; /* point into algo_text */
     int nalgos;
     int lanes;
-    size_t chunk;
+    size_t chunk, rotate;
     perf_mem mem;
     const char *json;
 } perf_args;
@@ -100,6 +100,8 @@ static void perf_help(FILE *out)
           "               refuse are reported and left out\n"
           "  --mem KIND   of the buffers: host, huge (host memory advised to huge pages), or\n"
           "               registered (dcomm_mem_alloc)\n"
+          "  --rotate BYTES   iterations take turns with buffers of so many bytes, at most 512 of\n"
+          "               them, so that the caches hold none (0: always the same buffers)\n"
           "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
           "  --deterministic  fold in rank order\n"
           "  --lanes L    parallel rings or trees (the algorithm's own)\n"
@@ -212,7 +214,7 @@ static bool perf_parse_names(const char *text, const char *const *names, int n, 
 static bool perf_parse_mem(const char *text, perf_mem *mem)
 {
     for (int i = 0; i < PERF_MEM_COUNT; i++) {
-        if (strcmp(text, perf_mems[i]) == 0) {
+        if (strcmp(text, perf_mem_names[i]) == 0) {
             *mem = (perf_mem)i;
             return true;
         }
@@ -244,10 +246,11 @@ static bool perf_parse_algos(const char *text, perf_args *args)
 /* PERF_GOOD, or PERF_USAGE after a sentence on stderr; *done after --help. */
 static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
 {
-    enum { ALGO = 256, MEM, IN_PLACE, DETERMINISTIC, LANES, CHUNK, JSON, HELP };
+    enum { ALGO = 256, MEM, ROTATE, IN_PLACE, DETERMINISTIC, LANES, CHUNK, JSON, HELP };
     static const struct option long_options[] = {
         {"algo", required_argument, NULL, ALGO},
         {"mem", required_argument, NULL, MEM},
+        {"rotate", required_argument, NULL, ROTATE},
         {"inplace", no_argument, NULL, IN_PLACE},
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"lanes", required_argument, NULL, LANES},
@@ -303,6 +306,9 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             break;
         case MEM:
             good = perf_parse_mem(optarg, &args->mem);
+            break;
+        case ROTATE:
+            good = perf_parse_bytes(optarg, &args->rotate);
             break;
         case IN_PLACE:
             args->in_place = true;

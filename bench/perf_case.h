@@ -14,14 +14,13 @@ typedef struct perf_case {
     perf_values values;
     int rank, nranks, root;
     bool in_place;
-    perf_mem mem;
-    dcomm_context *context;        /* of registered memory */
     size_t count;                  /* the call's own argument; alltoallv: an even share */
     size_t send_count, recv_count; /* elements of this rank's buffers */
     size_t bytes;                  /* what is reported, and what bandwidths are of */
-    char *input;                   /* what this rank sends, never written by the call */
-    char *work;                    /* the result; in place: input and result */
-    const void *send;              /* arguments of the call */
+    perf_pool pool;
+    char *input;      /* what this rank sends, never written by the call */
+    char *work;       /* the result; in place: input and result */
+    const void *send; /* arguments of the call */
     void *recv;
     size_t *vcounts; /* alltoallv: [4][nranks]: send counts, displacements; the same of receive */
 } perf_case;
@@ -128,16 +127,24 @@ static void perf_case_point(perf_case *c)
 
 static void perf_case_free(perf_case *c)
 {
-    perf_mem_free(c->mem, c->input);
-    perf_mem_free(c->mem, c->work);
+    perf_mem_close(&c->pool);
     free(c->vcounts);
     c->input = NULL;
     c->work = NULL;
     c->vcounts = NULL;
 }
 
+/* Let the call work on the pool's present pair. */
+static void perf_case_turn(perf_case *c)
+{
+    c->input = perf_pool_input(&c->pool, c->pool.now);
+    c->work = perf_pool_work(&c->pool, c->pool.now);
+    perf_case_point(c);
+}
+
 /* Allocate and fill. False without memory. */
-static bool perf_case_open(perf_case *c, size_t bytes)
+static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem mem,
+                           dcomm_context *context)
 {
     size_t size = dcomm_dtype_size(c->values.dtype);
     c->vcounts = calloc(4 * (size_t)c->nranks, sizeof *c->vcounts);
@@ -145,16 +152,18 @@ static bool perf_case_open(perf_case *c, size_t bytes)
         return false;
     }
     perf_case_shape(c, bytes);
-    size_t most = c->send_count > c->recv_count ? c->send_count : c->recv_count;
-    c->input = perf_mem_alloc(c->mem, c->context, c->send_count * size);
-    c->work = perf_mem_alloc(c->mem, c->context, most * size);
-    if (c->input == NULL || c->work == NULL) {
+    size_t input = c->send_count * size;
+    size_t work = (c->send_count > c->recv_count ? c->send_count : c->recv_count) * size;
+    if (!perf_pool_shape(&c->pool, input, work, rotate, mem) || !perf_mem_open(&c->pool, context)) {
         perf_case_free(c);
         return false;
     }
-    perf_fill(&c->values, c->rank, c->input, c->send_count);
-    memset(c->work, 0x5a, most * size + PERF_GUARD);
-    perf_case_point(c);
+    for (int i = c->pool.pairs - 1; i >= 0; i--) {
+        c->pool.now = i;
+        perf_case_turn(c);
+        perf_fill(&c->values, c->rank, c->input, c->send_count);
+        memset(c->work, 0x5a, work + PERF_GUARD);
+    }
     return true;
 }
 

@@ -1,43 +1,32 @@
-/* perf_mem.h - the kinds of memory that buffers can be in. */
+/* perf_mem.h - a pool of buffers in any kind of memory, dcomm's own included. */
 #ifndef PERF_MEM_H
 #define PERF_MEM_H
 
 #include "dcomm.h"
 #include "perf_rule.h"
 
-#include <stdlib.h>
-
-typedef enum perf_mem {
-    PERF_MEM_HOST,
-    PERF_MEM_HUGE,
-    PERF_MEM_REGISTERED,
-    PERF_MEM_COUNT
-} perf_mem;
-
-static const char *const perf_mems[PERF_MEM_COUNT] = {
-    [PERF_MEM_HOST] = "host", [PERF_MEM_HUGE] = "huge", [PERF_MEM_REGISTERED] = "registered"};
-
-/* Room for `bytes` and the guard; NULL without memory. */
-static char *perf_mem_alloc(perf_mem kind, dcomm_context *context, size_t bytes)
+/* False without memory. */
+static bool perf_mem_open(perf_pool *pool, dcomm_context *context)
 {
     void *p = NULL;
-    switch (kind) {
-    case PERF_MEM_HUGE:
-        return perf_alloc_huge(bytes);
-    case PERF_MEM_REGISTERED:
-        return dcomm_mem_alloc(context, bytes + PERF_GUARD, &p) == DCOMM_OK ? p : NULL;
-    default:
-        return perf_alloc(bytes);
+    if (pool->mem != PERF_MEM_REGISTERED) {
+        return perf_pool_alloc(pool);
     }
+    if (dcomm_mem_alloc(context, pool->bytes, &p) < 0) {
+        return false;
+    }
+    pool->memory = p;
+    return true;
 }
 
-static void perf_mem_free(perf_mem kind, char *at)
+static void perf_mem_close(perf_pool *pool)
 {
-    void *p = at;
-    if (kind == PERF_MEM_REGISTERED) {
+    if (pool->mem != PERF_MEM_REGISTERED) {
+        perf_pool_free(pool);
+    } else if (pool->memory != NULL) {
+        void *p = pool->memory;
         dcomm_mem_free(&p);
-    } else {
-        free(p);
+        pool->memory = NULL;
     }
 }
 

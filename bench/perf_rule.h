@@ -1,8 +1,11 @@
 /* perf_rule.h - what makes times comparable: clock, iterations, median, memory. dcomm-perf and the
- * programs that measure other libraries (peers/) share it. */
+ * programs that measure other libraries (peers/), some of them C++, share it. */
 #ifndef PERF_RULE_H
 #define PERF_RULE_H
 
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -11,7 +14,7 @@ static const double perf_target_s = 0.3; /* of timed iterations, when -n is not 
 enum { PERF_MIN_ITERATIONS = 5, PERF_MAX_ITERATIONS = 20000, PERF_WARMUP = 3 };
 enum { PERF_GUARD = 64 }; /* bytes after each result that nobody may touch */
 
-static double perf_now(void)
+static inline double perf_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -19,7 +22,7 @@ static double perf_now(void)
 }
 
 /* How many to time, after the fastest warm-up iteration took so long. */
-static int perf_iterations(double fastest_s)
+static inline int perf_iterations(double fastest_s)
 {
     double wanted = perf_target_s / (fastest_s > 1e-9 ? fastest_s : 1e-9);
     return wanted > PERF_MAX_ITERATIONS   ? PERF_MAX_ITERATIONS
@@ -27,36 +30,131 @@ static int perf_iterations(double fastest_s)
                                           : (int)wanted;
 }
 
-static int perf_compare(const void *a, const void *b)
+static inline int perf_compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 /* Sorts the values. */
-static double perf_median(double *values, int n)
+static inline double perf_median(double *values, int n)
 {
     qsort(values, (size_t)n, sizeof *values, perf_compare);
     return n % 2 != 0 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-/* Ordinary memory from a page boundary on, with room for the guard. */
-static char *perf_alloc(size_t bytes)
+/* ---- memory ---- */
+
+/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc), which peers do not have. */
+typedef enum perf_mem {
+    PERF_MEM_HOST,
+    PERF_MEM_HUGE,
+    PERF_MEM_REGISTERED,
+    PERF_MEM_COUNT
+} perf_mem;
+static const char *const perf_mem_names[PERF_MEM_COUNT] = {"host", "huge", "registered"};
+enum { PERF_PAGE = 4096, PERF_HUGE_PAGE = 2 << 20, PERF_PAIRS_MAX = 512 };
+
+static inline size_t perf_round_up(size_t bytes, size_t to)
 {
-    size_t padded = (bytes + PERF_GUARD + 4095) / 4096 * 4096;
-    return padded < bytes ? NULL : aligned_alloc(4096, padded);
+    return (bytes + to - 1) / to * to;
 }
 
-/* The same on huge pages, where the kernel gives them for the asking. */
-static inline char *perf_alloc_huge(size_t bytes)
+/* Input and result, several of each: iterations take turns with them, so that what one leaves in
+ * the caches is no help to the next. One piece of memory; every buffer begins a page. */
+typedef struct perf_pool {
+    char *memory;
+    size_t bytes, work_at, stride; /* of all; of a result and of the next pair behind a pair */
+    int pairs, now;
+    perf_mem mem;
+} perf_pool;
+
+/* As many pairs as fill `rotate` bytes; 0: one. False where the sizes overflow. */
+static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size_t rotate,
+                                   perf_mem mem)
 {
-    size_t page = (size_t)2 << 20;
-    size_t padded = (bytes + PERF_GUARD + page - 1) / page * page;
-    char *p = padded < bytes ? NULL : aligned_alloc(page, padded);
-    if (p != NULL) {
-        madvise(p, padded, MADV_HUGEPAGE);
+    const size_t most = SIZE_MAX / 8;
+    if (input > most || work > most) {
+        return false;
     }
-    return p;
+    p->memory = NULL;
+    p->work_at = perf_round_up(input + PERF_GUARD, PERF_PAGE); /* never the same address */
+    p->stride = p->work_at + perf_round_up(work + PERF_GUARD, PERF_PAGE);
+    size_t pairs = rotate / p->stride + (rotate % p->stride != 0);
+    p->pairs = pairs < 1 ? 1 : pairs > PERF_PAIRS_MAX ? PERF_PAIRS_MAX : (int)pairs;
+    p->bytes = perf_round_up((size_t)p->pairs * p->stride,
+                             mem == PERF_MEM_HUGE ? (size_t)PERF_HUGE_PAGE : (size_t)PERF_PAGE);
+    p->now = 0;
+    p->mem = mem;
+    return true;
+}
+
+/* Memory of this process and no more: mapped anew, not what the heap has used before. */
+static inline bool perf_pool_alloc(perf_pool *p)
+{
+    size_t spare = p->mem == PERF_MEM_HUGE ? (size_t)PERF_HUGE_PAGE : 0;
+    void *got =
+        mmap(NULL, p->bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (got == MAP_FAILED) {
+        return false;
+    }
+    char *at = (char *)got;
+    if (spare > 0) {
+        size_t before = perf_round_up((uintptr_t)at, spare) - (uintptr_t)at;
+        if (before > 0) {
+            munmap(at, before);
+        }
+        if (spare > before) {
+            munmap(at + before + p->bytes, spare - before);
+        }
+        at += before;
+        madvise(at, p->bytes, MADV_HUGEPAGE);
+    }
+    p->memory = at;
+    return true;
+}
+
+static inline void perf_pool_free(perf_pool *p)
+{
+    if (p->memory != NULL) {
+        munmap(p->memory, p->bytes);
+        p->memory = NULL;
+    }
+}
+
+static inline char *perf_pool_input(const perf_pool *p, int pair)
+{
+    return p->memory + (size_t)pair * p->stride;
+}
+
+static inline char *perf_pool_work(const perf_pool *p, int pair)
+{
+    return perf_pool_input(p, pair) + p->work_at;
+}
+
+static inline void perf_pool_next(perf_pool *p)
+{
+    p->now = p->now + 1 < p->pairs ? p->now + 1 : 0;
+}
+
+/* On stderr, where huge pages were wanted and a filled pool of some size is hardly on them. */
+static inline void perf_pool_report(const perf_pool *p)
+{
+    unsigned long long kib = 0;
+    FILE *file = p->mem == PERF_MEM_HUGE ? fopen("/proc/self/smaps_rollup", "r") : NULL;
+    if (file == NULL) {
+        return;
+    }
+    for (char line[256]; fgets(line, sizeof line, file) != NULL;) {
+        if (sscanf(line, "AnonHugePages: %llu", &kib) == 1) {
+            break;
+        }
+    }
+    fclose(file);
+    double share = (double)kib * 1024 / (double)p->bytes;
+    if (share < 0.9) {
+        fprintf(stderr, "# of %zu bytes, only %.0f%% are on huge pages\n", p->bytes, 100 * share);
+    }
 }
 
 #endif

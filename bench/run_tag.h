@@ -21,16 +21,17 @@ typedef struct run_tag_stream {
 } run_tag_stream;
 
 typedef struct run_tags {
-    int streams; /* 0: output is not tagged */
-    int first_rank;
+    int streams;               /* 0: output is not tagged */
+    int first_rank, rank_step; /* ranks of the streams */
     run_tag_stream *stream;
     struct pollfd *fds; /* [0] is the launcher's own, then one per stream */
 } run_tags;
 
-static void run_tag_init(run_tags *t, int ranks, int first_rank)
+static void run_tag_init(run_tags *t, int ranks, int first_rank, int rank_step)
 {
     t->streams = 2 * ranks;
     t->first_rank = first_rank;
+    t->rank_step = rank_step;
     t->stream = calloc((size_t)t->streams + 1, sizeof *t->stream);
     t->fds = calloc((size_t)t->streams + 1, sizeof *t->fds);
     if (t->stream == NULL || t->fds == NULL) {
@@ -83,7 +84,7 @@ static nfds_t run_tag_streams(const run_tags *t)
 static void run_tag_line(const run_tags *t, int i, const char *text, size_t length)
 {
     FILE *to = i % 2 == 0 ? stdout : stderr;
-    fprintf(to, "[%d] %.*s\n", t->first_rank + i / 2, (int)length, text);
+    fprintf(to, "[%d] %.*s\n", t->first_rank + i / 2 * t->rank_step, (int)length, text);
     fflush(to);
 }
 

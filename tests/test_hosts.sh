@@ -1,68 +1,79 @@
 #!/usr/bin/env bash
-# test_hosts.sh BUILD - two hosts for real: network namespaces joined by a veth, each with processes,
-# shared memory and a host name of its own.
+# test_hosts.sh BUILD - hosts for real (bench/cluster.sh): network namespaces with shaped links, each
+# with processes, shared memory and a host name of its own; and that nothing of them stays behind.
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=$(cd "${1:-build}" && pwd)
-one=dcomm-$$-a two=dcomm-$$-b
 export DCOMM_SECRET=0123456789abcdef0123456789abcdef DCOMM_TIMEOUT=30
 unset DCOMM_IFACE
+cluster=(bench/cluster.sh --build "$build" --timeout 60)
 
-clean() {
-    ip netns del "$one"
-    ip netns del "$two"
-} 2>/dev/null
-trap 'clean; rm -rf "$scratch"' EXIT
-
-# The kernel says up to a second later that a link is there.
-linked() {
-    local try
-    for try in {1..50}; do
-        ip -n "$one" -br link show eth0 | grep -q LOWER_UP &&
-            ip -n "$two" -br link show eth0 | grep -q LOWER_UP && return
-        sleep 0.1
-    done
-    return 1
-}
-
-hosts() {
-    ip netns add "$one" && ip netns add "$two" &&
-        ip link add eth0 netns "$one" type veth peer name eth0 netns "$two" &&
-        ip -n "$one" addr add 10.77.0.1/24 dev eth0 && ip -n "$two" addr add 10.77.0.2/24 dev eth0 &&
-        ip -n "$one" addr add fd77::1/64 dev eth0 nodad && ip -n "$two" addr add fd77::2/64 dev eth0 nodad &&
-        ip -n "$one" link set lo up && ip -n "$two" link set lo up &&
-        ip -n "$one" link set eth0 up && ip -n "$two" link set eth0 up && linked &&
-        ip netns exec "$one" unshare --pid --ipc --uts --fork --mount-proc true
-} >"$out" 2>&1
-if ! hosts; then
-    skip "two hosts" "network namespaces cannot be made here"
+bench/cluster.sh --on 0 -- true >"$out" 2>&1
+case $? in
+0) ;;
+77)
+    skip "two hosts" "$(cat "$out")"
     finish
-fi
+    ;;
+*)
+    ok "two hosts" 1
+    finish
+    ;;
+esac
 
-# on HOST NODE PROGRAM...: its two ranks.
-on() {
-    ip netns exec "$1" unshare --pid --ipc --uts --fork --mount-proc sh -c '
-        hostname "$1"; run=$2 node=$3 master=$4; shift 4
-        exec "$run" -n 2 --nnodes 2 --node-rank "$node" --master "$master" --timeout 60 -- "$@"' \
-        - "host-$2" "$build/dcomm-run" "$2" "$master" "${@:3}"
-}
-
-# both PROGRAM...: four ranks on two hosts; the output of rank 0's host.
-both() {
-    on "$two" 1 "$@" >"$scratch/two" 2>&1 &
-    on "$one" 0 "$@"
-    local status=$?
-    wait $! && return $status
-    cat "$scratch/two"
-    return 1
-}
-
-master=10.77.0.1:29700
-expect "ranks of two hosts meet and sum" 0 "rank 1 of 4 on host-0" both "$build/examples/01_hello"
+expect "ranks of two hosts meet and sum" 0 "rank 1 of 4 on host-0" \
+    "${cluster[@]}" -- "$build/examples/01_hello"
+expect "neighbouring ranks on different hosts" 0 "rank 1 of 4 on host-1" \
+    "${cluster[@]}" --order cyclic -- "$build/examples/01_hello"
 for op in allreduce reduce_scatter allgather broadcast alltoall; do
     expect "$op between hosts" 0 "4 ranks on 2 hosts" \
-        both "$build/dcomm-perf" $op -b 4 -e 1M -f 512 -n 3 -w 1 -c 1 --algo all
+        "${cluster[@]}" -- "$build/dcomm-perf" $op -b 4 -e 1M -f 512 -n 3 -w 1 -c 1 --algo all
 done
-master='[fd77::1]:29720'
-expect "they meet over IPv6" 0 "rank 0 of 4 on host-0" both "$build/examples/01_hello"
+export DCOMM_CLUSTER_MASTER='[fd77::1]:29720'
+expect "they meet over IPv6" 0 "rank 0 of 4 on host-0" "${cluster[@]}" -- "$build/examples/01_hello"
+unset DCOMM_CLUSTER_MASTER
+expect "three hosts with a rank each" 0 "rank 2 of 3 on host-2" \
+    "${cluster[@]}" --hosts 3 --ranks-per-host 1 --rate 200mbit -- "$build/examples/01_hello"
+expect "a host has memory of its own" 0 "^0$" bench/cluster.sh --outside -- sh -c \
+    'bench/cluster.sh --on 0 -- touch /dev/shm/there && bench/cluster.sh --on 1 -- ls /dev/shm | wc -l'
+expect "hosts have different boot_ids" 0 "^2$" bench/cluster.sh --outside -- sh -c \
+    'for h in 0 1; do bench/cluster.sh --on $h -- cat /proc/sys/kernel/random/boot_id; done | sort -u | wc -l'
+if command -v ucx_perftest >/dev/null; then
+    expect "the link's goodput, and what a size needs" 0 " limit [0-9.]+ us, time/limit [0-9.]+$" \
+        "${cluster[@]}" --limit --rate 200mbit -- "$build/dcomm-perf" allreduce -b 64K -e 64K -n 3
+else
+    skip "the link's goodput" "ucx_perftest is not installed (package ucx-utils)"
+fi
+expect "the program's exit status" 5 "rank . .* exited with status 5" \
+    "${cluster[@]}" -- sh -c '[ "$RANK" != 1 ] || exit 5; exec sleep 60'
+expect "a wrong argument" 2 "order is block or cyclic" bench/cluster.sh --order any -- true
+
+# gone MARK: within 5 s neither the marked program nor a namespace that was not there before is left.
+before=$(lsns -n -t net | wc -l)
+gone() {
+    local try
+    for try in {1..50}; do
+        pgrep -f "^sleep $1" >/dev/null || [ "$(lsns -n -t net | wc -l)" -gt "$before" ] ||
+            return 0
+        sleep 0.1
+    done
+    pgrep -fa "^sleep $1"
+    lsns -t net
+    return 1
+}
+
+# ended SIGNAL STATUS: by that signal, amid a run.
+ended() {
+    bench/cluster.sh --build "$build" -- sleep 7656.$$ &
+    local pid=$! try
+    for try in {1..100}; do
+        [ "$(pgrep -fc "^sleep 7656.$$")" = 4 ] && break
+        sleep 0.1
+    done
+    kill -"$1" $pid
+    wait $pid
+    [ $? -eq "$2" ] && gone 7656.$$
+}
+check "ended by SIGTERM, nothing is left" ended TERM 143
+check "ended by SIGKILL, nothing is left" ended KILL 137
 finish

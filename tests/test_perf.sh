@@ -45,6 +45,9 @@ for mem in huge registered; do
     check "memory: $mem in the JSON" grep -q "\"mem\": *\"$mem\"" "$scratch/$mem.json"
 done
 check "every type and operator, another root" perf 3 reduce -r 2 -b 400 -e 400 -n 2 -o all -d all
+check "buffers that take turns" perf 3 allreduce -b 100 -e 3M -f 30000 -n 5 --rotate 1M
+check "buffers that take turns, in place" perf 3 allgather -b 120 -e 3M -f 300 -n 5 --rotate 1M --inplace
+expect "memory on huge pages" 0 " 4194304 " perf 2 alltoall -b 4M -e 4M -n 2 --mem huge
 expect "auto says what it chose" 0 " auto:[a-z]" perf 2 allreduce -b 4 -e 4 -n 2
 
 expect "--help" 0 "^usage: dcomm-perf OP" "$build/dcomm-perf" --help

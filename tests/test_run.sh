@@ -92,6 +92,10 @@ expect "torchrun's variables" 0 "^2 of 3, 2 of 3 here, at 127.0.0.1$" \
 expect "several machines" 0 "^5 of 6, 1 of 2 here, at ::1 29500 s$" \
     env DCOMM_SECRET=s "$run" -n 2 --nnodes 3 --node-rank 2 --master '[::1]:29500' -- \
     sh -c 'echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE here, at $MASTER_ADDR $MASTER_PORT $DCOMM_SECRET'
+expect "ranks that alternate between machines" 0 "^\[5\] 5 of 6$" \
+    env DCOMM_SECRET=s "$run" -n 2 --tag-output --rank-order cyclic --nnodes 3 --node-rank 2 \
+    --master h:1 -- sh -c 'echo $RANK of $WORLD_SIZE'
+expect "unknown --rank-order" 2 "block or cyclic, not any" "$run" -n 1 --rank-order any true
 expect "several machines without a secret" 0 "will not authenticate" \
     env -u DCOMM_SECRET -u DCOMM_SECRET_FILE "$run" -n 1 --nnodes 2 --node-rank 0 --master h:1 true
 

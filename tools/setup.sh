@@ -16,7 +16,7 @@ test_packages=(
     libcriterion-dev binutils                 # unit tests, names in object files
     openmpi-bin libopenmpi-dev mpich libmpich-dev # other launchers, peers' benchmarks
     python3-jsonschema                        # the tools' JSON
-    procps util-linux iproute2                # processes, binding, namespaces
+    procps util-linux iproute2 ucx-utils      # processes, binding, namespaces, a link's speed
 )
 install=1
 for argument; do
