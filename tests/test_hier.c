@@ -94,8 +94,8 @@ static void examine(const call *c, facts *f)
     f->hosts = groups->count[0];
     size_t at = 0;
     for (int r = 0; r < c->n; r++) {
-        counts[r] = is_v(c->coll) ? (c->count * (size_t)(r + 2)) % 1999 * (size_t)(r % 5 != 3)
-                                  : c->count;
+        counts[r] =
+            is_v(c->coll) ? (c->count * (size_t)(r + 2)) % 1999 * (size_t)(r % 5 != 3) : c->count;
         displs[r] = at;
         at += counts[r];
         f->host[r] = (int)dcommi_group_of(groups, 0, r);
@@ -178,7 +178,9 @@ static void prove(int from, int to, int step)
                               .hosts = hosts,
                               .place = p,
                               .count = sizes[pick % 4],
-                              .chunk = pick % 3 == 0 ? 10000 : pick % 3 == 1 ? 0 : 1500,
+                              .chunk = pick % 3 == 0   ? 10000
+                                       : pick % 3 == 1 ? 0
+                                                       : 1500,
                               .root = algorithms[a].coll == DCOMM_COLL_BROADCAST ? pick % n : 0,
                               .lanes = 1 + pick % 2,
                               .packages = pick % 7 == 0,
@@ -199,4 +201,219 @@ Test(hier, proved_up_to_12_ranks, .timeout = 120)
 Test(hier, proved_up_to_64_ranks, .timeout = 240)
 {
     prove(13, 64, 17);
+}
+
+/* ---- bytes between hosts ---- */
+
+/* Every host sends and takes no more than this, and all of them no more than that. */
+static void expect_bytes(const call *c, const facts *f)
+{
+    int64_t one = 4 * (int64_t)c->count, m = f->hosts, total = 0, all = 0;
+    /* Shards are whole cache lines, so one host's may be longer than another's. */
+    int64_t slack = whole(c->coll) ? 64 * 16 * 8 : 0;
+    for (int k = 0; k < m; k++) {
+        all += f->host_bytes[k];
+    }
+    for (int k = 0; k < m; k++) {
+        int64_t g = f->ranks[k], out, in;
+        switch (c->coll) {
+        case DCOMM_COLL_ALLREDUCE:
+            out = in = 2 * (m - 1) * one / m;
+            break;
+        case DCOMM_COLL_BROADCAST: /* all hosts together, below */
+            out = (m - 1) * one;
+            in = one;
+            break;
+        case DCOMM_COLL_REDUCE_SCATTER:
+        case DCOMM_COLL_REDUCE_SCATTERV:
+            out = all - f->host_bytes[k];
+            in = (m - 1) * f->host_bytes[k];
+            break;
+        case DCOMM_COLL_ALLTOALL:
+            out = in = g * (c->n - g) * one;
+            break;
+        default:
+            out = (m - 1) * f->host_bytes[k];
+            in = all - f->host_bytes[k];
+            break;
+        }
+        cr_expect_leq(f->out[k], out + slack, "%s: host %d of %d ranks sends %" PRId64, text_of(c),
+                      k, f->ranks[k], f->out[k]);
+        cr_expect_leq(f->in[k], in + slack, "%s: host %d of %d ranks takes %" PRId64, text_of(c), k,
+                      f->ranks[k], f->in[k]);
+        total += f->out[k];
+        for (int j = 0; j < m && c->coll == DCOMM_COLL_ALLTOALL; j++) {
+            cr_expect_eq(f->messages[k][j], j != k ? f->ranks[j] : 0, "%s: %" PRId64 " messages",
+                         text_of(c), f->messages[k][j]);
+        }
+    }
+    if (c->coll == DCOMM_COLL_ALLREDUCE) {
+        cr_expect_eq(total, 2 * (m - 1) * one, "%s: %" PRId64, text_of(c), total);
+    } else if (c->coll == DCOMM_COLL_BROADCAST) {
+        cr_expect_eq(total, (m - 1) * one, "%s: %" PRId64, text_of(c), total);
+    }
+}
+
+Test(hier, each_host_sends_as_little_as_possible, .timeout = 120)
+{
+    static facts f;
+    static const struct {
+        int n, hosts, packages;
+    } sizes[] = {{4, 2, 0}, {6, 3, 0}, {8, 4, 0}, {7, 3, 0}, {5, 3, 0}, {16, 4, 0}, {32, 2, 1}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int a = 0; a < ALGORITHMS; a++) {
+            for (placement p = BLOCK; p < PLACEMENTS; p++) {
+                call c = {.coll = algorithms[a].coll,
+                          .name = algorithms[a].name,
+                          .n = sizes[i].n,
+                          .hosts = sizes[i].hosts,
+                          .packages = sizes[i].packages,
+                          .place = p,
+                          .root = algorithms[a].coll == DCOMM_COLL_BROADCAST ? 1 : 0,
+                          .count = whole(algorithms[a].coll) ? 1000000 + 17 : 20000};
+                examine(&c, &f);
+                expect_bytes(&c, &f);
+            }
+        }
+    }
+}
+
+/* A flat ring whose neighbours are on different hosts sends each host's share once per rank. */
+Test(hier, a_flat_ring_of_cyclic_ranks_sends_more, .timeout = 20)
+{
+    static facts flat, f;
+    call c = {.coll = DCOMM_COLL_ALLREDUCE,
+              .name = "ring",
+              .n = 8,
+              .hosts = 2,
+              .place = CYCLIC,
+              .count = 1 << 20};
+    examine(&c, &flat);
+    c.name = "hier";
+    examine(&c, &f);
+    cr_expect_eq(f.out[0], 4 << 20);
+    cr_expect_eq(flat.out[0], 7 * f.out[0]);
+}
+
+/* ---- on real hosts: processes that read each other's memory or talk over the network ---- */
+
+typedef struct running {
+    int rank, n;
+    dcomm_comm *comm;
+    bool in_place;
+    dcomm_coll_opts opts;
+    float *given, *got; /* room for n blocks */
+} running;
+
+static float value(int rank, size_t i)
+{
+    return (float)((int)(i * 7 + (size_t)rank * 31) % 201 - 100);
+}
+
+static float value_of_sum(int n, size_t i)
+{
+    float sum = 0;
+    for (int r = 0; r < n; r++) {
+        sum += value(r, i);
+    }
+    return sum;
+}
+
+/* Run an operation once, `count` elements per block, and look at every element. */
+static void run_once(const running *w, dcomm_coll coll, size_t count, int root)
+{
+    size_t n = (size_t)w->n, me = (size_t)w->rank, all = n * count, mine = me * count;
+    size_t got_at = 0, got_count = count;
+    bool gathers = coll == DCOMM_COLL_ALLGATHER, sums = coll == DCOMM_COLL_REDUCE_SCATTER;
+    float *in = w->in_place ? w->got : w->given;
+    for (size_t i = 0; i < all; i++) {
+        w->got[i] = -1e9f;
+    }
+    for (size_t i = 0; i < all; i++) {
+        in[i] =
+            !w->in_place || !gathers || (i >= mine && i < mine + count) ? value(w->rank, i) : -1e9f;
+    }
+    switch (coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        RANKS_OK(dcomm_allreduce(w->comm, in, w->got, count, DCOMM_F32, DCOMM_SUM, &w->opts));
+        break;
+    case DCOMM_COLL_BROADCAST:
+        RANKS_OK(dcomm_broadcast(w->comm, in, w->got, count, DCOMM_F32, root, &w->opts));
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+        got_at = w->in_place ? mine : 0;
+        RANKS_OK(dcomm_reduce_scatter(w->comm, in, w->got + got_at, count, DCOMM_F32, DCOMM_SUM,
+                                      &w->opts));
+        break;
+    case DCOMM_COLL_ALLGATHER:
+        got_count = all;
+        RANKS_OK(dcomm_allgather(w->comm, in + mine, w->got, count, DCOMM_F32, &w->opts));
+        break;
+    default:
+        got_count = all;
+        RANKS_OK(dcomm_alltoall(w->comm, in, w->got, count, DCOMM_F32, &w->opts));
+        break;
+    }
+    for (size_t i = 0; i < got_count; i++) {
+        int from = (int)(i / count);
+        float want = coll == DCOMM_COLL_ALLREDUCE   ? value_of_sum(w->n, i)
+                     : sums                         ? value_of_sum(w->n, mine + i)
+                     : coll == DCOMM_COLL_BROADCAST ? value(root, i)
+                     : gathers                      ? value(from, i)
+                                                    : value(from, mine + i % count);
+        float got = w->got[got_at + i];
+        PROCS_CHECK(got == want,
+                    "%s of %s, rank %d of %d, %zu elements, in place %d: [%zu] %g, not %g",
+                    w->opts.algo, dcomm_coll_name(coll), w->rank, w->n, count, w->in_place, i,
+                    (double)got, (double)want);
+    }
+}
+
+typedef struct layout {
+    int n, hosts;
+    placement place;
+} layout;
+
+static int run_all(int rank, int n, procs_shared *s, void *arg)
+{
+    static const size_t sizes[] = {1, 37, 1100, 30000, 400000};
+    const layout *at = arg;
+    char host[16];
+    ranks_settle(rank, n, RANKS_LOCAL);
+    snprintf(host, sizeof host, "h%d", host_of(at->place, rank, n, at->hosts));
+    setenv("DCOMM_HOSTID", host, 1);
+    running w = {.rank = rank, .n = n, .comm = ranks_join(rank, n, s, NULL)};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        w.given = malloc(4 * sizes[k] * (size_t)n);
+        w.got = malloc(4 * sizes[k] * (size_t)n);
+        PROCS_TRUE(w.given != NULL && w.got != NULL);
+        for (int a = 0; a < ALGORITHMS; a++) {
+            if (is_v(algorithms[a].coll) || (!whole(algorithms[a].coll) && sizes[k] > 100000)) {
+                continue;
+            }
+            for (int way = 0; way < 4; way++) {
+                w.in_place = way % 2;
+                w.opts = (dcomm_coll_opts){.algo = algorithms[a].name,
+                                           .lanes = 1 + way / 2,
+                                           .chunk_bytes = way >= 2 ? 20000 : 0};
+                run_once(&w, algorithms[a].coll, sizes[k], (int)(k + (size_t)way) % n);
+            }
+        }
+        free(w.given);
+        free(w.got);
+    }
+    return ranks_leave(&w.comm);
+}
+
+Test(hier, right_on_real_hosts, .timeout = 240)
+{
+    static const layout layouts[] = {
+        {4, 2, BLOCK},    {4, 2, CYCLIC}, {5, 2, CYCLIC}, {6, 3, BLOCK}, {6, 3, CYCLIC},
+        {4, 2, LOPSIDED}, {5, 3, BLOCK},  {6, 3, UNEVEN}, {3, 1, BLOCK}, {3, 3, BLOCK}};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        int ended[PROCS_MAX];
+        layout at = layouts[i];
+        cr_assert_eq(procs_run(at.n, 100, run_all, &at, ended), 0, "%d ranks, %d hosts, %d", at.n,
+                     at.hosts, at.place);
+    }
 }
