@@ -1030,6 +1030,14 @@ static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 /* Monotonic seconds. */
+/* To a few milliseconds, for next to nothing. */
+static inline double dcommi_coarse_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static inline double dcommi_now(void)
 {
     struct timespec t;
@@ -10261,6 +10269,8 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
 #define DCOMMI_TRANSPORT_H
 
 
+#include <sys/random.h>
+
 typedef struct dcommi_transport dcommi_transport;
 
 /* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
@@ -10294,6 +10304,17 @@ typedef struct dcommi_transport_handlers {
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
 } dcommi_transport_handlers;
 
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
 /* Memory that peers on this host may map. */
 typedef struct dcommi_region {
     void *base;
@@ -10317,8 +10338,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* Forget a peer: close its endpoint; force = do not flush. Its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer, bool force);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
      * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
@@ -10332,6 +10353,11 @@ typedef struct dcommi_transport_vtable {
     void (*release)(dcommi_transport *t, void *desc);
     /* Never blocks; returns how much happened. */
     unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
     /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
     dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
     void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
@@ -10637,7 +10663,7 @@ typedef struct dcommi_history {
 } dcommi_history;
 
 typedef struct dcommi_member {
-    int peer; /* the context's number for it; -1: this rank itself */
+    int peer;                                /* the context's number for it; -1: this rank itself */
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -13787,17 +13813,196 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx.h ============================================================= */
-/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
- * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
- * worker with both polls ten times slower and would listen on every interface. */
-#ifndef DCOMMI_UCX_H
-#define DCOMMI_UCX_H
+/* ==== include/dcomm/impl/local.h =========================================================== */
+/* local.h - the transport between the processes of one host: messages through fifos in memory that
+ * they map from each other over UCX (fifo.h), and that memory itself for whoever else wants it. */
+#ifndef DCOMMI_LOCAL_H
+#define DCOMMI_LOCAL_H
 
-/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
-/* ucx_iface.h - which network interface connects this host with the others. */
-#ifndef DCOMMI_UCX_IFACE_H
-#define DCOMMI_UCX_IFACE_H
+/* ==== include/dcomm/impl/local_peer.h ====================================================== */
+/* local_peer.h - what the transport between the processes of a host knows of each: the fifo in
+ * which it writes to us, ours at it, and what has found no room yet. */
+#ifndef DCOMMI_LOCAL_PEER_H
+#define DCOMMI_LOCAL_PEER_H
+
+/* ==== include/dcomm/impl/fifo.h ============================================================ */
+/* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
+ * between two processes of a host. A record is a word, which is written last and says that the rest
+ * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
+ * one transfer of that line. A process that dies leaves at most a record without its word, so that
+ * only its own queue is touched by its death. */
+#ifndef DCOMMI_FIFO_H
+#define DCOMMI_FIFO_H
+
+
+#define DCOMMI_LINE 64
+
+/* What lies in shared memory. The reader trusts none of it. */
+typedef struct dcommi_fifo {
+    _Alignas(
+        DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
+    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* by the writer, when it leaves */
+    _Alignas(DCOMMI_LINE) unsigned char lines[];
+} dcommi_fifo;
+
+/* A record's word: turn (32 bits, never that of the lap before), payload length (20), header
+ * length (8), kind (4, not 0). The word behind the last record is 0. */
+typedef struct dcommi_record {
+    unsigned kind;
+    size_t header_len, len;
+    const unsigned char *header, *data;
+} dcommi_record;
+
+#define DCOMMI_FIFO_SKIP 15u /* a record of nothing, to the end of the fifo */
+
+/* One side's view. */
+typedef struct dcommi_fifo_end {
+    unsigned char *lines;
+    uint64_t at;    /* bytes written or read so far */
+    uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
+    uint32_t size;  /* of the lines, a power of two */
+    dcommi_fifo *fifo;
+} dcommi_fifo_end;
+
+static inline size_t dcommi_fifo_bytes(size_t size)
+{
+    return sizeof(dcommi_fifo) + size;
+}
+
+static inline uint64_t dcommi_fifo_turn(uint64_t at)
+{
+    return (uint64_t)(uint32_t)(at / DCOMMI_LINE + 1) << 32;
+}
+
+static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint64_t at)
+{
+    return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
+}
+
+static inline size_t dcommi_fifo_lines(size_t bytes)
+{
+    return (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
+}
+
+/* ---- writing ---- */
+
+static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                       size_t len, size_t lines)
+{
+    uint64_t at = e->at;
+    e->at = at + lines;
+    atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    atomic_store_explicit(dcommi_fifo_word(e, at),
+                          dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
+                          memory_order_release);
+}
+
+/* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
+static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes)
+{
+    size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
+    size_t skip = lines > left ? left : 0;
+    /* One line more: the word behind the record. */
+    if (DCOMMI_UNLIKELY(e->at + skip + lines + DCOMMI_LINE > e->limit + e->size)) {
+        uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
+        if (consumed < e->limit || consumed > e->at) {
+            return NULL; /* nonsense */
+        }
+        e->limit = consumed;
+        if (e->at + skip + lines + DCOMMI_LINE > e->limit + e->size) {
+            return NULL;
+        }
+    }
+    if (DCOMMI_UNLIKELY(skip > 0)) {
+        dcommi_fifo_publish(e, DCOMMI_FIFO_SKIP, 0, 0, skip);
+    }
+    return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
+}
+
+/* Make what was reserved visible. */
+static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                      size_t len)
+{
+    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(header_len + len));
+}
+
+/* ---- reading ---- */
+
+/* Whether a record is there. */
+static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
+{
+    uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
+    return (word & ~(uint64_t)UINT32_MAX) == dcommi_fifo_turn(e->at) && (word & 15) != 0;
+}
+
+static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
+{
+    e->at += lines;
+    if (DCOMMI_UNLIKELY(e->at - e->limit >= e->size / 4)) {
+        e->limit = e->at;
+        atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
+    }
+}
+
+/* The next record, which stays until it is passed. 0: none; -1: nonsense lies there. */
+static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
+{
+    for (;;) {
+        uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
+        if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
+            return 0;
+        }
+        size_t left = e->size - (e->at & (e->size - 1));
+        r->kind = word & 15;
+        r->header_len = word >> 4 & 255;
+        r->len = (uint32_t)word >> 12;
+        if (DCOMMI_UNLIKELY(r->kind == DCOMMI_FIFO_SKIP)) {
+            dcommi_fifo_forward(e, left);
+            continue;
+        }
+        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(r->header_len + r->len) > left)) {
+            return -1;
+        }
+        r->header = (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof word;
+        r->data = r->header + r->header_len;
+        return 1;
+    }
+}
+
+static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
+{
+    dcommi_fifo_forward(e, dcommi_fifo_lines(r->header_len + r->len));
+}
+
+/* ---- coming and leaving ---- */
+
+/* The reader's memory, zeroed: its end. */
+static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = {.lines = fifo->lines, .size = size, .fifo = fifo};
+    return e;
+}
+
+static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
+    e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
+    e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
+    return e;
+}
+
+static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
+{
+    atomic_store_explicit(&writer->fifo->produced, writer->at, memory_order_release);
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
+/* ucx_region.h - memory that the processes of a host map from each other, by UCX's shared-memory
+ * keys. A UCX context of its own, over which nothing is ever sent: no process can leave anything
+ * half-written in another's queue. */
+#ifndef DCOMMI_UCX_REGION_H
+#define DCOMMI_UCX_REGION_H
 
 /* ==== include/dcomm/impl/ucx_config.h ====================================================== */
 /* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
@@ -13916,7 +14121,46 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
     return DCOMM_OK;
 }
 
+/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
+                                     const dcommi_ucx_option *options, size_t n_options,
+                                     ucp_context_h *context, ucp_worker_h *worker)
+{
+    ucp_config_t *config = NULL;
+    *context = NULL;
+    *worker = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s", name,
+                           ucs_status_string(status));
+    }
+    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
+    if (set == DCOMM_OK) {
+        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
+        status = ucp_init(&params, config, context);
+    }
+    ucp_config_release(config);
+    DCOMMI_TRY(set);
+    if (status != UCS_OK) {
+        *context = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", name,
+                           ucs_status_string(status));
+    }
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(*context, &params, worker);
+    if (status != UCS_OK) {
+        *worker = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
 /* ---- shared memory's limits ---- */
+
+/* What a worker's own queues take of /dev/shm at first. */
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* A tmpfs that is full kills its users by SIGBUS when they first touch a page: ask before. */
 static dcomm_status dcommi_ucx_shm_check(size_t need)
@@ -13950,6 +14194,1225 @@ static bool dcommi_ucx_is_netdev(const char *name)
 }
 
 #endif
+
+/* What must be given back before the worker goes: our own memory, or a peer's key. */
+typedef struct dcommi_ucx_mapping {
+    struct dcommi_ucx_mapping *prev, *next;
+    ucp_mem_h memory;
+    void *key;
+    ucp_rkey_h rkey;
+} dcommi_ucx_mapping;
+
+/* The context, and a worker that gives an address and endpoints for unpacking keys. */
+typedef struct dcommi_ucx_maps {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    size_t address_len;
+    dcommi_ucx_mapping mappings; /* head of a ring */
+} dcommi_ucx_maps;
+
+static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
+{
+    m->prev = list;
+    m->next = list->next;
+    list->next->prev = m;
+    list->next = m;
+}
+
+static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
+{
+    m->prev->next = m->next;
+    m->next->prev = m->prev;
+    if (m->rkey != NULL) {
+        ucp_rkey_destroy(m->rkey);
+    }
+    if (m->key != NULL) {
+        ucp_rkey_buffer_release(m->key);
+    }
+    if (m->memory != NULL) {
+        ucp_mem_unmap(context, m->memory);
+    }
+    dcommi_free(m);
+}
+
+static dcomm_status dcommi_ucx_region_allocate(dcommi_ucx_maps *maps, size_t len,
+                                               dcommi_region *region)
+{
+    ucp_context_h context = maps->context;
+    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_ucx_mapping_add(&maps->mappings, m);
+    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+                                   .length = len,
+                                   .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK};
+    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
+    size_t key_len = 0;
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        m->memory = NULL;
+    } else {
+        status = ucp_mem_query(m->memory, &attr);
+    }
+    if (status == UCS_OK) {
+        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
+    }
+    if (status != UCS_OK) {
+        dcommi_ucx_mapping_drop(context, m);
+        return dcommi_fail(
+            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
+            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
+            "of /dev/shm)",
+            len, ucs_status_string(status));
+    }
+    *region = (dcommi_region){
+        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_ucx_region_attach(dcommi_ucx_maps *maps, ucp_ep_h ep, const void *key,
+                                             void *remote_base, void **ptr, void **map)
+{
+    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_ucx_mapping_add(&maps->mappings, m);
+    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
+    if (status != UCS_OK) {
+        m->rkey = NULL;
+    } else {
+        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
+    }
+    if (status != UCS_OK) {
+        dcommi_ucx_mapping_drop(maps->context, m);
+        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
+                           ucs_status_string(status));
+    }
+    *map = m;
+    return DCOMM_OK;
+}
+
+/* ---- the worker ---- */
+
+/* An endpoint that serves only to unpack keys: nothing is sent for it. */
+static dcomm_status dcommi_ucx_maps_reach(dcommi_ucx_maps *maps, const void *address, ucp_ep_h *ep)
+{
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_ep_create(maps->worker, &params, ep);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        *ep = NULL;
+        return dcommi_fail(dcommi_ucx_status(status),
+                           "a process of this host cannot be reached over shared memory: %s",
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_ucx_maps_leave(dcommi_ucx_maps *maps, ucp_ep_h ep)
+{
+    ucp_request_param_t param = {0};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+    ucp_worker_progress(maps->worker);
+    if (UCS_PTR_IS_PTR(request)) {
+        ucp_request_free(request);
+    }
+}
+
+static void dcommi_ucx_maps_close(dcommi_ucx_maps *maps)
+{
+    while (maps->mappings.next != NULL && maps->mappings.next != &maps->mappings) {
+        dcommi_ucx_mapping_drop(maps->context, maps->mappings.next);
+    }
+    if (maps->address != NULL) {
+        ucp_worker_release_address(maps->worker, maps->address);
+    }
+    if (maps->worker != NULL) {
+        ucp_worker_destroy(maps->worker);
+    }
+    if (maps->context != NULL) {
+        ucp_cleanup(maps->context);
+    }
+    memset(maps, 0, sizeof *maps);
+}
+
+static dcomm_status dcommi_ucx_maps_open(dcommi_ucx_maps *maps)
+{
+    static const dcommi_ucx_option options[] = {
+        {"TLS", "posix,sysv,self", NULL},
+        {"SHM_DEVICES", "all", NULL},
+        {"SELF_DEVICES", "all", NULL},
+        {"NET_DEVICES", "all", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
+    };
+    maps->mappings.next = maps->mappings.prev = &maps->mappings;
+    dcommi_ucx_tame_once();
+    dcomm_status set = dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED);
+    if (set == DCOMM_OK) {
+        set = dcommi_ucx_start("local", UCP_FEATURE_RMA, options, sizeof options / sizeof *options,
+                               &maps->context, &maps->worker);
+    }
+    if (set == DCOMM_OK) {
+        ucs_status_t status =
+            ucp_worker_get_address(maps->worker, &maps->address, &maps->address_len);
+        if (status != UCS_OK) {
+            maps->address = NULL;
+            set = dcommi_fail(dcommi_ucx_status(status), "local: UCX gives no address: %s",
+                              ucs_status_string(status));
+        }
+    }
+    if (set != DCOMM_OK) {
+        dcommi_ucx_maps_close(maps);
+    }
+    return set;
+}
+
+#endif
+/* ==== include/dcomm/impl/watch.h =========================================================== */
+/* watch.h - sees the processes of this host end, zombies among them. */
+#ifndef DCOMMI_WATCH_H
+#define DCOMMI_WATCH_H
+
+
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+/* A process, as others find it. */
+typedef struct dcommi_watch_card {
+    uint64_t pid_space;
+    int64_t pid;
+} dcommi_watch_card;
+
+static dcommi_watch_card dcommi_watch_me(void)
+{
+    dcommi_watch_card card = {.pid = getpid()};
+    struct stat space = {0};
+    if (stat("/proc/self/ns/pid", &space) == 0) {
+        card.pid_space = (uint64_t)space.st_ino;
+    }
+    return card;
+}
+
+/* A descriptor that becomes readable when the process ends, registered in the epoll set with
+ * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
+static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
+                            const dcommi_watch_card *theirs, void *user)
+{
+#ifdef SYS_pidfd_open
+    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
+        theirs->pid <= 0) {
+        return -1;
+    }
+    if (*epoll < 0) {
+        *epoll = epoll_create1(EPOLL_CLOEXEC);
+    }
+    int fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0u);
+    if (fd < 0) {
+        return -1;
+    }
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
+    if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+#else
+    (void)epoll, (void)mine, (void)theirs, (void)user;
+    return -1;
+#endif
+}
+
+/* The users of some processes that have ended, each once. */
+static int dcommi_watch_poll(int epoll, void **users, int max)
+{
+    struct epoll_event events[16];
+    int n = epoll < 0 ? 0 : epoll_wait(epoll, events, max < 16 ? max : 16, 0);
+    for (int i = 0; i < n; i++) {
+        users[i] = events[i].data.ptr;
+    }
+    return n < 0 ? 0 : n;
+}
+
+#endif
+
+#define DCOMMI_LOCAL_EAGER 8192 /* longest payload of one record */
+#define DCOMMI_LOCAL_FIFO 65536
+#define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
+#define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
+#define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
+#define DCOMMI_LOCAL_KEY_MAX 244
+
+/* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
+ * says go when it has a place (or no), then it comes in fragments between other records. */
+enum dcommi_local_kind {
+    DCOMMI_LOCAL_MSG = 1,
+    DCOMMI_LOCAL_OFFER, /* behind the header: dcommi_local_offer_tail */
+    DCOMMI_LOCAL_GO,    /* header: the offer's id */
+    DCOMMI_LOCAL_NO,    /* likewise */
+    DCOMMI_LOCAL_FRAG   /* likewise */
+};
+
+typedef struct dcommi_local_offer_tail {
+    uint64_t id, len;
+} dcommi_local_offer_tail;
+
+/* ---- what lies in shared memory ---- */
+
+/* Each process owns the memory of the fifos that others write to it, and says here which is whose.
+ * Blocks of fifos are allocated as peers are added. */
+typedef struct dcommi_local_directory {
+    _Atomic uint32_t count, closed;
+    struct dcommi_local_block {
+        uint64_t base;
+        uint32_t key_len;
+        uint8_t key[DCOMMI_LOCAL_KEY_MAX];
+    } blocks[DCOMMI_LOCAL_BLOCKS];
+    uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+} dcommi_local_directory;
+
+/* How a transport is found: its address, followed by the directory's key and UCX's address. */
+typedef struct dcommi_local_card {
+    uint64_t id;
+    dcommi_watch_card process;
+    uint64_t directory;
+    uint32_t key_len, ucx_len;
+} dcommi_local_card;
+
+/* ---- peers ---- */
+
+/* A long message under way, out or in; in a list of its peer, then of those that are done. */
+typedef struct dcommi_local_flight {
+    struct dcommi_local_flight *next;
+    dcommi_op *op;
+    dcomm_status status;
+    uint64_t id;
+    unsigned char *bytes; /* read from, or written to */
+    size_t len, at;
+    bool going;
+} dcommi_local_flight;
+
+/* A record for which the fifo had no room. */
+typedef struct dcommi_local_queued {
+    struct dcommi_local_queued *next;
+    unsigned kind;
+    size_t header_len, len;
+    unsigned char bytes[];
+} dcommi_local_queued;
+
+typedef struct dcommi_local dcommi_local;
+
+typedef struct dcommi_local_peer {
+    dcommi_fifo_end in, out; /* out.lines NULL: not connected yet */
+    dcommi_local *local;
+    struct dcommi_local_peer *next; /* among the removed */
+    int index, pidfd;
+    uint32_t fifo; /* number of the one that it writes to */
+    dcommi_local_card card;
+    uint8_t *keys; /* the directory's key, UCX's address */
+    ucp_ep_h ep;
+    const dcommi_local_directory *directory; /* mapped */
+    void *directory_map, *fifo_map;
+    dcommi_local_queued *queue, *queue_last;
+    dcommi_local_flight *sends, *fetches;
+    bool waiting; /* something is queued or going: to be looked at in progress */
+    bool ended;   /* its process, or its transport; what it wrote is still read */
+    bool lost, removed;
+    const char *why;
+} dcommi_local_peer;
+
+/* A long message that was offered to us and not taken yet: the engine knows it as desc. */
+typedef struct dcommi_local_offer {
+    struct dcommi_local_offer *next, **prev;
+    dcommi_local_peer *peer; /* NULL: lost or removed */
+    uint64_t id;
+} dcommi_local_offer;
+
+struct dcommi_local {
+    dcommi_transport base;
+    dcommi_ucx_maps maps;
+    dcommi_local_peer **polled; /* all that are not removed or lost */
+    size_t npolled, polled_capacity;
+    unsigned turns; /* of progress */
+    size_t nwaiting, nended;
+    dcommi_local_flight *done;
+    dcommi_local_peer *removed; /* in the course of progress */
+    bool inside;                /* progress is on the stack */
+    bool closing;
+    dcommi_record peeked;
+    uint64_t id, next_flight;
+    dcommi_watch_card process;
+    double last_watch;
+    int epoll; /* of the peers' pidfds; -1: none */
+    dcommi_local_peer **peers;
+    size_t peers_capacity;
+    dcommi_local_offer *offers;
+    dcommi_local_directory *directory;
+    dcommi_region directory_region, blocks[DCOMMI_LOCAL_BLOCKS];
+    dcommi_fifo_end
+        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
+};
+
+static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int peer)
+{
+    return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+
+/* ---- the fifos that peers write to ---- */
+
+static inline dcommi_fifo *dcommi_local_fifo_at(void *block, uint32_t fifo)
+{
+    return (dcommi_fifo *)(void *)((char *)block + (fifo % DCOMMI_LOCAL_PER_BLOCK) *
+                                                       dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+}
+
+/* The fifo of a writer: its own from an earlier time, or a new one. */
+static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uint32_t *fifo_p)
+{
+    dcommi_local_directory *d = u->directory;
+    uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
+    for (uint32_t i = 0; i < count; i++) {
+        if (d->writer[i] == writer) {
+            *fifo_p = i;
+            return DCOMM_OK;
+        }
+    }
+    if (count == DCOMMI_LOCAL_PEERS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "local: more than %d processes of this host, counting those that have "
+                           "left; make a new context",
+                           DCOMMI_LOCAL_PEERS);
+    }
+    uint32_t block = count / DCOMMI_LOCAL_PER_BLOCK;
+    if (u->blocks[block].base == NULL) {
+        dcommi_region *region = &u->blocks[block];
+        DCOMMI_TRY(dcommi_ucx_region_allocate(
+            &u->maps, DCOMMI_LOCAL_PER_BLOCK * dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO), region));
+        if (region->key_len > DCOMMI_LOCAL_KEY_MAX) {
+            return dcommi_fail(DCOMM_ERR_INTERNAL, "local: a memory key of %zu bytes",
+                               region->key_len);
+        }
+        d->blocks[block].base = (uint64_t)(uintptr_t)region->base;
+        d->blocks[block].key_len = (uint32_t)region->key_len;
+        memcpy(d->blocks[block].key, region->key, region->key_len);
+    }
+    u->fifos[count] =
+        dcommi_fifo_reader(dcommi_local_fifo_at(u->blocks[block].base, count), DCOMMI_LOCAL_FIFO);
+    d->writer[count] = writer;
+    atomic_store_explicit(&d->count, count + 1, memory_order_release);
+    *fifo_p = count;
+    return DCOMM_OK;
+}
+
+/* ---- reaching a peer ---- */
+
+static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    if (p->ep == NULL) {
+        DCOMMI_TRY(dcommi_ucx_maps_reach(&u->maps, p->keys + p->card.key_len, &p->ep));
+    }
+    return DCOMM_OK;
+}
+
+/* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
+static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    void *ptr = NULL;
+    DCOMMI_TRY(dcommi_local_reach(p));
+    if (p->directory == NULL) {
+        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, p->keys,
+                                            (void *)(uintptr_t)p->card.directory, &ptr,
+                                            &p->directory_map));
+        p->directory = ptr;
+    }
+    uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
+    for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
+        if (p->directory->writer[i] != u->id) {
+            continue;
+        }
+        const struct dcommi_local_block *b = &p->directory->blocks[i / DCOMMI_LOCAL_PER_BLOCK];
+        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, b->key, (void *)(uintptr_t)b->base,
+                                            &ptr, &p->fifo_map));
+        p->out = dcommi_fifo_writer(dcommi_local_fifo_at(ptr, i), DCOMMI_LOCAL_FIFO);
+        return DCOMM_OK;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_disconnect(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    if (p->out.lines != NULL) {
+        dcommi_fifo_leave(&p->out);
+        p->out.lines = NULL;
+    }
+    if (p->fifo_map != NULL) {
+        dcommi_ucx_mapping_drop(u->maps.context, p->fifo_map);
+    }
+    if (p->directory_map != NULL) {
+        dcommi_ucx_mapping_drop(u->maps.context, p->directory_map);
+    }
+    if (p->ep != NULL) {
+        dcommi_ucx_maps_leave(&u->maps, p->ep);
+    }
+    p->fifo_map = p->directory_map = NULL;
+    p->directory = NULL;
+    p->ep = NULL;
+}
+
+/* ---- the end of a peer ---- */
+
+static void dcommi_local_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+{
+    f->status = status;
+    f->next = u->done;
+    u->done = f;
+}
+
+static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
+{
+    if (p->waiting != waiting) {
+        p->waiting = waiting;
+        p->local->nwaiting += waiting ? 1 : (size_t)-1;
+    }
+}
+
+/* Nothing more will go to or come from the peer. */
+static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
+{
+    dcommi_local *u = p->local;
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        p->queue = q->next;
+        dcommi_free(q);
+    }
+    p->queue_last = NULL;
+    for (dcommi_local_flight **list = &p->sends; list != NULL;
+         list = list == &p->sends ? &p->fetches : NULL) {
+        while (*list != NULL) {
+            dcommi_local_flight *f = *list;
+            *list = f->next;
+            dcommi_local_done(u, f, status);
+        }
+    }
+    for (dcommi_local_offer *o = u->offers; o != NULL; o = o->next) {
+        o->peer = o->peer == p ? NULL : o->peer;
+    }
+    dcommi_local_waiting(p, false);
+}
+
+static void dcommi_local_peer_free(dcommi_local_peer *p)
+{
+    dcommi_local_disconnect(p);
+    if (p->pidfd >= 0) {
+        epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
+        close(p->pidfd);
+    }
+    dcommi_free(p->keys);
+    dcommi_free(p);
+}
+
+static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
+{
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (u->polled[i] == p) {
+            u->polled[i] = u->polled[--u->npolled];
+            return;
+        }
+    }
+}
+
+#endif
+
+#include <sched.h>
+
+/* Records taken from one peer before the next gets its turn. */
+#define DCOMMI_LOCAL_BURST 32
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+
+/* ---- peers ---- */
+
+static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
+                                          size_t len)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_card card;
+    if (peer < 0 || len < sizeof card || dcommi_local_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    memcpy(&card, address, sizeof card);
+    if (card.key_len == 0 || (uint64_t)card.key_len + card.ucx_len != len - sizeof card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the address of peer %d has a wrong length",
+                           t->name, peer);
+    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
+    uint32_t fifo = 0;
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.id, &fifo));
+    dcommi_local_peer *p = dcommi_alloc(sizeof *p);
+    if (p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    p->keys = dcommi_alloc(len - sizeof card);
+    if (p->keys == NULL) {
+        dcommi_free(p);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(p->keys, (const char *)address + sizeof card, len - sizeof card);
+    p->local = u;
+    p->index = peer;
+    p->card = card;
+    p->fifo = fifo;
+    p->in = u->fifos[fifo];
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->process, &card.process, p);
+    u->peers[peer] = p;
+    u->polled[u->npolled++] = p;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_sweep(dcommi_local *u)
+{
+    while (u->removed != NULL) {
+        dcommi_local_peer *p = u->removed;
+        u->removed = p->next;
+        dcommi_local_peer_free(p);
+    }
+}
+
+static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL) {
+        return;
+    }
+    u->peers[peer] = NULL;
+    u->fifos[p->fifo] = p->in;
+    dcommi_local_unpoll(u, p);
+    dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+    u->nended -= p->ended && !p->lost;
+    p->removed = true;
+    p->next = u->removed;
+    u->removed = p;
+    if (!u->inside) {
+        dcommi_local_sweep(u);
+    }
+}
+
+/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+{
+    if (!p->ended && !p->lost) {
+        p->ended = true;
+        p->why = why;
+        p->local->nended++;
+    }
+}
+
+/* ---- sending ---- */
+
+/* Put a record into the peer's fifo, or behind those that wait for room. */
+static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
+        unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
+        if (DCOMMI_LIKELY(body != NULL)) {
+            memcpy(body, header, header_len);
+            if (len > 0) {
+                memcpy(body + header_len, data, len);
+            }
+            dcommi_fifo_commit(&p->out, kind, header_len, len);
+            return DCOMM_OK;
+        }
+    }
+    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + len);
+    if (q == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *q = (dcommi_local_queued){.kind = kind, .header_len = header_len, .len = len};
+    memcpy(q->bytes, header, header_len);
+    if (len > 0) {
+        memcpy(q->bytes + header_len, data, len);
+    }
+    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
+    p->queue_last = q;
+    dcommi_local_waiting(p, true);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_local_peer **p_p)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (DCOMMI_UNLIKELY(p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d was never added", u->base.name, peer);
+    }
+    if (DCOMMI_UNLIKELY(p->lost || u->closing)) {
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
+                           p->lost ? p->why : "closed");
+    }
+    if (DCOMMI_UNLIKELY(p->out.lines == NULL && !p->ended)) {
+        dcomm_status status = dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+    }
+    *p_p = p;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void *header,
+                                      size_t header_len, const void *data, size_t len,
+                                      dcommi_op *op)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = NULL;
+    if (DCOMMI_UNLIKELY(header_len > DCOMMI_HEADER_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
+    }
+    DCOMMI_TRY(dcommi_local_writable(u, peer, &p));
+    if (len <= DCOMMI_LOCAL_EAGER) {
+        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = u->next_flight++;
+    f->bytes = (unsigned char *)(uintptr_t)data;
+    f->len = len;
+    unsigned char long_header[DCOMMI_HEADER_MAX + sizeof(dcommi_local_offer_tail)];
+    dcommi_local_offer_tail tail = {f->id, len};
+    memcpy(long_header, header, header_len);
+    memcpy(long_header + header_len, &tail, sizeof tail);
+    dcomm_status status =
+        dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header, header_len + sizeof tail, NULL, 0);
+    if (status < 0) {
+        dcommi_free(f);
+        return status;
+    }
+    f->next = p->sends;
+    p->sends = f;
+    return DCOMM_IN_PROGRESS;
+}
+
+/* What waits for room in the fifo, as far as there is some. */
+static unsigned dcommi_local_pump(dcommi_local_peer *p)
+{
+    unsigned n = 0;
+    if (p->out.lines == NULL) {
+        dcomm_status status = p->ended ? DCOMM_IN_PROGRESS : dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+        if (status != DCOMM_OK) {
+            return 0;
+        }
+    }
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        unsigned char *body = dcommi_fifo_reserve(&p->out, q->header_len + q->len);
+        if (body == NULL) {
+            return n;
+        }
+        memcpy(body, q->bytes, q->header_len + q->len);
+        dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
+        p->queue = q->next;
+        dcommi_free(q);
+        n++;
+    }
+    bool going = false;
+    for (dcommi_local_flight **at = &p->sends; *at != NULL;) {
+        dcommi_local_flight *f = *at;
+        while (f->going && f->at < f->len) {
+            size_t part = f->len - f->at;
+            part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
+            unsigned char *body = dcommi_fifo_reserve(&p->out, sizeof f->id + part);
+            if (body == NULL) {
+                return n;
+            }
+            memcpy(body, &f->id, sizeof f->id);
+            memcpy(body + sizeof f->id, f->bytes + f->at, part);
+            dcommi_fifo_commit(&p->out, DCOMMI_LOCAL_FRAG, sizeof f->id, part);
+            f->at += part;
+            n++;
+        }
+        if (f->going) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        } else {
+            at = &f->next;
+        }
+        going = going || (*at != NULL && (*at)->going);
+    }
+    dcommi_local_waiting(p, going);
+    return n;
+}
+
+/* ---- receiving ---- */
+
+static void dcommi_local_offer_free(dcommi_local_offer *o)
+{
+    *o->prev = o->next;
+    if (o->next != NULL) {
+        o->next->prev = o->prev;
+    }
+    dcommi_free(o);
+}
+
+static void dcommi_local_release(dcommi_transport *t, void *desc)
+{
+    dcommi_local_offer *o = desc;
+    (void)t;
+    if (o->peer != NULL) {
+        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0);
+    }
+    dcommi_local_offer_free(o);
+}
+
+static dcomm_status dcommi_local_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                       dcommi_op *op)
+{
+    dcommi_local_offer *o = desc;
+    dcommi_local_peer *p = o->peer;
+    if (p == NULL) {
+        dcommi_local_offer_free(o);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = o->id;
+    f->bytes = buf;
+    f->len = len;
+    f->next = p->fetches;
+    p->fetches = f;
+    dcommi_local_offer_free(o);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0);
+    if (status < 0) {
+        p->fetches = f->next;
+        dcommi_free(f);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    dcommi_local_offer_tail tail;
+    if (r->header_len < sizeof tail) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    dcommi_arrival arrival = {
+        .peer = p->index, .header = r->header, .header_len = r->header_len - sizeof tail};
+    memcpy(&tail, r->header + arrival.header_len, sizeof tail);
+    dcommi_local_offer *o = dcommi_alloc(sizeof *o);
+    if (o == NULL || tail.len == 0) {
+        dcommi_free(o);
+        dcommi_local_end(p, "there is no memory for what it sends");
+        return;
+    }
+    *o = (dcommi_local_offer){.next = u->offers, .prev = &u->offers, .peer = p, .id = tail.id};
+    if (o->next != NULL) {
+        o->next->prev = &o->next;
+    }
+    u->offers = o;
+    arrival.len = tail.len;
+    arrival.desc = o;
+    u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+}
+
+/* GO and NO: a send of ours is wanted, or not. */
+static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
+{
+    for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (go) {
+            f->going = true;
+            dcommi_local_waiting(p, true);
+        } else {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dcommi_record *r)
+{
+    for (dcommi_local_flight **at = &p->fetches; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (r->len > f->len - f->at) {
+            dcommi_local_end(p, "what it sent cannot be right");
+            return;
+        }
+        memcpy(f->bytes + f->at, r->data, r->len);
+        f->at += r->len;
+        if (f->at == f->len) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    uint64_t id;
+    if (r->kind == DCOMMI_LOCAL_MSG) {
+        dcommi_arrival arrival = {.peer = p->index,
+                                  .header = r->header,
+                                  .header_len = r->header_len,
+                                  .data = r->data,
+                                  .len = r->len};
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return;
+    }
+    if (r->kind == DCOMMI_LOCAL_OFFER) {
+        dcommi_local_on_offer(p, r);
+        return;
+    }
+    if (r->header_len != sizeof id || r->kind > DCOMMI_LOCAL_FRAG) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    memcpy(&id, r->header, sizeof id);
+    if (r->kind == DCOMMI_LOCAL_FRAG) {
+        dcommi_local_on_fragment(p, id, r);
+    } else {
+        dcommi_local_on_verdict(p, id, r->kind == DCOMMI_LOCAL_GO);
+    }
+}
+
+static unsigned dcommi_local_poll(dcommi_local_peer *p)
+{
+    dcommi_record r;
+    unsigned n = 0;
+    int got = 0;
+    while (n < DCOMMI_LOCAL_BURST && (got = dcommi_fifo_next(&p->in, &r)) > 0) {
+        n++;
+        dcommi_local_handle(p, &r);
+        dcommi_fifo_pass(&p->in, &r);
+        if (p->removed) {
+            p->local->fifos[p->fifo] = p->in;
+            return n;
+        }
+    }
+    if (DCOMMI_UNLIKELY(got < 0)) {
+        dcommi_local_end(p, "what it sent cannot be right");
+    }
+    return n;
+}
+
+/* ---- progress ---- */
+
+/* Have peers ended? */
+static void dcommi_local_watch(dcommi_local *u)
+{
+    double now = dcommi_coarse_now();
+    void *users[16];
+    if (now - u->last_watch < DCOMMI_LOCAL_WATCH) {
+        return;
+    }
+    u->last_watch = now;
+    int n = dcommi_watch_poll(u->epoll, users, 16);
+    for (int i = 0; i < n; i++) {
+        dcommi_local_end(users[i], "its process has ended");
+    }
+    for (size_t i = 0; i < u->npolled; i++) {
+        dcommi_local_peer *p = u->polled[i];
+        if (p->directory != NULL &&
+            atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
+            dcommi_local_end(p, "it has closed its connections");
+        }
+    }
+}
+
+/* What the peers that ended had sent is read: now they are lost. */
+static unsigned dcommi_local_bury(dcommi_local *u)
+{
+    unsigned n = 0;
+    for (size_t i = u->npolled; i-- > 0;) {
+        dcommi_local_peer *p = i < u->npolled ? u->polled[i] : NULL;
+        dcommi_record r;
+        if (p == NULL || !p->ended || dcommi_fifo_next(&p->in, &r) > 0) {
+            continue;
+        }
+        p->lost = true;
+        u->nended--;
+        u->fifos[p->fifo] = p->in;
+        dcommi_local_unpoll(u, p);
+        dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+        n++;
+        if (!u->closing) {
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why);
+        }
+    }
+    return n;
+}
+
+static unsigned dcommi_local_deliver(dcommi_local *u)
+{
+    unsigned n = 0;
+    while (u->done != NULL) {
+        dcommi_local_flight *f = u->done;
+        dcommi_op *op = f->op;
+        dcomm_status status = f->status;
+        u->done = f->next;
+        dcommi_free(f);
+        op->done(op, status);
+        n++;
+    }
+    return n;
+}
+
+static unsigned dcommi_local_progress(dcommi_transport *t)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    unsigned n = 0;
+    if (DCOMMI_UNLIKELY(u->inside)) {
+        return 0;
+    }
+    u->inside = true;
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (dcommi_fifo_ready(&u->polled[i]->in)) {
+            n += dcommi_local_poll(u->polled[i]);
+        }
+    }
+    for (size_t i = 0; u->nwaiting > 0 && i < u->npolled; i++) {
+        n += u->polled[i]->waiting ? dcommi_local_pump(u->polled[i]) : 0;
+    }
+    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
+        dcommi_local_watch(u);
+    }
+    if (DCOMMI_UNLIKELY(u->nended > 0)) {
+        n += dcommi_local_bury(u);
+    }
+    u->inside = false;
+    if (DCOMMI_UNLIKELY(u->done != NULL)) {
+        n += dcommi_local_deliver(u);
+    }
+    if (DCOMMI_UNLIKELY(u->removed != NULL)) {
+        dcommi_local_sweep(u);
+    }
+    return n;
+}
+
+static bool dcommi_local_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    dcommi_record *r = &u->peeked;
+    if (p == NULL || u->inside || p->lost || dcommi_fifo_next(&p->in, r) <= 0 ||
+        r->kind != DCOMMI_LOCAL_MSG) {
+        return false;
+    }
+    *arrival = (dcommi_arrival){.peer = peer,
+                                .header = r->header,
+                                .header_len = r->header_len,
+                                .data = r->data,
+                                .len = r->len};
+    return true;
+}
+
+static void dcommi_local_pass(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_fifo_pass(&dcommi_local_peer_at(u, peer)->in, &u->peeked);
+}
+
+/* ---- mapped memory ---- */
+
+static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
+                                               dcommi_region *region)
+{
+    if (len == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: mapped memory of 0 bytes", t->name);
+    }
+    return dcommi_ucx_region_allocate(&((dcommi_local *)t)->maps, len, region);
+}
+
+static void dcommi_local_region_destroy(dcommi_transport *t, dcommi_region *region)
+{
+    if (region->handle != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, region->handle);
+    }
+    *region = (dcommi_region){0};
+}
+
+static dcomm_status dcommi_local_region_map(dcommi_transport *t, int peer, const void *key,
+                                            size_t key_len, void *remote_base, void **ptr,
+                                            void **map)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL || key_len == 0) {
+        return dcommi_fail(p == NULL ? DCOMM_ERR_INTERNAL : DCOMM_ERR_CORRUPT,
+                           "%s: peer %d has no memory key of %zu bytes", t->name, peer, key_len);
+    }
+    DCOMMI_TRY(dcommi_local_reach(p));
+    return dcommi_ucx_region_attach(&u->maps, p->ep, key, remote_base, ptr, map);
+}
+
+static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
+{
+    if (map != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, map);
+    }
+}
+
+/* ---- opening and closing ---- */
+
+static bool dcommi_local_is_busy(const dcommi_local *u)
+{
+    bool busy = u->done != NULL;
+    for (size_t i = 0; i < u->npolled && !busy; i++) {
+        const dcommi_local_peer *p = u->polled[i];
+        busy = p->queue != NULL || p->sends != NULL || p->fetches != NULL;
+    }
+    return busy;
+}
+
+static void dcommi_local_free(dcommi_local *u)
+{
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        if (u->peers[i] != NULL) {
+            dcommi_local_drop_all(u->peers[i], DCOMM_ERR_ABORTED);
+            dcommi_local_peer_free(u->peers[i]);
+        }
+    }
+    dcommi_local_sweep(u);
+    dcommi_local_deliver(u);
+    while (u->offers != NULL) {
+        dcommi_local_offer_free(u->offers);
+    }
+    dcommi_ucx_maps_close(&u->maps);
+    if (u->epoll >= 0) {
+        close(u->epoll);
+    }
+    dcommi_free(u->peers);
+    dcommi_free(u->polled);
+    dcommi_free((void *)(uintptr_t)u->base.address);
+    dcommi_free(u);
+}
+
+static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    double deadline = dcommi_now() + timeout_s;
+    while (!force && dcommi_local_is_busy(u) && dcommi_now() < deadline) {
+        if (dcommi_local_progress(t) == 0) {
+            sched_yield();
+        }
+    }
+    u->closing = true;
+    /* Peers keep what they have mapped for as long as they want. */
+    atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    dcommi_local_free(u);
+}
+
+static const dcommi_transport_vtable dcommi_local_vtable = {
+    .add_peer = dcommi_local_add_peer,
+    .remove_peer = dcommi_local_remove_peer,
+    .send = dcommi_local_send,
+    .fetch = dcommi_local_fetch,
+    .release = dcommi_local_release,
+    .progress = dcommi_local_progress,
+    .peek = dcommi_local_peek,
+    .pass = dcommi_local_pass,
+    .region_create = dcommi_local_region_create,
+    .region_destroy = dcommi_local_region_destroy,
+    .region_map = dcommi_local_region_map,
+    .region_unmap = dcommi_local_region_unmap,
+    .close = dcommi_local_close,
+};
+
+static dcomm_status dcommi_local_start(dcommi_local *u)
+{
+    DCOMMI_TRY(dcommi_ucx_maps_open(&u->maps));
+    DCOMMI_TRY(dcommi_ucx_region_allocate(&u->maps, sizeof *u->directory, &u->directory_region));
+    u->directory = u->directory_region.base;
+    u->id = dcommi_transport_id();
+    u->process = dcommi_watch_me();
+    dcommi_local_card card = {.id = u->id,
+                              .process = u->process,
+                              .directory = (uint64_t)(uintptr_t)u->directory,
+                              .key_len = (uint32_t)u->directory_region.key_len,
+                              .ucx_len = (uint32_t)u->maps.address_len};
+    size_t len = sizeof card + card.key_len + card.ucx_len;
+    uint8_t *address = dcommi_alloc(len);
+    if (address == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(address, &card, sizeof card);
+    memcpy(address + sizeof card, u->directory_region.key, card.key_len);
+    memcpy(address + sizeof card + card.key_len, u->maps.address, card.ucx_len);
+    u->base.address = address;
+    u->base.address_len = len;
+    return DCOMM_OK;
+}
+
+/* Shared memory with the processes of this host. */
+static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
+                                      dcommi_transport **t_p)
+{
+    dcommi_local *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "local",
+                                 .call = &dcommi_local_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_LOCAL_EAGER};
+    u->epoll = -1;
+    dcomm_status status = dcommi_local_start(u);
+    if (status < 0) {
+        dcommi_local_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx.h ============================================================= */
+/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
+ * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
+ * polls ten times slower and would listen on every interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
+/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
+/* ucx_iface.h - which network interface connects this host with the others. */
+#ifndef DCOMMI_UCX_IFACE_H
+#define DCOMMI_UCX_IFACE_H
+
 
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -14143,188 +15606,6 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
 
-/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
-/* ucx_region.h - memory that peers on this host can map, by UCX's shared-memory keys. */
-#ifndef DCOMMI_UCX_REGION_H
-#define DCOMMI_UCX_REGION_H
-
-
-/* What must be given back before the worker goes: our own memory, or a peer's key. */
-typedef struct dcommi_ucx_mapping {
-    struct dcommi_ucx_mapping *prev, *next;
-    ucp_mem_h memory;
-    void *key;
-    ucp_rkey_h rkey;
-} dcommi_ucx_mapping;
-
-static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
-{
-    m->prev = list;
-    m->next = list->next;
-    list->next->prev = m;
-    list->next = m;
-}
-
-static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
-{
-    m->prev->next = m->next;
-    m->next->prev = m->prev;
-    if (m->rkey != NULL) {
-        ucp_rkey_destroy(m->rkey);
-    }
-    if (m->key != NULL) {
-        ucp_rkey_buffer_release(m->key);
-    }
-    if (m->memory != NULL) {
-        ucp_mem_unmap(context, m->memory);
-    }
-    dcommi_free(m);
-}
-
-static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx_mapping *list,
-                                               size_t len, dcommi_region *region)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(list, m);
-    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-                                   .length = len,
-                                   .flags = UCP_MEM_MAP_ALLOCATE};
-    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
-    size_t key_len = 0;
-    dcommi_ucx_hush++;
-    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
-    dcommi_ucx_hush--;
-    if (status != UCS_OK) {
-        m->memory = NULL;
-    } else {
-        status = ucp_mem_query(m->memory, &attr);
-    }
-    if (status == UCS_OK) {
-        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(
-            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
-            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
-            "of /dev/shm)",
-            len, ucs_status_string(status));
-    }
-    *region = (dcommi_region){
-        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_ucx_region_attach(ucp_context_h context, dcommi_ucx_mapping *list,
-                                             ucp_ep_h ep, const void *key, void *remote_base,
-                                             void **ptr, void **map)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(list, m);
-    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
-    if (status != UCS_OK) {
-        m->rkey = NULL;
-    } else {
-        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
-                           ucs_status_string(status));
-    }
-    *map = m;
-    return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/ucx_watch.h ======================================================= */
-/* ucx_watch.h - sees the processes of this host end. UCX's own check needs an endpoint, comes once
- * a second and takes a zombie for alive; a pidfd has none of these faults. */
-#ifndef DCOMMI_UCX_WATCH_H
-#define DCOMMI_UCX_WATCH_H
-
-
-#include <sys/epoll.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-
-/* What stands before UCX's own bytes in an address. */
-typedef struct dcommi_ucx_card {
-    uint64_t id; /* of the transport, random: long messages name their sender by it */
-    uint64_t pid_space;
-    int64_t pid;
-} dcommi_ucx_card;
-
-static void dcommi_ucx_card_make(dcommi_ucx_card *card)
-{
-    static _Atomic uint64_t counter;
-    struct stat space = {0};
-    *card = (dcommi_ucx_card){.pid = getpid()};
-    if (stat("/proc/self/ns/pid", &space) == 0) {
-        card->pid_space = (uint64_t)space.st_ino;
-    }
-    if (getrandom(&card->id, sizeof card->id, GRND_NONBLOCK) != (ssize_t)sizeof card->id) {
-        card->id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)card->pid);
-    }
-    card->id = dcommi_mix(card->id, atomic_fetch_add(&counter, 1)) | 1;
-}
-
-/* A descriptor that becomes readable when the process ends, registered in the epoll set with
- * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
-static int dcommi_ucx_watch_add(int *epoll, const dcommi_ucx_card *mine,
-                                const dcommi_ucx_card *theirs, void *user)
-{
-#ifdef SYS_pidfd_open
-    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
-        theirs->pid <= 0) {
-        return -1;
-    }
-    if (*epoll < 0) {
-        *epoll = epoll_create1(EPOLL_CLOEXEC);
-    }
-    int fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0u);
-    if (fd < 0) {
-        return -1;
-    }
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
-    if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-#else
-    (void)epoll, (void)mine, (void)theirs, (void)user;
-    return -1;
-#endif
-}
-
-/* The users of some processes that have ended, each once. */
-static int dcommi_ucx_watch_poll(int epoll, void **users, int max)
-{
-    struct epoll_event events[16];
-    int n = epoll < 0 ? 0 : epoll_wait(epoll, events, max < 16 ? max : 16, 0);
-    for (int i = 0; i < n; i++) {
-        users[i] = events[i].data.ptr;
-    }
-    return n < 0 ? 0 : n;
-}
-
-static inline double dcommi_ucx_coarse_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-#endif
 
 typedef struct dcommi_ucx dcommi_ucx;
 
@@ -14333,11 +15614,9 @@ typedef struct dcommi_ucx_peer {
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
-    int pidfd;
     void *address;
     ucp_ep_h ep; /* NULL: not opened yet, or closed */
     ucs_status_t failure;
-    bool ended;    /* its process, but what it sent may still be on its way */
     bool reported; /* its loss */
     bool flushing;
     double closed_at; /* coarse clock; 0: not closed */
@@ -14377,17 +15656,13 @@ struct dcommi_ucx {
     dcommi_transport base;
     ucp_context_h context;
     ucp_worker_h worker;
-    dcommi_ucx_card card;
-    bool maps;   /* peers' memory can be mapped */
+    uint64_t id;
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
     bool chores; /* something waits for the end of progress */
     bool closing;
     unsigned turns;    /* of progress */
     double last_watch; /* coarse clock */
-    int epoll;         /* of the peers' pidfds; -1: none */
-    int ended;         /* processes that ended, not reported yet */
-    int ended_turns;
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
     dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
@@ -14396,7 +15671,6 @@ struct dcommi_ucx {
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept;
     dcommi_ucx_slab *slabs;
-    dcommi_ucx_mapping mappings; /* head of a ring */
 };
 
 /* ---- flights ---- */
@@ -14619,9 +15893,8 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
         dcommi_ucx_hush--;
         if (status != UCS_OK) {
             p->ep = NULL;
-            return dcommi_fail(p->ended ? DCOMM_ERR_PEER : dcommi_ucx_status(status),
-                               "%s: peer %d cannot be reached: %s", u->base.name, peer,
-                               ucs_status_string(status));
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, peer, ucs_status_string(status));
         }
     }
     *p_p = p;
@@ -14632,7 +15905,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
     if (p->closed_at <= 0) {
-        p->closed_at = dcommi_ucx_coarse_now();
+        p->closed_at = dcommi_coarse_now();
     }
     if (p->ep == NULL) {
         return;
@@ -14675,10 +15948,6 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     if (p == NULL) {
         return;
     }
-    if (p->pidfd >= 0) {
-        epoll_ctl(p->ucx->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
-        close(p->pidfd);
-    }
     dcommi_free(p->address);
     dcommi_free(p);
 }
@@ -14712,29 +15981,20 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          p->ended ? "its process has ended"
-                                                   : ucs_status_string(p->failure));
+                                          ucs_status_string(p->failure));
         }
     }
     return n;
 }
 
-/* ---- the watch ---- */
-
-/* Now and then: have processes ended, must ops be given up? */
+/* Now and then: must ops be given up? */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
-    double now = dcommi_ucx_coarse_now();
+    double now = dcommi_coarse_now();
     if (now - u->last_watch < 0.05) {
         return 0;
     }
     u->last_watch = now;
-    void *users[16];
-    int n = dcommi_ucx_watch_poll(u->epoll, users, 16);
-    for (int i = 0; i < n; i++) {
-        ((dcommi_ucx_peer *)users[i])->ended = true;
-    }
-    u->ended += n;
     unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
     if (u->removed != NULL) {
         dcommi_ucx_sweep_removed(u);
@@ -14742,37 +16002,13 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
     return given_up;
 }
 
-/* What the ended processes had sent is read: now they are lost. */
-static void dcommi_ucx_bury(dcommi_ucx *u)
-{
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p != NULL && p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
-        if (p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    u->ended = 0;
-    u->ended_turns = 0;
-    u->chores = true;
-}
-
 #endif
 
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. The local one and
- * our largest header fill one segment (DCOMMI_UCX_SEG) of UCX's shared-memory queue. */
-#define DCOMMI_UCX_EAGER_LOCAL 8192
-#define DCOMMI_UCX_EAGER_NET 65536
-#define DCOMMI_UCX_SEG "8448"
-/* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
+/* Longest payload that is sent without asking the receiver for a place first. */
+#define DCOMMI_UCX_EAGER 65536
 
 /* ---- the table ---- */
 
@@ -14780,8 +16016,8 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
                                         size_t len)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_card card;
-    if (peer < 0 || len <= sizeof card || dcommi_ucx_peer_at(u, peer) != NULL) {
+    uint64_t id;
+    if (peer < 0 || len <= sizeof id || dcommi_ucx_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
@@ -14789,23 +16025,19 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     u->peers = array;
     dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
-    void *copy = p != NULL ? dcommi_alloc(len - sizeof card) : NULL;
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof id) : NULL;
     if (copy == NULL) {
         dcommi_free(p);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(&card, address, sizeof card);
-    memcpy(copy, (const char *)address + sizeof card, len - sizeof card);
-    *p = (dcommi_ucx_peer){
-        .ucx = u, .index = peer, .id = card.id, .pidfd = -1, .address = copy, .failure = UCS_OK};
-    if (u->maps) {
-        p->pidfd = dcommi_ucx_watch_add(&u->epoll, &u->card, &card, p);
-    }
+    memcpy(&id, address, sizeof id);
+    memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
+    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
 }
 
-static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
+static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -14819,9 +16051,6 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
     p->next = u->removed;
     u->removed = p;
     u->chores = true;
-    if (!force) {
-        dcommi_ucx_peer_flush(p);
-    }
     if (!u->inside) {
         dcommi_ucx_sweep_removed(u);
     }
@@ -14860,8 +16089,8 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
     if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->card.id, sizeof u->card.id);
-        header_len += sizeof u->card.id;
+        memcpy(f->header + header_len, &u->id, sizeof u->id);
+        header_len += sizeof u->id;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
@@ -14998,53 +16227,45 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
-    if (DCOMMI_UNLIKELY(u->ended > 0) && (n == 0 || ++u->ended_turns > 1000)) {
-        dcommi_ucx_bury(u);
-    }
     if (DCOMMI_UNLIKELY(u->chores)) {
         n += dcommi_ucx_chores(u);
     }
     return n;
 }
 
+/* Memory cannot be mapped across hosts. */
 static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    if (!u->maps || len == 0) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name,
-                           len);
-    }
-    return dcommi_ucx_region_allocate(u->context, &u->mappings, len, region);
+    (void)region;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name, len);
 }
 
 static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
 {
-    if (region->handle != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, region->handle);
-    }
-    *region = (dcommi_region){0};
+    (void)t, (void)region;
 }
 
 static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
                                           size_t key_len, void *remote_base, void **ptr, void **map)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (!u->maps) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory", t->name);
-    }
-    if (key_len == 0) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "peer %d's memory key is empty", peer);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    return dcommi_ucx_region_attach(u->context, &u->mappings, p->ep, key, remote_base, ptr, map);
+    (void)key, (void)key_len, (void)remote_base, (void)ptr, (void)map;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of peer %d", t->name, peer);
 }
 
 static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
 {
-    if (map != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, map);
-    }
+    (void)t, (void)map;
+}
+
+static bool dcommi_ucx_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    (void)t, (void)peer, (void)arrival;
+    return false;
+}
+
+static void dcommi_ucx_pass(dcommi_transport *t, int peer)
+{
+    (void)t, (void)peer;
 }
 
 /* ---- closing ---- */
@@ -15075,9 +16296,6 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
-    while (u->mappings.next != &u->mappings) {
-        dcommi_ucx_mapping_drop(u->context, u->mappings.next);
-    }
     if (u->worker != NULL) {
         ucp_worker_destroy(u->worker);
     }
@@ -15091,9 +16309,6 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         dcommi_ucx_peer_free(u->peers[i]);
-    }
-    if (u->epoll >= 0) {
-        close(u->epoll);
     }
     while (u->removed != NULL) {
         dcommi_ucx_peer *p = u->removed;
@@ -15149,6 +16364,8 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .fetch = dcommi_ucx_fetch,
     .release = dcommi_ucx_release,
     .progress = dcommi_ucx_progress,
+    .peek = dcommi_ucx_peek,
+    .pass = dcommi_ucx_pass,
     .region_create = dcommi_ucx_region_create,
     .region_destroy = dcommi_ucx_region_destroy,
     .region_map = dcommi_ucx_region_map,
@@ -15158,35 +16375,11 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
 
 /* ---- opening ---- */
 
-static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
-                                           const dcommi_ucx_option *options, size_t n_options)
+static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_option *options,
+                                           size_t n_options)
 {
-    ucp_config_t *config = NULL;
-    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) {
-        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s",
-                           u->base.name, ucs_status_string(status));
-    }
-    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
-    if (set == DCOMM_OK) {
-        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
-        status = ucp_init(&params, config, &u->context);
-    }
-    ucp_config_release(config);
-    DCOMMI_TRY(set);
-    if (status != UCS_OK) {
-        u->context = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", u->base.name,
-                           ucs_status_string(status));
-    }
-    ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    status = ucp_worker_create(u->context, &worker_params, &u->worker);
-    if (status != UCS_OK) {
-        u->worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", u->base.name,
-                           ucs_status_string(status));
-    }
+    DCOMMI_TRY(dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context,
+                                &u->worker));
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -15194,7 +16387,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = dcommi_ucx_on_am,
         .arg = u};
-    status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    ucs_status_t status = ucp_worker_set_am_recv_handler(u->worker, &handler);
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     if (status == UCS_OK) {
         status = ucp_worker_query(u->worker, &attr);
@@ -15203,68 +16396,16 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
                            ucs_status_string(status));
     }
-    dcommi_ucx_card_make(&u->card);
-    char *copy = dcommi_alloc(sizeof u->card + attr.address_length);
+    u->id = dcommi_transport_id();
+    char *copy = dcommi_alloc(sizeof u->id + attr.address_length);
     if (copy != NULL) {
-        memcpy(copy, &u->card, sizeof u->card);
-        memcpy(copy + sizeof u->card, attr.address, attr.address_length);
+        memcpy(copy, &u->id, sizeof u->id);
+        memcpy(copy + sizeof u->id, attr.address, attr.address_length);
         u->base.address = copy;
-        u->base.address_len = sizeof u->card + attr.address_length;
+        u->base.address_len = sizeof u->id + attr.address_length;
     }
     ucp_worker_release_address(u->worker, attr.address);
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_handlers *handlers,
-                                    size_t eager_max, uint64_t features,
-                                    const dcommi_ucx_option *options, size_t n_options,
-                                    dcommi_transport **t_p)
-{
-    dcommi_ucx *u = dcommi_alloc(sizeof *u);
-    if (u == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    u->base = (dcommi_transport){
-        .name = name, .call = &dcommi_ucx_vtable, .handlers = *handlers, .eager_max = eager_max};
-    u->maps = (features & UCP_FEATURE_RMA) != 0;
-    u->pending.next = u->pending.prev = &u->pending;
-    u->done.next = u->done.prev = &u->done;
-    u->kept.next = u->kept.prev = &u->kept;
-    u->mappings.next = u->mappings.prev = &u->mappings;
-    u->epoll = -1;
-    dcomm_status status = dcommi_ucx_make_worker(u, features, options, n_options);
-    if (status != DCOMM_OK) {
-        dcommi_ucx_free(u);
-        return status;
-    }
-    *t_p = &u->base;
-    return DCOMM_OK;
-}
-
-/* Shared memory with the processes of this host. */
-static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handlers,
-                                          dcommi_transport **t_p)
-{
-    static const dcommi_ucx_option options[] = {
-        {"TLS", "posix,sysv,self", NULL},
-        {"SHM_DEVICES", "all", NULL},
-        {"SELF_DEVICES", "all", NULL},
-        {"NET_DEVICES", "all", NULL},
-        {"MM_ERROR_HANDLING", "y", NULL},
-        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
-        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
-        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
-        /* Messages of some hundred bytes go within the queue, not by a segment beside it. */
-        {"MM_FIFO_ELEM_SIZE", "512", NULL},
-        {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
-        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
-    };
-    dcommi_ucx_tame_once();
-    DCOMMI_TRY(dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED));
-    return dcommi_ucx_open("local", handlers, DCOMMI_UCX_EAGER_LOCAL,
-                           UCP_FEATURE_AM | UCP_FEATURE_RMA, options,
-                           sizeof options / sizeof *options, t_p);
 }
 
 /* One network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
@@ -15301,8 +16442,24 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
-    return dcommi_ucx_open("net", handlers, DCOMMI_UCX_EAGER_NET, UCP_FEATURE_AM, options,
-                           sizeof options / sizeof *options, t_p);
+    dcommi_ucx *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "net",
+                                 .call = &dcommi_ucx_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_UCX_EAGER};
+    u->pending.next = u->pending.prev = &u->pending;
+    u->done.next = u->done.prev = &u->done;
+    u->kept.next = u->kept.prev = &u->kept;
+    dcomm_status status = dcommi_ucx_make_worker(u, options, sizeof options / sizeof *options);
+    if (status != DCOMM_OK) {
+        dcommi_ucx_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
 }
 
 #endif
@@ -15460,7 +16617,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
-        status = dcommi_ucx_open_local(&handlers, &context->local);
+        status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
@@ -19343,6 +20500,43 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* What each rank says in the end of its creation. */
+typedef struct dcommi_verdict_card {
+    int32_t status;
+    char text[252];
+} dcommi_verdict_card;
+
+/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
+static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
+                                      dcomm_status status)
+{
+    dcommi_verdict_card mine = {.status = status};
+    void *all = NULL;
+    size_t *lens = NULL, at = 0;
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
+    if (exchanged < 0) {
+        return status < 0 ? status : exchanged;
+    }
+    for (int r = 0; r < comm->size; at += lens[r++]) {
+        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
+        if (lens[r] == sizeof theirs) {
+            memcpy(&theirs, (const char *)all + at, sizeof theirs);
+            theirs.text[sizeof theirs.text - 1] = 0;
+        }
+        if (theirs.status < 0 && status == DCOMM_OK) {
+            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                     : DCOMM_ERR_CORRUPT,
+                                 "rank %d: %s", r, theirs.text);
+        }
+    }
+    dcommi_free(all);
+    dcommi_free(lens);
+    return status;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -19404,7 +20598,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         }
     }
     dcommi_token_release(context);
-    return status;
+    return dcommi_comm_agree(comm, boot, status);
 }
 
 /* Everything that creation does, in the caller's thread or one of its own. */
@@ -19776,7 +20970,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         int peer = comm->members[r].peer;
         if (peer >= 0 && --context->peers[peer].users == 0 && context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer, true);
+            t->call->remove_peer(t, peer);
         }
     }
     dcommi_token_release(context);
@@ -21052,6 +22246,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
 #undef DCOMMI_FOLD_TABLE
@@ -21075,6 +22270,15 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_ID_VERSION
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
+#undef DCOMMI_LINE
+#undef DCOMMI_LOCAL_BLOCKS
+#undef DCOMMI_LOCAL_BURST
+#undef DCOMMI_LOCAL_EAGER
+#undef DCOMMI_LOCAL_FIFO
+#undef DCOMMI_LOCAL_KEY_MAX
+#undef DCOMMI_LOCAL_PEERS
+#undef DCOMMI_LOCAL_PER_BLOCK
+#undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PMIX_ANY_RANK
@@ -21152,9 +22356,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_TRY
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
-#undef DCOMMI_UCX_EAGER_LOCAL
-#undef DCOMMI_UCX_EAGER_NET
-#undef DCOMMI_UCX_SEG
+#undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY

@@ -245,6 +245,43 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* What each rank says in the end of its creation. */
+typedef struct dcommi_verdict_card {
+    int32_t status;
+    char text[252];
+} dcommi_verdict_card;
+
+/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
+static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
+                                      dcomm_status status)
+{
+    dcommi_verdict_card mine = {.status = status};
+    void *all = NULL;
+    size_t *lens = NULL, at = 0;
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
+    if (exchanged < 0) {
+        return status < 0 ? status : exchanged;
+    }
+    for (int r = 0; r < comm->size; at += lens[r++]) {
+        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
+        if (lens[r] == sizeof theirs) {
+            memcpy(&theirs, (const char *)all + at, sizeof theirs);
+            theirs.text[sizeof theirs.text - 1] = 0;
+        }
+        if (theirs.status < 0 && status == DCOMM_OK) {
+            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                     : DCOMM_ERR_CORRUPT,
+                                 "rank %d: %s", r, theirs.text);
+        }
+    }
+    dcommi_free(all);
+    dcommi_free(lens);
+    return status;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -306,7 +343,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         }
     }
     dcommi_token_release(context);
-    return status;
+    return dcommi_comm_agree(comm, boot, status);
 }
 
 /* Everything that creation does, in the caller's thread or one of its own. */

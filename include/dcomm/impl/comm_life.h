@@ -273,7 +273,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         int peer = comm->members[r].peer;
         if (peer >= 0 && --context->peers[peer].users == 0 && context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer, true);
+            t->call->remove_peer(t, peer);
         }
     }
     dcommi_token_release(context);

@@ -5,6 +5,7 @@
 #include "engine.h"
 #include "host.h"
 #include "sha256.h"
+#include "local.h"
 #include "ucx.h"
 
 /* ---- forked children ---- */
@@ -160,7 +161,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
-        status = dcommi_ucx_open_local(&handlers, &context->local);
+        status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
