@@ -66,6 +66,19 @@ static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nr
     return block;
 }
 
+/* One level of groups out of a list of hosts; NULL without memory. */
+static dcommi_groups *dcommi_spec_groups(const int *hosts, int nranks)
+{
+    static const uint8_t kind = DCOMMI_LEVEL_HOST;
+    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
+    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
+        ids[r] = hosts[r];
+    }
+    dcommi_groups *groups = ids != NULL ? dcommi_groups_make(nranks, 1, &kind, ids) : NULL;
+    dcommi_free(ids);
+    return groups;
+}
+
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
@@ -108,10 +121,16 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, false, &algo);
+    dcommi_groups *groups = dcommi_spec_groups(spec->hosts, nranks);
+    s.groups = groups;
+    dcomm_status status = groups == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    if (status >= 0) {
+        status = dcommi_algo_pick(&s, opts->algo, false, groups->count[0] == 1, &algo);
+    }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
+    dcommi_groups_free(&groups);
     dcommi_free(counts);
     return status;
 }

@@ -14,7 +14,6 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
         comm->refs = 1;
-        pthread_mutex_init(&comm->lock, NULL);
         comm->context = context;
         if (context != NULL) {
             atomic_fetch_add(&context->refs, 1);
@@ -31,15 +30,17 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
+    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_free(comm->scratch);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
-    pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
 
@@ -48,9 +49,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -158,6 +159,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
+    card->place = comm->context->place;
 }
 
 /* The card at the start of a rank's blob, if it is one of ours. */
@@ -184,7 +186,7 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent addresses of a wrong length", rank);
     }
-    return DCOMM_OK;
+    return dcommi_place_check(&card->place, rank);
 }
 
 /* Every rank's blob, parsed: cards[size] and where each blob starts. */
@@ -229,19 +231,25 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
 /* Who is where. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
-    for (int r = 0; ids != NULL && r < comm->size; r++) {
-        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
-            ids[r]++;
+    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
+            host[r]++;
         }
     }
-    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
-    dcommi_free(ids);
+    comm->groups = host != NULL && comm->places != NULL
+                       ? dcommi_place_groups(comm->size, host, comm->places)
+                       : NULL;
+    dcommi_free(host);
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->nhosts = comm->groups->count[0];
+    if (comm->rank == 0) {
+        dcommi_place_warn(comm->groups, comm->places);
+    }
     return DCOMM_OK;
 }
 

@@ -4,8 +4,9 @@
 
 #include "engine.h"
 #include "host.h"
-#include "sha256.h"
 #include "local.h"
+#include "sha256.h"
+#include "topo.h"
 #include "ucx.h"
 
 /* ---- forked children ---- */
@@ -52,10 +53,11 @@ typedef struct dcommi_card {
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
+    dcommi_site place;
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 1u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -149,6 +151,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         return DCOMM_ERR_NO_MEMORY;
     }
     atomic_store(&context->refs, 1);
+    dcommi_token_own(context);
     context->spin_limit = dcommi_spin_limit();
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
@@ -158,6 +161,9 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         } else {
             snprintf(context->iface, sizeof context->iface, "%s", opts->iface);
         }
+    }
+    if (status >= 0) {
+        status = dcommi_topo_here(context->iface, &context->place);
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};

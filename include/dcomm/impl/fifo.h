@@ -9,6 +9,7 @@
 #include "util.h"
 
 #define DCOMMI_LINE 64
+#define DCOMMI_FIFO_AHEAD 512 /* bytes */
 
 /* What lies in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
@@ -33,6 +34,7 @@ typedef struct dcommi_fifo_end {
     unsigned char *lines;
     uint64_t at;    /* bytes written or read so far */
     uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
+    uint64_t clear; /* writer: words at line starts are 0 from `at` to here, this one included */
     uint32_t size;  /* of the lines, a power of two */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
@@ -59,15 +61,28 @@ static inline size_t dcommi_fifo_lines(size_t bytes)
 
 /* ---- writing ---- */
 
+/* The word behind a record must be 0 before the record is seen, or what lies there might be taken
+ * for one. Clearing a line that the reader has in its cache takes as long as a message, and the
+ * record's own word could only follow: so some lines ahead are cleared when that holds up nobody.
+ */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
 {
     uint64_t at = e->at;
     e->at = at + lines;
-    atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    if (e->clear < e->at) {
+        e->clear = e->at;
+        atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    }
     atomic_store_explicit(dcommi_fifo_word(e, at),
                           dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
                           memory_order_release);
+    for (int i = 0; i < 2 && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
+                    e->clear + 2 * DCOMMI_LINE <= e->limit + e->size;
+         i++) {
+        e->clear += DCOMMI_LINE;
+        atomic_store_explicit(dcommi_fifo_word(e, e->clear), 0, memory_order_relaxed);
+    }
 }
 
 /* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
@@ -161,6 +176,7 @@ static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t siz
     dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
     e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
     e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
+    e.clear = e.at; /* the word behind the last record */
     return e;
 }
 
