@@ -19617,8 +19617,9 @@ static int64_t dcommi_hier_local_table(dcommi_hier *h)
 
 #endif
 
-#define DCOMMI_HIER_PIECE (512 << 10) /* blocks are cut into pieces of about this, */
-#define DCOMMI_HIER_CALLS 64          /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_PIECE (512 << 10)   /* blocks are cut into pieces of about this, */
+#define DCOMMI_HIER_CALLS 64            /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
 
 enum {
     DCOMMI_HIER_LANE_CALL, /* calls within the group */
@@ -19629,9 +19630,10 @@ enum {
 /* What the rounds of one operation have in common. */
 typedef struct dcommi_hier_rounds {
     dcommi_hier *h;
-    int64_t table;              /* this rank's group */
-    int64_t pieces, piece, tag; /* of a block; how long; tag of the first */
-    uint16_t called;            /* counter of calls that are complete */
+    int64_t table;         /* this rank's group */
+    int64_t pieces, piece; /* of a block; how long */
+    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
+    uint16_t called;       /* counter of calls that are complete */
     int64_t calls;
     uint16_t came[2]; /* counters of messages that have come, by lane */
     int64_t messages;
@@ -19688,7 +19690,10 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
     r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
     r->pieces = dcommi_chunks_of(longest, r->piece);
-    r->tag = dcommi_build_tags(h->b, r->pieces);
+    /* All-to-all sends the blocks of a whole group in one piece. */
+    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
+    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
+    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
     r->called = dcommi_build_counter(h->b);
     r->came[0] = dcommi_build_counter(h->b);
     r->came[1] = dcommi_build_counter(h->b);
@@ -19783,6 +19788,49 @@ static int dcommi_hier_rounds_lane(int64_t message)
     return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
 }
 
+/* ---- messages across groups ---- */
+
+static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
+{
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
+                             depth);
+}
+
+static int64_t dcommi_hier_parts(dcomm_operand o)
+{
+    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
+}
+
+/* Send piece c to a rank, without waiting. */
+static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(what);
+    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
+                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+}
+
+/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
+static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
+                             dcomm_operand stage, int64_t c, int64_t from)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(into);
+    int d = dcommi_loop_many(b, lane, parts);
+    dcomm_operand part = dcommi_hier_part(into, d);
+    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    if (stage.space == DCOMM_SPACE_NONE) {
+        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
+                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, parts);
+    dcommi_fence(b, lane);
+}
+
 /* ---- reduce-scatter ---- */
 
 static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
@@ -19824,8 +19872,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
                     if (h->size > 1) {
                         dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
                     }
-                    dcommi_send(b, DCOMMI_HIER_LANE_SEND, part, dcommi_const(target),
-                                dcommi_const(r.tag + c), DCOMM_STEP_ASYNC);
+                    dcommi_hier_send(&r, part, c, target);
                 }
             }
         }
@@ -19846,15 +19893,10 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
         dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
         for (int t = 1; t < h->ngroups; t++) {
             int k = (h->group - t + h->ngroups) % h->ngroups;
-            dcomm_expr from =
-                dcommi_const(dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
-            if (t == 1) {
-                dcommi_recv(b, lane, total, from, dcommi_const(r.tag + c), 0);
-            } else {
-                dcommi_recv_reduce(b, lane, total, total, dcommi_msg(),
-                                   dcommi_span(DCOMM_SPACE_SCRATCH, stage + c % 2 * r.piece, bytes),
-                                   from, dcommi_const(r.tag + c), 0);
-            }
+            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                 stage + c % 2 * r.piece, bytes);
+            dcommi_hier_recv(&r, lane, total, stage_of, c,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
         }
         dcomm_operand parts[2] = {
             total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
@@ -19886,9 +19928,8 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
             int64_t bytes;
             dcommi_hier_piece(&r, s->rank, c, &bytes);
             if (bytes > 0) {
-                dcommi_send(b, DCOMMI_HIER_LANE_SEND,
-                            dcommi_span(in.space, in.base + c * r.piece, bytes),
-                            dcommi_const(target), dcommi_const(r.tag + c), DCOMM_STEP_ASYNC);
+                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
+                                 target);
             }
         }
     }
@@ -19910,8 +19951,8 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
                 if (k != h->group && bytes > 0) {
                     int lane = dcommi_hier_rounds_lane(r.messages);
                     uint16_t came = r.came[r.messages % 2];
-                    dcommi_recv(b, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
-                                dcommi_const(from), dcommi_const(r.tag + c), 0);
+                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                                     (dcomm_operand){0}, c, from);
                     dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
                     if (h->size > 1) {
                         dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
@@ -20023,8 +20064,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
                 if (r.calls > 0) {
                     dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
                 }
-                dcommi_send(b, DCOMMI_HIER_LANE_SEND, part, dcommi_const(target),
-                            dcommi_const(r.tag), DCOMM_STEP_ASYNC);
+                dcommi_hier_send(&r, part, 0, target);
             }
         }
     }
@@ -20041,8 +20081,8 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
         if (s->in_place && t <= 2) { /* the copy of the input is complete */
             dcommi_await(b, lane, r.called, dcommi_const(1));
         }
-        dcommi_recv(b, lane, into, dcommi_const(dcommi_hier_rank(h, k, h->index % size)),
-                    dcommi_const(r.tag), 0);
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
+                         dcommi_hier_rank(h, k, h->index % size));
         for (int i = 0; !together && i < size; i++) {
             dcommi_copy(b, lane, dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, i) * one, one),
                         dcommi_span(DCOMM_SPACE_SCRATCH, into.offset.add + i * one, one), 0);
@@ -20055,8 +20095,9 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
 
 #define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64  /* also when the caller asks for smaller chunks */
-#define DCOMMI_HIER_SHARD_MIN 1024 /* bytes; shorter shards are not worth their messages */
+#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
+#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
+#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
 
 /* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
  * all chunks but the last, 1: the last, which may be shorter. */
@@ -20247,6 +20288,7 @@ static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm
         dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
         dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
         sub.root = root;
+        sub.chunk_bytes = DCOMMI_HIER_GRAIN;
         sub.in_place = from == DCOMM_SPACE_OUT;
         /* The first shard is the longest: its counters and slots are enough for all. */
         sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
@@ -20811,10 +20853,24 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
     return dcommi_shape_bytes(s, count);
 }
 
+/* Whether the levels are worth keeping apart: several hosts, one of them with several ranks. */
+static bool dcommi_auto_hier(const dcommi_shape *s, int64_t bytes)
+{
+    int64_t above = s->coll == DCOMM_COLL_ALLREDUCE   ? 4096
+                    : s->coll == DCOMM_COLL_BROADCAST ? 65536
+                                                      : 1024;
+    return s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks &&
+           !s->rank_order && bytes > above && s->coll != DCOMM_COLL_ALLTOALL &&
+           dcommi_algo_find(s->coll, "hier") != NULL;
+}
+
 /* The algorithm that runs when none is forced. */
 static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
 {
     int64_t bytes = dcommi_shape_size(s);
+    if (dcommi_auto_hier(s, bytes)) {
+        return "hier";
+    }
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         if (s->nranks == 2 && one_host && bytes <= 131072) {
@@ -23969,7 +24025,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_HIER_CHUNK
 #undef DCOMMI_HIER_DEFAULT_CHUNKS
 #undef DCOMMI_HIER_DIVIDE_MIN
+#undef DCOMMI_HIER_GRAIN
 #undef DCOMMI_HIER_MAX_CHUNKS
+#undef DCOMMI_HIER_MESSAGE
 #undef DCOMMI_HIER_PIECE
 #undef DCOMMI_HIER_SHARD_MIN
 #undef DCOMMI_HISTORY

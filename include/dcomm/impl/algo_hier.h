@@ -18,8 +18,9 @@
 
 #define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64  /* also when the caller asks for smaller chunks */
-#define DCOMMI_HIER_SHARD_MIN 1024 /* bytes; shorter shards are not worth their messages */
+#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
+#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
+#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
 
 /* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
  * all chunks but the last, 1: the last, which may be shorter. */
@@ -210,6 +211,7 @@ static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm
         dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
         dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
         sub.root = root;
+        sub.chunk_bytes = DCOMMI_HIER_GRAIN;
         sub.in_place = from == DCOMM_SPACE_OUT;
         /* The first shard is the longest: its counters and slots are enough for all. */
         sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
