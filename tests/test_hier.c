@@ -279,8 +279,8 @@ Test(hier, each_host_sends_as_little_as_possible, .timeout = 120)
     }
 }
 
-/* A flat ring whose neighbours are on different hosts sends each host's share once per rank. */
-Test(hier, a_flat_ring_of_cyclic_ranks_sends_more, .timeout = 20)
+/* Even a ring that enters and leaves each host once passes all ranks' blocks through it. */
+Test(hier, a_flat_ring_sends_more, .timeout = 20)
 {
     static facts flat, f;
     call c = {.coll = DCOMM_COLL_ALLREDUCE,
@@ -293,7 +293,7 @@ Test(hier, a_flat_ring_of_cyclic_ranks_sends_more, .timeout = 20)
     c.name = "hier";
     examine(&c, &f);
     cr_expect_eq(f.out[0], 4 << 20);
-    cr_expect_eq(flat.out[0], 7 * f.out[0]);
+    cr_expect_eq(4 * flat.out[0], 7 * f.out[0]);
 }
 
 /* ---- on real hosts: processes that read each other's memory or talk over the network ---- */
