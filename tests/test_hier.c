@@ -296,6 +296,52 @@ Test(hier, a_flat_ring_sends_more, .timeout = 20)
     cr_expect_eq(4 * flat.out[0], 7 * f.out[0]);
 }
 
+/* ---- through the interface ---- */
+
+Test(hier, chosen_between_hosts_with_several_ranks, .timeout = 20)
+{
+    static const int two[4] = {7, 3, 7, 3}, four[4] = {0, 1, 2, 3};
+    static const struct {
+        const int *hosts;
+        size_t count;
+        bool rank_order, hier;
+    } tries[] = {{two, 1 << 20, false, true},
+                 {two, 100, false, false},
+                 {two, 1 << 20, true, false},
+                 {four, 1 << 20, false, false},
+                 {NULL, 1 << 20, false, false}};
+    for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
+        dcomm_plan *plan[4];
+        dcomm_check_report report;
+        dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE,
+                                 .count = tries[k].count,
+                                 .dtype = DCOMM_F32,
+                                 .rank_order = tries[k].rank_order,
+                                 .hosts = tries[k].hosts};
+        for (int r = 0; r < 4; r++) {
+            cr_assert_eq(dcomm_plan_create(&spec, DCOMM_SUM, r, 4, NULL, &plan[r]), DCOMM_OK, "%s",
+                         dcomm_last_error());
+            cr_expect_eq(strcmp(plan[r]->name, "hier") == 0, tries[k].hier, "%zu: %s", k,
+                         plan[r]->name);
+        }
+        cr_expect_eq(dcomm_plan_check((const dcomm_plan *const *)plan, 4, &spec, &report), DCOMM_OK,
+                     "%s", report.message);
+        for (int r = 0; r < 4; r++) {
+            dcomm_plan_destroy(&plan[r]);
+        }
+    }
+    dcomm_plan *plan = NULL;
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE,
+                             .count = 100,
+                             .dtype = DCOMM_F32,
+                             .hosts = two,
+                             .rank_order = true};
+    cr_expect_eq(
+        dcomm_plan_create(&spec, DCOMM_SUM, 0, 4, &(dcomm_coll_opts){.algo = "hier"}, &plan),
+        DCOMM_ERR_UNSUPPORTED);
+    cr_expect_null(plan);
+}
+
 /* ---- on real hosts: processes that read each other's memory or talk over the network ---- */
 
 typedef struct running {
