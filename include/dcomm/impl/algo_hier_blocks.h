@@ -13,8 +13,8 @@
 
 #include "algo_hier_parts.h"
 
-#define DCOMMI_HIER_PIECE (512 << 10)   /* blocks are cut into pieces of about this, */
-#define DCOMMI_HIER_CALLS 64            /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
+#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
 #define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
 
 enum {
@@ -33,7 +33,8 @@ typedef struct dcommi_hier_rounds {
     int64_t calls;
     uint16_t came[2]; /* counters of messages that have come, by lane */
     int64_t messages;
-    size_t *counts; /* [2 * size of the group]: of a call */
+    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
+    size_t *counts;
     /* The sub-plan made last and what it was made of: it mostly serves again. */
     dcomm_plan *plan;
     size_t *made; /* as counts */
@@ -72,11 +73,11 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     int64_t longest = dcommi_hier_bytes(s), rounds = 0;
     memset(r, 0, sizeof *r);
     r->h = h;
-    r->counts = dcommi_calloc(4 * (size_t)h->size, sizeof *r->counts);
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
     if (r->counts == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    r->made = r->counts + 2 * h->size;
+    r->made = r->counts + 4 * h->size;
     r->made_extent = -1;
     for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
         rounds += dcommi_hier_passes(h, k, h->smallest);
@@ -94,6 +95,9 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     r->came[0] = dcommi_build_counter(h->b);
     r->came[1] = dcommi_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);
+    if (h->b->status < 0) {
+        dcommi_free(r->counts);
+    }
     return h->b->status;
 }
 
@@ -145,7 +149,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
 {
     dcommi_hier *h = r->h;
     dcommi_builder *b = h->b;
-    size_t bytes = 2 * (size_t)h->size * sizeof *r->counts;
+    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
     sub->counts = r->counts;
     sub->displs = r->counts + h->size;
     if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
@@ -380,6 +384,24 @@ static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
     return true;
 }
 
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
+{
+    dcommi_builder *b = h->b;
+    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
+    int size = dcommi_hier_size(h, k);
+    for (int i = 0; i < size; i++) {
+        int64_t rank = dcommi_hier_rank(h, k, i);
+        dcommi_build_table(b, &rank, 1);
+    }
+    int d = dcommi_loop_many(b, lane, size);
+    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    to.scale = one;
+    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcommi_end_many(b, lane, size);
+}
+
 /* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
  * those for its own target, one behind the other, at `out`. */
 static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
@@ -390,11 +412,7 @@ static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_
     int64_t one = dcommi_shape_bytes(h->s, block), extent;
     int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
     bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
-    size_t *send = dcommi_calloc(2 * size, sizeof *send);
-    if (send == NULL) {
-        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
-        return;
-    }
+    size_t *send = r->counts + 2 * size;
     dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
                                          h->index, h->size, false);
     sub.count = block;
@@ -407,10 +425,8 @@ static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_
         sub.send_counts = send;
         sub.send_displs = send + size;
     }
-    r->made_extent = -1; /* the pattern does not tell what is sent */
     dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
                             dcommi_span(input, base + first, extent), out);
-    dcommi_free(send);
 }
 
 static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
@@ -449,12 +465,8 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
                 dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
                             dcommi_span(input, base + s->rank * one, one), 0);
             }
-            for (int i = 0; scattered && i < h->size; i++) {
-                dcomm_operand piece =
-                    dcommi_span(DCOMM_SPACE_SCRATCH, part.offset.add + i * one, one);
-                dcommi_copy(b, DCOMMI_HIER_LANE_CALL,
-                            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, i) * one, one),
-                            piece, 0);
+            if (scattered) {
+                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
             }
             if (k != h->group && bytes > 0) {
                 if (r.calls > 0) {
@@ -479,9 +491,8 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
         }
         dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
                          dcommi_hier_rank(h, k, h->index % size));
-        for (int i = 0; !together && i < size; i++) {
-            dcommi_copy(b, lane, dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, i) * one, one),
-                        dcommi_span(DCOMM_SPACE_SCRATCH, into.offset.add + i * one, one), 0);
+        if (!together) {
+            dcommi_hier_scatter(h, lane, k, into.offset.add);
         }
     }
     return dcommi_hier_rounds_close(&r);
