@@ -2,6 +2,7 @@
 #include "base.h"
 #include "plan.h"
 #include "comm.h"
+#include "mem.h"
 #include "coll.h"
 #include "tune.h"
 
@@ -13,5 +14,6 @@
 #include "impl/print.h"
 #include "impl/check.h"
 #include "impl/api_coll.h"
+#include "impl/api_mem.h"
 #include "impl/api_tune.h"
 #endif
