@@ -153,7 +153,7 @@ extern "C" {
 
 #define DCOMM_LOOP_DEPTH 3         /* loops may nest this deep within one lane */
 #define DCOMM_PLAN_MAX_LANES 64    /* lanes of one plan */
-#define DCOMM_PLAN_MAX_SLOTS 64    /* exposed regions of one run */
+#define DCOMM_PLAN_MAX_SLOTS 1024  /* exposed regions of one run */
 #define DCOMM_PLAN_MAX_WORDS 65536 /* words of one run */
 #define DCOMM_ALL_PEERS (-1)       /* EXPOSE and SIGNAL: every other rank of the plan */
 
@@ -241,8 +241,11 @@ typedef struct dcomm_operand {
  *   LOOP         runs the steps up to the matching END `value` times (`body` steps in between)
  *   END
  *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
- *                table[group + r]; its tags are shifted by `tag`, its counters by `slot`, its
- *                exposed slots by `word` (0 if it has none)
+ *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
+ *                its exposed slots by `word` (0 if that is negative) + `peer`. All of the group
+ *                shift alike. A call that may run while a peer is still in another, or has gone on
+ *                to it, needs tags, counters and slots that are not that other one's: in a loop,
+ *                the expressions give each iteration its own
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
  * says that it completes the reduction, which is where DCOMM_AVG divides. */
@@ -288,9 +291,9 @@ typedef struct dcomm_step {
     int32_t word;    /* RECV, ENCODE: index of the word that takes the length, -1 for none */
     dcomm_operand dst;
     dcomm_operand stage;
-    dcomm_expr peer;  /* rank in the plan */
+    dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
     dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
-    dcomm_expr value; /* SIGNAL, WAIT, LOOP */
+    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter */
 } dcomm_step;
 
 typedef struct dcomm_lane {
@@ -2673,6 +2676,55 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
 }
 
 #endif
+/* ==== include/dcomm/impl/plan_copy.h ======================================================= */
+/* plan_copy.h - copying a plan, with the sub-plans that it calls, into one block of memory. */
+#ifndef DCOMMI_PLAN_COPY_H
+#define DCOMMI_PLAN_COPY_H
+
+
+/* Bytes of a plan with all that it calls. */
+static size_t dcommi_plan_bytes(const dcomm_plan *p)
+{
+    size_t bytes = sizeof *p + p->nsteps * sizeof *p->steps + p->noperands * sizeof *p->operands +
+                   p->ntable * sizeof *p->table + p->nsubs * sizeof(dcomm_plan *) +
+                   p->nlanes * sizeof *p->lanes;
+    bytes = (bytes + 15) & ~(size_t)15;
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        bytes += dcommi_plan_bytes(p->subs[i]);
+    }
+    return bytes;
+}
+
+static void *dcommi_plan_put(uint8_t **at, const void *data, size_t bytes)
+{
+    uint8_t *to = *at;
+    if (bytes > 0) {
+        memcpy(to, data, bytes);
+    }
+    *at += bytes;
+    return to;
+}
+
+/* Copy to *at, which has room, is aligned and moves behind the copy. */
+static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
+{
+    uint8_t *begin = *at;
+    dcomm_plan *plan = dcommi_plan_put(at, p, sizeof *p);
+    plan->steps = dcommi_plan_put(at, p->steps, p->nsteps * sizeof *p->steps);
+    plan->operands = dcommi_plan_put(at, p->operands, p->noperands * sizeof *p->operands);
+    plan->table = dcommi_plan_put(at, p->table, p->ntable * sizeof *p->table);
+    const dcomm_plan **subs =
+        dcommi_plan_put(at, (const void *)p->subs, p->nsubs * sizeof(dcomm_plan *));
+    plan->lanes = dcommi_plan_put(at, p->lanes, p->nlanes * sizeof *p->lanes);
+    *at = begin + (((size_t)(*at - begin) + 15) & ~(size_t)15);
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        subs[i] = dcommi_plan_copy(at, p->subs[i]);
+    }
+    plan->subs = subs;
+    return plan;
+}
+
+#endif
 
 /* What the engine executes and the checker accepts. */
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
@@ -2808,6 +2860,8 @@ struct dcommi_builder {
     size_t ntable, table_capacity;
     const dcomm_plan **subs;
     size_t nsubs, subs_capacity;
+    dcomm_plan **adopted; /* those that become part of this plan's memory */
+    size_t nadopted, adopted_capacity;
     dcomm_status status;
     char why[DCOMMI_MESSAGE_MAX];
 };
@@ -3061,7 +3115,26 @@ static void dcommi_end(dcommi_builder *b, int lane)
     }
 }
 
-/* Call a sub-plan, which must outlive this plan. group: index in the table of its ranks. */
+/* Make a finished sub-plan part of the plan under way: it is copied into the plan's block of
+ * memory, and freed now or then. NULL after an error. */
+static dcomm_plan *dcommi_build_adopt(dcommi_builder *b, dcomm_plan *sub)
+{
+    dcomm_status status = b->status;
+    if (status == DCOMM_OK) {
+        status = dcommi_grow((void **)&b->adopted, &b->adopted_capacity, b->nadopted + 1,
+                             sizeof *b->adopted);
+    }
+    if (status < 0) {
+        dcommi_build_error(b, status);
+        dcommi_free(sub);
+        return NULL;
+    }
+    b->adopted[b->nadopted++] = sub;
+    return sub;
+}
+
+/* Call a sub-plan, which must outlive this plan or be adopted by it. group: index in the table of
+ * its ranks. */
 static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *sub, int64_t group,
                                dcomm_operand in, dcomm_operand out, dcomm_expr tag)
 {
@@ -3069,14 +3142,20 @@ static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *su
     if (s == NULL) {
         return NULL;
     }
-    dcomm_status status =
-        dcommi_grow((void **)&b->subs, &b->subs_capacity, b->nsubs + 1, sizeof *b->subs);
-    if (status < 0) {
-        dcommi_build_error(b, status);
-        return NULL;
+    size_t at = 0;
+    while (at < b->nsubs && b->subs[at] != sub) {
+        at++;
     }
-    b->subs[b->nsubs] = sub;
-    s->sub = (uint32_t)b->nsubs++;
+    if (at == b->nsubs) {
+        dcomm_status status =
+            dcommi_grow((void **)&b->subs, &b->subs_capacity, b->nsubs + 1, sizeof *b->subs);
+        if (status < 0) {
+            dcommi_build_error(b, status);
+            return NULL;
+        }
+        b->subs[b->nsubs++] = sub;
+    }
+    s->sub = (uint32_t)at;
     s->group = (uint32_t)group;
     s->dst = out;
     s->tag = tag;
@@ -3094,6 +3173,10 @@ static void dcommi_build_discard(dcommi_builder *b)
     dcommi_free(b->operands);
     dcommi_free(b->table);
     dcommi_free((void *)b->subs);
+    for (size_t i = 0; i < b->nadopted; i++) {
+        dcommi_free(b->adopted[i]);
+    }
+    dcommi_free(b->adopted);
     memset(b, 0, sizeof *b);
 }
 
@@ -3114,6 +3197,11 @@ static dcomm_status dcommi_build_finish(dcommi_builder *b, dcomm_plan **plan_p)
     size_t bytes = sizeof(dcomm_plan) + nsteps * sizeof(dcomm_step) +
                    b->noperands * sizeof(dcomm_operand) + b->ntable * sizeof(int64_t) +
                    b->nsubs * sizeof(dcomm_plan *) + b->head.nlanes * sizeof(dcomm_lane);
+    size_t own = (bytes + 15) & ~(size_t)15;
+    bytes = own;
+    for (size_t i = 0; i < b->nadopted; i++) {
+        bytes += dcommi_plan_bytes(b->adopted[i]);
+    }
     dcomm_plan *plan = dcommi_alloc(bytes);
     if (plan == NULL) {
         dcommi_build_discard(b);
@@ -3125,6 +3213,13 @@ static dcomm_status dcommi_build_finish(dcommi_builder *b, dcomm_plan **plan_p)
     int64_t *table = (int64_t *)(operands + b->noperands);
     const dcomm_plan **subs = (const dcomm_plan **)(table + b->ntable);
     dcomm_lane *lanes = (dcomm_lane *)(subs + b->nsubs);
+    uint8_t *behind = (uint8_t *)plan + own;
+    for (size_t i = 0; i < b->nadopted; i++) {
+        const dcomm_plan *copy = dcommi_plan_copy(&behind, b->adopted[i]);
+        for (size_t k = 0; k < b->nsubs; k++) {
+            b->subs[k] = b->subs[k] == b->adopted[i] ? copy : b->subs[k];
+        }
+    }
     uint32_t first = 0;
     for (uint32_t i = 0; i < b->head.nlanes; i++) {
         lanes[i].first = first;
@@ -3383,6 +3478,16 @@ static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const d
     dcommi_print_operand(t, &s->dst);
     dcommi_print_add(t, ", tags + ");
     dcommi_print_expr(t, &s->tag);
+    if (sub->ncounters > 0) {
+        dcomm_expr first = dcommi_plus(s->value, s->slot);
+        dcommi_print_add(t, ", counters + ");
+        dcommi_print_expr(t, &first);
+    }
+    if (sub->nslots > 0) {
+        dcomm_expr first = dcommi_plus(s->peer, s->word > 0 ? s->word : 0);
+        dcommi_print_add(t, ", slots + ");
+        dcommi_print_expr(t, &first);
+    }
 }
 
 static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
@@ -4069,6 +4174,8 @@ static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_ste
     if (sub->next != NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
     }
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
     return dcommi_check_expr_valid(p, &s->tag, where, "tag");
 }
 
@@ -5023,7 +5130,8 @@ static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, boo
 /* The fold in c->folded is complete: apply FINAL. */
 static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
 {
-    if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages) {
+    if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
+        op->lane->frame->plan->op != (unsigned)DCOMM_AVG) {
         return true;
     }
     for (size_t i = 0; i < c->folded.n; i++) {
@@ -5773,6 +5881,21 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
         return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
                                    sub->ntags, outer->plan->ntags);
     }
+    int64_t counter, slot;
+    if (!dcommi_check_eval(c, op, &s->value, &counter) ||
+        !dcommi_check_eval(c, op, &s->peer, &slot)) {
+        return false;
+    }
+    counter += s->slot;
+    slot += s->word > 0 ? s->word : 0;
+    if (counter < 0 || counter > (int64_t)outer->plan->ncounters - (int64_t)sub->ncounters ||
+        slot < 0 || slot > (int64_t)outer->plan->nslots - (int64_t)sub->nslots) {
+        return dcommi_check_refuse(c, op,
+                                   "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
+                                   "+%" PRIu32 " of %" PRIu32,
+                                   counter, sub->ncounters, outer->plan->ncounters, slot,
+                                   sub->nslots, outer->plan->nslots);
+    }
     dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
     int *ranks = f != NULL ? dcommi_check_get(c, (size_t)sub->nranks * sizeof *ranks) : NULL;
     if (ranks == NULL) {
@@ -5786,8 +5909,8 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->ranks = ranks;
     f->rank = outer->rank;
     f->tag = outer->tag + tag;
-    f->counter = outer->counter + s->slot;
-    f->slot = outer->slot + (s->word > 0 ? s->word : 0);
+    f->counter = outer->counter + counter;
+    f->slot = outer->slot + slot;
     const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
     f->mem[DCOMM_SPACE_STATE] = outer->mem[DCOMM_SPACE_STATE];
     f->base[DCOMM_SPACE_STATE] = outer->base[DCOMM_SPACE_STATE];
@@ -13035,10 +13158,11 @@ static void dcommi_frame_done(dcommi_frame *frame)
         }
     }
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
-    for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
-        const uint8_t *base = run->offers[i].base;
-        if (base >= scratch && base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
-            run->offers[i].base = NULL;
+    for (uint32_t i = 0; i < frame->plan->nslots; i++) { /* nobody reads memory that is gone */
+        struct dcommi_offer *offer = &run->offers[frame->slot_base + i];
+        if (offer->base >= scratch &&
+            offer->base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+            offer->base = NULL;
         }
     }
     dcommi_free(frame);
@@ -13442,6 +13566,16 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sub-plans nest deeper than %d",
                                  DCOMMI_CALL_DEPTH);
     }
+    int64_t counter = step->slot + dcommi_lane_value(lane, &step->value);
+    int64_t slot = (step->word > 0 ? step->word : 0) + dcommi_lane_value(lane, &step->peer);
+    if (counter < 0 || counter > (int64_t)parent->plan->ncounters - sub->ncounters || slot < 0 ||
+        slot > (int64_t)parent->plan->nslots - sub->nslots) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN,
+                                 "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
+                                 "+%" PRIu32 " of %" PRIu32 ": the sub-plan's do not fit",
+                                 counter, sub->ncounters, parent->plan->ncounters, slot,
+                                 sub->nslots, parent->plan->nslots);
+    }
     size_t in_len = 0, out_len = 0;
     uint8_t *in = dcommi_lane_piece(lane, &parent->plan->operands[step->src], 0, &in_len);
     uint8_t *out = dcommi_lane_piece(lane, &step->dst, 0, &out_len);
@@ -13464,8 +13598,8 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->group = parent->plan->table + step->group;
     frame->words = (uint64_t *)(memory + head + lanes);
     frame->tag_base = parent->tag_base + dcommi_lane_value(lane, &step->tag);
-    frame->counter_base = parent->counter_base + step->slot;
-    frame->slot_base = parent->slot_base + (step->word > 0 ? (uint32_t)step->word : 0);
+    frame->counter_base = parent->counter_base + (uint32_t)counter;
+    frame->slot_base = parent->slot_base + (uint32_t)slot;
     frame->space[DCOMM_SPACE_IN] = in;
     frame->space_len[DCOMM_SPACE_IN] = (int64_t)in_len;
     frame->space[DCOMM_SPACE_OUT] = out;
@@ -19271,189 +19405,43 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
-/* algo_misc.h - barrier, gather, scatter, send and receive.
+/* ==== include/dcomm/impl/algo_hier.h ======================================================= */
+/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
+ * chunk.
  *
- * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
- * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
- * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
- * carry whole subtrees, ceil(log2 N) steps. */
-#ifndef DCOMMI_ALGO_MISC_H
-#define DCOMMI_ALGO_MISC_H
+ * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
+ * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
+ * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
+ * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
+ * shard is broadcast across hosts, and the other hosts all-gather.
+ * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
+ * broadcasts.
+ *
+ * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
+ * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
+#ifndef DCOMMI_ALGO_HIER_H
+#define DCOMMI_ALGO_HIER_H
 
+/* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
+/* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
+ * cross between groups once.
+ *
+ * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
+ * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
+ * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
+ * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
+ * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
+ * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
+ * message. What a round does within the group overlaps with other rounds' messages. */
+#ifndef DCOMMI_ALGO_HIER_BLOCKS_H
+#define DCOMMI_ALGO_HIER_BLOCKS_H
 
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
-{
-    for (int64_t d = 1; d < s->nranks; d *= 2) {
-        uint16_t step = dcommi_build_counter(b);
-        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
-        dcommi_await(b, 0, step, dcommi_const(1));
-    }
-    return b->status;
-}
+/* ==== include/dcomm/impl/algo_hier_parts.h ================================================= */
+/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
+ * sub-plans of the levels. */
+#ifndef DCOMMI_ALGO_HIER_PARTS_H
+#define DCOMMI_ALGO_HIER_PARTS_H
 
-/* The peer of a send or receive is shape->root; one message, whatever its length. */
-static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
-    if (s->coll == DCOMM_COLL_SEND) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
-    } else {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
-    }
-    return b->status;
-}
-
-/* ---- linear ---- */
-
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
-    if (s->rank != s->root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* ---- binomial ---- */
-
-/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
- * as two where the numbers wrap around, so that the root needs no copy of them. */
-typedef struct dcommi_subtree {
-    int64_t from, to;
-} dcommi_subtree;
-
-static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
-{
-    int64_t low = v == 0 ? s->nranks : v & -v;
-    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
-    return t;
-}
-
-/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
- * order from its start, the others' scratch in order of the relative rank `first` on. */
-static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
-                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
-                                int64_t peer_v, int64_t tag)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
-    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
-                             {dcommi_max64(t.from, wrap), t.to}};
-    for (int i = 0; i < 2; i++) {
-        if (run[i].from >= run[i].to) {
-            continue;
-        }
-        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
-        dcomm_operand blocks =
-            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
-        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
-        if (send) {
-            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        } else {
-            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        }
-    }
-}
-
-static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
-    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0 && leaf) {
-        space = DCOMM_SPACE_IN;
-    } else if (v > 0) {
-        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-    }
-    for (int64_t d = 1; v + d < mine.to; d *= 2) {
-        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
-    }
-    dcommi_fence(b, 0);
-    if (v > 0) {
-        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
-    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0) {
-        if (leaf) {
-            space = DCOMM_SPACE_OUT;
-        } else {
-            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-        }
-        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    while (v + 2 * top < mine.to) {
-        top *= 2;
-    }
-    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
-        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-#endif
 /* ==== include/dcomm/impl/algo_ring.h ======================================================= */
 /* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
  *
@@ -20161,6 +20149,1340 @@ static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_bu
 
 #endif
 
+/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
+ * which beats two steps until many of them cross a package boundary. */
+#define DCOMMI_HIER_DIVIDE_MIN 8
+
+/* The coarsest level that divides the ranks, as one of them sees it. */
+typedef struct dcommi_hier {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    bool between_hosts;     /* the groups are hosts */
+    int ngroups, smallest;  /* smallest: ranks of the smallest group */
+    int group, index, size; /* this rank's group, its place there, ranks there */
+    int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
+    int *member;            /* [nranks]: the ranks, group by group */
+    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
+} dcommi_hier;
+
+static void dcommi_hier_close(dcommi_hier *h)
+{
+    dcommi_free(h->begin);
+    dcommi_groups_free(&h->inner);
+}
+
+static int dcommi_hier_size(const dcommi_hier *h, int group)
+{
+    return h->begin[group + 1] - h->begin[group];
+}
+
+static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
+{
+    return h->member[h->begin[group] + index];
+}
+
+/* The first level, if any, that divides the ranks into groups of which one has several. */
+static int dcommi_hier_level(const dcommi_groups *g, int nranks)
+{
+    for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
+        if (g->count[l] > 1) {
+            return g->count[l] < nranks ? l : -1;
+        }
+    }
+    return -1;
+}
+
+/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
+ * call must need as many tags, counters and slots. */
+static bool dcommi_hier_divides(const dcommi_groups *g)
+{
+    int first = dcommi_hier_level(g, g->nranks);
+    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
+        return false;
+    }
+    for (int l = first; l < g->nlevels; l++) {
+        for (int r = 0; r < g->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < g->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            if (n * g->count[l] != g->nranks) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* *flat: no level divides the ranks. Close it in any case. */
+static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
+                                     bool *flat)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    memset(h, 0, sizeof *h);
+    h->s = s;
+    h->b = b;
+    *flat = level < 0;
+    if (*flat) {
+        h->between_hosts = g == NULL || g->count[0] > 1;
+        return DCOMM_OK;
+    }
+    h->between_hosts = g->kind[level] == DCOMMI_LEVEL_HOST;
+    h->ngroups = g->count[level];
+    h->begin = dcommi_calloc((size_t)h->ngroups + 1 + 2 * (size_t)s->nranks, sizeof *h->begin);
+    if (h->begin == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    h->member = h->begin + h->ngroups + 1;
+    int at = 0, most = 0;
+    for (int k = 0; k < h->ngroups; k++) {
+        h->begin[k] = at;
+        for (int r = 0; r < s->nranks; r++) {
+            if (dcommi_group_of(g, level, r) == k) {
+                h->group = r == s->rank ? k : h->group;
+                h->index = r == s->rank ? at - h->begin[k] : h->index;
+                h->member[at++] = r;
+            }
+        }
+        h->begin[k + 1] = at;
+        int size = dcommi_hier_size(h, k);
+        h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
+        most = size > most ? size : most;
+    }
+    h->size = dcommi_hier_size(h, h->group);
+    h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
+    if (h->inner == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (!dcommi_hier_divides(h->inner)) {
+        dcommi_groups_free(&h->inner);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the plans of the levels ---- */
+
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+
+typedef struct dcommi_hier_choice {
+    const char *name;
+    dcommi_algo_fn make;
+} dcommi_hier_choice;
+
+#define DCOMMI_HIER_CHOICE(condition, name, make) \
+    if (condition) {                              \
+        return (dcommi_hier_choice){name, make};  \
+    }
+
+/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
+ * what decides: the same on all ranks. */
+static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
+{
+    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        DCOMMI_HIER_CHOICE(small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
+        DCOMMI_HIER_CHOICE(bytes <= 32768, "recursive_doubling", dcommi_doubling_allreduce)
+        DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
+                           dcommi_halving_doubling)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
+    case DCOMM_COLL_REDUCE_SCATTER:
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_reduce_scatter)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_reduce_scatter)
+    case DCOMM_COLL_ALLGATHER:
+    case DCOMM_COLL_ALLGATHERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_allgather)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allgather)
+    case DCOMM_COLL_REDUCE:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_reduce)
+        DCOMMI_HIER_CHOICE(true, "binomial", dcommi_tree_reduce_binomial)
+    case DCOMM_COLL_BROADCAST:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
+        DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
+        DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
+    default:
+        DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
+        DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
+    }
+}
+#undef DCOMMI_HIER_CHOICE
+
+/* How much one rank brings or gets, alike on all ranks. */
+static int64_t dcommi_hier_bytes(const dcommi_shape *s)
+{
+    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
+}
+
+/* No level divides the ranks: the algorithm of the one level that there is. */
+static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
+{
+    int64_t bytes = dcommi_hier_bytes(h->s);
+    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
+}
+
+/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
+static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
+                                      bool last)
+{
+    dcommi_shape s = *h->s;
+    s.coll = coll;
+    s.rank = rank;
+    s.nranks = size;
+    s.root = 0;
+    s.in_place = false;
+    s.chunk_bytes = 0;
+    s.groups = NULL;
+    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
+    s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
+    return s;
+}
+
+/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
+ * `inside`: of this rank's group, else across groups. */
+static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
+                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = *sub;
+    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
+    if (inside && h->inner != NULL &&
+        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
+        s.groups = h->inner;
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    if (h->b->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = choice.make(&s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(h->b, status);
+    }
+    return plan;
+}
+
+/* This rank's group as a table for CALL. */
+static int64_t dcommi_hier_local_table(dcommi_hier *h)
+{
+    int64_t first = (int64_t)h->b->ntable;
+    for (int i = 0; i < h->size; i++) {
+        int64_t rank = dcommi_hier_rank(h, h->group, i);
+        dcommi_build_table(h->b, &rank, 1);
+    }
+    return first;
+}
+
+#endif
+
+#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
+#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
+
+enum {
+    DCOMMI_HIER_LANE_CALL, /* calls within the group */
+    DCOMMI_HIER_LANE_SEND,
+    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
+};
+
+/* What the rounds of one operation have in common. */
+typedef struct dcommi_hier_rounds {
+    dcommi_hier *h;
+    int64_t table;         /* this rank's group */
+    int64_t pieces, piece; /* of a block; how long */
+    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
+    uint16_t called;       /* counter of calls that are complete */
+    int64_t calls;
+    uint16_t came[2]; /* counters of messages that have come, by lane */
+    int64_t messages;
+    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
+    size_t *counts;
+    /* The sub-plan made last and what it was made of: it mostly serves again. */
+    dcomm_plan *plan;
+    size_t *made; /* as counts */
+    int64_t made_extent;
+} dcommi_hier_rounds;
+
+/* Times that the ranks of a group of `size` must stand in for those of group k. */
+static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
+{
+    return (dcommi_hier_size(h, k) + size - 1) / size;
+}
+
+/* A rank's block of the operation, in bytes. */
+static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
+{
+    const dcommi_shape *s = h->s;
+    if (s->counts == NULL) {
+        *length = dcommi_shape_bytes(s, s->count);
+        return rank * *length;
+    }
+    *length = dcommi_shape_bytes(s, s->counts[rank]);
+    return dcommi_shape_bytes(s, s->displs[rank]);
+}
+
+/* Piece c of a rank's block. */
+static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
+{
+    int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
+    *length = dcommi_min64(r->piece, dcommi_max64(0, whole - c * r->piece));
+    return at + c * r->piece;
+}
+
+static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
+{
+    const dcommi_shape *s = h->s;
+    int64_t longest = dcommi_hier_bytes(s), rounds = 0;
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    if (r->counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    r->made = r->counts + 4 * h->size;
+    r->made_extent = -1;
+    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
+        rounds += dcommi_hier_passes(h, k, h->smallest);
+    }
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
+    int64_t most = dcommi_max64(1, DCOMMI_HIER_CALLS / rounds);
+    wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
+    r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    r->pieces = dcommi_chunks_of(longest, r->piece);
+    /* All-to-all sends the blocks of a whole group in one piece. */
+    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
+    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
+    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
+    r->called = dcommi_build_counter(h->b);
+    r->came[0] = dcommi_build_counter(h->b);
+    r->came[1] = dcommi_build_counter(h->b);
+    r->table = dcommi_hier_local_table(h);
+    if (h->b->status < 0) {
+        dcommi_free(r->counts);
+    }
+    return h->b->status;
+}
+
+static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
+{
+    const dcommi_builder *b = r->h->b;
+    dcommi_free(r->counts);
+    return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
+               ? b->status
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "%s: %d groups need %" PRIu32 " exposed regions, more than %d",
+                             b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+}
+
+/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
+ * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
+ * 0: none has a byte. */
+static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
+{
+    const dcommi_hier *h = r->h;
+    size_t *counts = r->counts, *displs = counts + h->size;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    int64_t first = INT64_MAX, end = 0, length;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < h->size; i++) {
+            int index = q * h->size + i;
+            counts[i] = displs[i] = 0;
+            if (index >= dcommi_hier_size(h, k)) {
+                continue;
+            }
+            int64_t at = dcommi_hier_piece(r, dcommi_hier_rank(h, k, index), c, &length);
+            if (length <= 0) {
+                continue;
+            }
+            first = dcommi_min64(first, at);
+            end = dcommi_max64(end, at + length);
+            counts[i] = (size_t)length / element;
+            displs[i] = (size_t)(at - first) / element;
+        }
+    }
+    *extent = end > 0 ? end - first : 0;
+    return first;
+}
+
+/* Call an operation within the group, and count it. The shape's counts and displacements are
+ * those of the pattern. */
+static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
+                                    int64_t out_bytes, dcomm_operand in, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    dcommi_builder *b = h->b;
+    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
+    sub->counts = r->counts;
+    sub->displs = r->counts + h->size;
+    if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
+        r->plan =
+            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        if (r->plan != NULL) {
+            r->plan = dcommi_build_adopt(b, r->plan);
+        }
+        memcpy(r->made, r->counts, bytes);
+        r->made_extent = extent;
+    }
+    if (r->plan == NULL) {
+        return;
+    }
+    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
+    dcomm_step *call =
+        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
+    if (call != NULL) {
+        call->value = dcommi_const(b->head.ncounters);
+        call->peer = dcommi_const(b->head.nslots);
+        b->head.ncounters += r->plan->ncounters;
+        b->head.nslots += r->plan->nslots;
+    }
+}
+
+static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
+{
+    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
+                  dcommi_const(1));
+    r->calls++;
+}
+
+/* The lane that takes a message. */
+static int dcommi_hier_rounds_lane(int64_t message)
+{
+    return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
+}
+
+/* ---- messages across groups ---- */
+
+static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
+{
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
+                             depth);
+}
+
+static int64_t dcommi_hier_parts(dcomm_operand o)
+{
+    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
+}
+
+/* Send piece c to a rank, without waiting. */
+static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(what);
+    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
+                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+}
+
+/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
+static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
+                             dcomm_operand stage, int64_t c, int64_t from)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(into);
+    int d = dcommi_loop_many(b, lane, parts);
+    dcomm_operand part = dcommi_hier_part(into, d);
+    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    if (stage.space == DCOMM_SPACE_NONE) {
+        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
+                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, parts);
+    dcommi_fence(b, lane);
+}
+
+/* ---- reduce-scatter ---- */
+
+static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    int64_t out = s->in_place ? begin : 0;
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
+    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
+    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (extent == 0) {
+                    continue;
+                }
+                if (target >= 0) {
+                    at = dcommi_hier_piece(&r, target, c, &bytes);
+                }
+                dcomm_operand part = dcommi_span(input, at, bytes);
+                if (h->size > 1) {
+                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
+                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
+                    dcommi_hier_rounds_call(&r, &sub, extent, bytes,
+                                            dcommi_span(input, first, extent), part);
+                    dcommi_hier_rounds_called(&r);
+                }
+                if (k != h->group && bytes > 0) {
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                    }
+                    dcommi_hier_send(&r, part, c, target);
+                }
+            }
+        }
+    }
+    if (length == 0) {
+        return dcommi_hier_rounds_close(&r);
+    }
+    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
+     * each has one sum and one stage. */
+    int64_t sum = dcommi_build_scratch(b, length);
+    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
+    for (int64_t c = 0; c < r.pieces; c++) {
+        int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
+        int lane = dcommi_hier_rounds_lane(c);
+        if (bytes == 0) {
+            continue;
+        }
+        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
+        for (int t = 1; t < h->ngroups; t++) {
+            int k = (h->group - t + h->ngroups) % h->ngroups;
+            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                 stage + c % 2 * r.piece, bytes);
+            dcommi_hier_recv(&r, lane, total, stage_of, c,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+        }
+        dcomm_operand parts[2] = {
+            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
+                               : dcommi_span(input, at, bytes)};
+        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
+        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
+                      DCOMM_STEP_FINAL);
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-gather ---- */
+
+static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    dcommi_input in = dcommi_input_of(s, begin);
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHERV, h->index, h->size, false);
+    sub.in_place = true;
+    for (int t = 1; t < h->ngroups && length > 0; t++) {
+        int k = (h->group + t) % h->ngroups;
+        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+        for (int64_t c = 0; c < r.pieces; c++) {
+            int64_t bytes;
+            dcommi_hier_piece(&r, s->rank, c, &bytes);
+            if (bytes > 0) {
+                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
+                                 target);
+            }
+        }
+    }
+    if (!s->in_place && length > 0) {
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
+                    dcommi_span(in.space, in.base, length), 0);
+    }
+    for (int t = 0; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (from >= 0) {
+                    at = dcommi_hier_piece(&r, from, c, &bytes);
+                }
+                if (k != h->group && bytes > 0) {
+                    int lane = dcommi_hier_rounds_lane(r.messages);
+                    uint16_t came = r.came[r.messages % 2];
+                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                                     (dcomm_operand){0}, c, from);
+                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
+                                     dcommi_const(r.messages / 2 + 1));
+                    }
+                    r.messages++;
+                }
+                if (h->size > 1 && extent > 0) {
+                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
+                    dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
+                }
+            }
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-to-all ---- */
+
+/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
+static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
+{
+    for (int i = 1; i < n; i++) {
+        if (index + i >= dcommi_hier_size(h, k) ||
+            dcommi_hier_rank(h, k, index + i) != dcommi_hier_rank(h, k, index) + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
+{
+    dcommi_builder *b = h->b;
+    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
+    int size = dcommi_hier_size(h, k);
+    for (int i = 0; i < size; i++) {
+        int64_t rank = dcommi_hier_rank(h, k, i);
+        dcommi_build_table(b, &rank, 1);
+    }
+    int d = dcommi_loop_many(b, lane, size);
+    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    to.scale = one;
+    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcommi_end_many(b, lane, size);
+}
+
+/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
+ * those for its own target, one behind the other, at `out`. */
+static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
+                                int q, bool served, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    size_t size = (size_t)h->size, block = h->s->count;
+    int64_t one = dcommi_shape_bytes(h->s, block), extent;
+    int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
+    bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
+    size_t *send = r->counts + 2 * size;
+    dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
+                                         h->index, h->size, false);
+    sub.count = block;
+    memcpy(send, r->counts, 2 * size * sizeof *send);
+    for (size_t i = 0; i < size; i++) {
+        r->counts[i] = served ? block : 0;
+        r->counts[size + i] = i * block;
+    }
+    if (!equal) {
+        sub.send_counts = send;
+        sub.send_displs = send + size;
+    }
+    dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
+                            dcommi_span(input, base + first, extent), out);
+}
+
+static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
+    int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (s->in_place) { /* all of it leaves before any of it is overwritten */
+        base = dcommi_build_scratch(b, all);
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
+                    dcommi_span(input, 0, all), 0);
+        input = DCOMM_SPACE_SCRATCH;
+        dcommi_hier_rounds_called(&r);
+    }
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int64_t bytes = target >= 0 ? h->size * one : 0;
+            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
+            bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
+            if (k == h->group && !scattered) {
+                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
+            } else if (h->size > 1) {
+                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            }
+            if (h->size > 1) {
+                dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
+                dcommi_hier_rounds_called(&r);
+            } else if (k == h->group) {
+                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
+                            dcommi_span(input, base + s->rank * one, one), 0);
+            }
+            if (scattered) {
+                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
+            }
+            if (k != h->group && bytes > 0) {
+                if (r.calls > 0) {
+                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                }
+                dcommi_hier_send(&r, part, 0, target);
+            }
+        }
+    }
+    for (int t = 1; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups, size = dcommi_hier_size(h, k);
+        int lane = dcommi_hier_rounds_lane(r.messages++);
+        bool together = dcommi_hier_together(h, k, 0, size);
+        dcomm_operand into =
+            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
+        if (!together) {
+            into =
+                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
+        }
+        if (s->in_place && t <= 2) { /* the copy of the input is complete */
+            dcommi_await(b, lane, r.called, dcommi_const(1));
+        }
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
+                         dcommi_hier_rank(h, k, h->index % size));
+        if (!together) {
+            dcommi_hier_scatter(h, lane, k, into.offset.add);
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+#endif
+
+#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
+#define DCOMMI_HIER_DEFAULT_CHUNKS 16
+#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
+#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
+#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
+
+/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
+ * all chunks but the last, 1: the last, which may be shorter. */
+typedef struct dcommi_hier_phase {
+    const dcomm_plan *plan[2];
+    bool copies;
+    int64_t group;
+    dcomm_operand in[2], out[2];   /* of chunk 0 */
+    int64_t tags, counters, slots; /* that a call may need */
+    int64_t tag, counter, slot;    /* of the call for chunk 0 */
+} dcommi_hier_phase;
+
+enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
+
+/* How the buffer is cut. */
+typedef struct dcommi_hier_cut {
+    int64_t chunk, chunks;
+    int64_t length[2]; /* of a chunk; the last's */
+    int shards;
+} dcommi_hier_cut;
+
+static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
+    if (wanted <= 0) {
+        wanted = DCOMMI_HIER_CHUNK;
+        most = DCOMMI_HIER_DEFAULT_CHUNKS;
+    }
+    wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
+    dcommi_hier_cut cut = {.shards = shards};
+    cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    cut.chunks = dcommi_ceil_div(total, cut.chunk);
+    cut.length[0] = cut.chunk;
+    cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
+    cut.shards = (int)dcommi_max64(
+        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
+    return cut;
+}
+
+/* Where shard k of a chunk of `length` bytes begins, and how long it is. */
+static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
+                                 int k, int64_t *bytes)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(h->s->dtype);
+    int64_t block = dcommi_partition_make(length, cut->shards, 0, element).block;
+    int64_t begin = dcommi_min64(k * block, length);
+    *bytes = dcommi_min64(block, length - begin);
+    return begin;
+}
+
+static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+{
+    return p->copies || p->plan[kind] != NULL;
+}
+
+/* Chunk `first`, `first` + step * i[depth]. */
+static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
+                                       int64_t step, int depth)
+{
+    o.offset = dcommi_plus(o.offset, first * cut->chunk);
+    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
+    return o;
+}
+
+static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
+                                     int depth)
+{
+    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
+                    : dcommi_const(base + per * first);
+}
+
+/* One phase of the chunks first, first + step, ... */
+static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
+                                   const dcommi_hier_cut *cut, int lane, int64_t first,
+                                   int64_t step, int depth)
+{
+    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
+    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
+    if (p->plan[kind] == NULL) {
+        dcommi_copy(h->b, lane, out, in, 0);
+        return;
+    }
+    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
+                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
+    if (call != NULL) {
+        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
+        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
+    }
+}
+
+/* All phases of every flows-th chunk from `flow` on. */
+static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
+                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
+{
+    dcommi_builder *b = h->b;
+    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
+    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
+    bool last = whole < cut->chunks && whole % flows == flow;
+    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
+        int lane = DCOMMI_HIER_PHASES * flow + i;
+        for (int kind = 0; kind < 2; kind++) {
+            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
+                continue;
+            }
+            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
+            int before = i - 1;
+            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
+                before--;
+            }
+            int d = dcommi_loop_many(b, lane, count);
+            if (before >= 0) {
+                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
+                dcommi_await(b, lane, done[before],
+                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+            }
+            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
+            if (i + 1 < DCOMMI_HIER_PHASES) {
+                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
+            }
+            dcommi_end_many(b, lane, count);
+        }
+    }
+}
+
+/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
+ * it needs is the same in groups of any size. */
+static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
+                                         const dcommi_hier_cut *cut)
+{
+    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
+                                                  DCOMMI_HIER_AFTER};
+    dcommi_builder *b = h->b;
+    int flows = cut->chunks > 1 ? 2 : 1;
+    if (b->status < 0) {
+        return b->status;
+    }
+    uint16_t done[2][DCOMMI_HIER_PHASES];
+    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
+        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
+    }
+    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
+        dcommi_hier_phase *p = &phase[order[i]];
+        for (int kind = 0; kind < 2; kind++) {
+            const dcomm_plan *plan = p->plan[kind];
+            if (plan != NULL) {
+                p->tags = dcommi_max64(p->tags, plan->ntags);
+                p->counters = dcommi_max64(p->counters, plan->ncounters);
+                p->slots = dcommi_max64(p->slots, plan->nslots);
+            }
+        }
+        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
+        p->counter = b->head.ncounters;
+        p->slot = b->head.nslots;
+        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
+        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
+    }
+    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: %" PRIu32
+                           " exposed regions, more than %d; use a larger chunk_bytes",
+                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+    }
+    for (int flow = 0; flow < flows; flow++) {
+        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
+    }
+    return b->status;
+}
+
+/* ---- the phases ---- */
+
+/* All of a chunk, from chunk 0 on. */
+static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
+{
+    return dcommi_span(space, 0, cut->length[kind]);
+}
+
+/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
+ * broadcast's root. from: where the root's shard lies. */
+static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
+                               const int64_t *owners, int index, int root, dcomm_space from,
+                               dcommi_hier_phase *p)
+{
+    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t longest, bytes, begin;
+        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
+        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
+        sub.root = root;
+        sub.chunk_bytes = DCOMMI_HIER_GRAIN;
+        sub.in_place = from == DCOMM_SPACE_OUT;
+        /* The first shard is the longest: its counters and slots are enough for all. */
+        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
+        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
+        if (plan == NULL) {
+            return;
+        }
+        p->tags = dcommi_max64(p->tags, plan->ntags);
+        p->counters = dcommi_max64(p->counters, plan->ncounters);
+        p->slots = dcommi_max64(p->slots, plan->nslots);
+        bytes = 0;
+        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
+        if (bytes != longest) {
+            dcommi_free(plan);
+            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
+            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
+        }
+        if (plan == NULL) {
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_span(from, begin, bytes);
+        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    }
+}
+
+/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
+ * of the group. in: where the chunk lies before; OUT means in place. */
+static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
+                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
+{
+    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
+    if (counts == NULL) {
+        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    p->group = group;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t length = cut->length[kind], at = 0, bytes;
+        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
+        sub.root = root;
+        sub.in_place = in == DCOMM_SPACE_OUT;
+        sub.count = (size_t)length / element;
+        if (shards) {
+            for (int i = 0; i < h->size; i++) {
+                bytes = 0;
+                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
+                counts[i] = (size_t)bytes / element;
+                counts[h->size + i] = (size_t)at / element;
+            }
+            sub.counts = counts;
+            sub.displs = counts + h->size;
+        }
+        int64_t out = length;
+        p->in[kind] = dcommi_hier_whole(cut, in, kind);
+        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
+        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
+            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
+            out = dcommi_shape_bytes(&sub, counts[h->index]);
+            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
+        }
+        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
+        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
+    }
+    dcommi_free(counts);
+}
+
+/* ---- all-reduce ---- */
+
+static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
+{
+    for (int k = 0; k < h->ngroups; k++) {
+        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
+    }
+}
+
+static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
+{
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    memset(phase, 0, sizeof phase);
+    dcomm_space in = dcommi_input_of(h->s, 0).space;
+    int index = h->index < cut.shards ? h->index : -1;
+    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
+    if (owners == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_hier_owners(h, index, owners);
+    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
+                       &phase[DCOMMI_HIER_ACROSS]);
+    dcommi_free(owners);
+    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
+    if (h->size > 1) {
+        bool one = cut.shards == 1;
+        int64_t group = dcommi_hier_local_table(h);
+        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
+                           group, before);
+        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
+                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
+    } else if (!h->s->in_place) {
+        before->copies = true;
+        for (int kind = 0; kind < 2; kind++) {
+            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
+            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
+        }
+    }
+    return dcommi_hier_pipeline(h, phase, &cut);
+}
+
+/* ---- broadcast ---- */
+
+static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    memset(phase, 0, sizeof phase);
+    int home = 0, place = 0; /* the root's group, and its place there */
+    for (int k = 0; k < h->ngroups; k++) {
+        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
+            if (dcommi_hier_rank(h, k, i) == s->root) {
+                home = k;
+                place = i;
+            }
+        }
+    }
+    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
+    if (owners == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    bool one = cut.shards == 1, at_home = h->group == home;
+    int index = h->index < cut.shards ? h->index : -1;
+    int leader = at_home ? place : 0;
+    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
+    dcommi_hier_owners(h, index, owners);
+    if (one) { /* the root leads its group */
+        owners[home] = s->root;
+        index = h->index == leader ? 0 : -1;
+    }
+    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
+                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
+    dcommi_free(owners);
+    if (h->size > 1) {
+        int64_t group = dcommi_hier_local_table(h);
+        if (one) {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
+                               &phase[DCOMMI_HIER_AFTER]);
+        } else if (at_home) {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
+                               &phase[DCOMMI_HIER_BEFORE]);
+        } else {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
+                               &phase[DCOMMI_HIER_AFTER]);
+        }
+    }
+    return dcommi_hier_pipeline(h, phase, &cut);
+}
+
+/* ---- what is in the table ---- */
+
+typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
+
+static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
+                                    bool leader)
+{
+    dcommi_hier h;
+    bool flat;
+    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
+    if (status == DCOMM_OK) {
+        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
+    }
+    dcommi_hier_close(&h);
+    return status;
+}
+
+static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
+}
+
+static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
+}
+
+static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
+}
+
+static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
+}
+
+static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
+}
+
+static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+}
+
+/* The hierarchical algorithm of any operation that a group may divide again. */
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
+{
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        return dcommi_hier_reduce_scatter(s, b);
+    case DCOMM_COLL_ALLGATHERV:
+        return dcommi_hier_allgather(s, b);
+    case DCOMM_COLL_BROADCAST:
+        return dcommi_hier_broadcast(s, b);
+    case DCOMM_COLL_ALLTOALL:
+        return dcommi_hier_alltoall(s, b);
+    default:
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "no hierarchical form of operation %d",
+                           (int)s->coll);
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
+/* algo_misc.h - barrier, gather, scatter, send and receive.
+ *
+ * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+ * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
+ * carry whole subtrees, ceil(log2 N) steps. */
+#ifndef DCOMMI_ALGO_MISC_H
+#define DCOMMI_ALGO_MISC_H
+
+
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
+{
+    for (int64_t d = 1; d < s->nranks; d *= 2) {
+        uint16_t step = dcommi_build_counter(b);
+        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
+        dcommi_await(b, 0, step, dcommi_const(1));
+    }
+    return b->status;
+}
+
+/* The peer of a send or receive is shape->root; one message, whatever its length. */
+static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t bytes = dcommi_shape_bytes(s, s->count);
+    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
+    if (s->coll == DCOMM_COLL_SEND) {
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
+    } else {
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
+    }
+    return b->status;
+}
+
+/* ---- linear ---- */
+
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root) {
+        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
+                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root) {
+        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
+                tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* ---- binomial ---- */
+
+/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
+ * as two where the numbers wrap around, so that the root needs no copy of them. */
+typedef struct dcommi_subtree {
+    int64_t from, to;
+} dcommi_subtree;
+
+static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
+{
+    int64_t low = v == 0 ? s->nranks : v & -v;
+    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
+    return t;
+}
+
+/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
+ * order from its start, the others' scratch in order of the relative rank `first` on. */
+static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
+                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
+                                int64_t peer_v, int64_t tag)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
+    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
+                             {dcommi_max64(t.from, wrap), t.to}};
+    for (int i = 0; i < 2; i++) {
+        if (run[i].from >= run[i].to) {
+            continue;
+        }
+        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
+        dcomm_operand blocks =
+            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
+        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
+        if (send) {
+            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        }
+    }
+}
+
+static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
+    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0 && leaf) {
+        space = DCOMM_SPACE_IN;
+    } else if (v > 0) {
+        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+    }
+    for (int64_t d = 1; v + d < mine.to; d *= 2) {
+        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
+    }
+    dcommi_fence(b, 0);
+    if (v > 0) {
+        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
+    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0) {
+        if (leaf) {
+            space = DCOMM_SPACE_OUT;
+        } else {
+            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+        }
+        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    while (v + 2 * top < mine.to) {
+        top *= 2;
+    }
+    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
+        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+#endif
+
 static const dcommi_algo dcommi_algo_table[] = {
     {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
      "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
@@ -20180,36 +21502,54 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
      "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
+    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false,
+     "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
+     "Jia et al. 2018; Cho et al. 2019"},
+    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
+     "as hier, by one rank of each host; 2(M-1)/M S per host between hosts", "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
      "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
     {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
      "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
     {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
      "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
      "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
     {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
      "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
     {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
      "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
     {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
      "1 step; all blocks but one per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
     {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
      "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
     {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
      "1 step; N-1 times the own block per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
     {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
      "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
     {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
      "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
+    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false,
+     "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
+     "across hosts by one rank of each, within; about S per host between hosts",
+     "Karonis et al. 2000"},
     {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
      "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
@@ -20235,6 +21575,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
     {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
      "direct exchange"},
+    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
+     "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
+     "Traeff and Hunold 2020"},
     {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
      "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
@@ -20289,10 +21632,24 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
     return dcommi_shape_bytes(s, count);
 }
 
+/* Whether the levels are worth keeping apart: several hosts, one of them with several ranks. */
+static bool dcommi_auto_hier(const dcommi_shape *s, int64_t bytes)
+{
+    int64_t above = s->coll == DCOMM_COLL_ALLREDUCE   ? 4096
+                    : s->coll == DCOMM_COLL_BROADCAST ? 65536
+                                                      : 1024;
+    return s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks &&
+           !s->rank_order && bytes > above && s->coll != DCOMM_COLL_ALLTOALL &&
+           dcommi_algo_find(s->coll, "hier") != NULL;
+}
+
 /* The algorithm that runs when none is forced. */
 static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
 {
     int64_t bytes = dcommi_shape_size(s);
+    if (dcommi_auto_hier(s, bytes)) {
+        return "hier";
+    }
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         if (s->nranks == 2 && one_host && bytes <= 131072) {
@@ -23663,6 +25020,15 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_GOODBYE_S
 #undef DCOMMI_HD
 #undef DCOMMI_HEADER_MAX
+#undef DCOMMI_HIER_CALLS
+#undef DCOMMI_HIER_CHUNK
+#undef DCOMMI_HIER_DEFAULT_CHUNKS
+#undef DCOMMI_HIER_DIVIDE_MIN
+#undef DCOMMI_HIER_GRAIN
+#undef DCOMMI_HIER_MAX_CHUNKS
+#undef DCOMMI_HIER_MESSAGE
+#undef DCOMMI_HIER_PIECE
+#undef DCOMMI_HIER_SHARD_MIN
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX

@@ -376,11 +376,26 @@ static int64_t in_place_at(const world *w, int rank)
     }
 }
 
+static bool calls(const world *w)
+{
+    for (int r = 0; r < w->c.n; r++) {
+        if (w->plan[r]->nsubs > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void simulate(const call *c)
 {
     static world w;
     static sim s;
     world_open(&w, c);
+    if (calls(&w)) { /* the simulator knows no sub-plans; test_hier runs these */
+        world_close(&w);
+        check_call(c);
+        return;
+    }
     for (int r = 0; r < c->n; r++) {
         int64_t in = w.plan[r]->in_bytes, out = w.plan[r]->out_bytes, at = in_place_at(&w, r);
         w.given[r] = dcommi_alloc((size_t)in + 1);

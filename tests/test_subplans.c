@@ -110,6 +110,125 @@ static void run_grouped(world *w)
     drop(g.inner, w->n);
 }
 
+/* ---- CALL in a loop of plans that signal and expose ---- */
+
+#define TIMES 5
+#define PORTION 40000 /* bytes of one time: long enough for peers to read */
+
+enum { OWN_RANGES, SAME_COUNTERS, SAME_SLOTS, TOO_FEW_COUNTERS, NEGATIVE_SLOT };
+
+/* TIMES portions are summed, each by two_shot into OUT and by a ring from there into the second
+ * half of OUT. `how`: whether each call has counters and slots of its own. */
+static void make_repeated(dcomm_plan **plan, dcomm_plan *sub[2], int r, int n, int how)
+{
+    dcommi_builder *b = malloc(sizeof *b);
+    int64_t all[MAX];
+    PROCS_TRUE(b != NULL);
+    for (int i = 0; i < n; i++) {
+        all[i] = i;
+    }
+    sub[0] = algorithm("two_shot", r, n, PORTION);
+    sub[1] = algorithm("ring", r, n, PORTION);
+    PROCS_TRUE(sub[0]->nslots > 0 && sub[0]->ncounters > 0 && sub[1]->ncounters > 0);
+    dcommi_build_begin(b, "repeated", r, n, DCOMM_F32, DCOMM_SUM);
+    b->head.in_bytes = TIMES * PORTION;
+    b->head.out_bytes = 2 * TIMES * PORTION;
+    b->head.ncounters = 3; /* the sub-plans' lie behind these */
+    b->head.nslots = 2;
+    int64_t group = dcommi_build_table(b, all, (size_t)n);
+    int d = dcommi_loop(b, 0, num(TIMES));
+    for (int k = 0; k < 2; k++) {
+        int64_t to = k == 0 ? 0 : TIMES * PORTION;
+        int64_t counters = how == SAME_COUNTERS ? 0 : sub[k]->ncounters;
+        int64_t slots = how == SAME_SLOTS ? 0 : sub[k]->nslots;
+        dcomm_step *s =
+            dcommi_call(b, 0, sub[k], group,
+                        dcommi_at(k == 0 ? DCOMM_SPACE_IN : DCOMM_SPACE_OUT,
+                                  dcommi_linear(0, d, PORTION), PORTION),
+                        dcommi_at(DCOMM_SPACE_OUT, dcommi_linear(to, d, PORTION), PORTION),
+                        dcommi_linear(b->head.ntags, d, sub[k]->ntags));
+        s->slot = 2; /* all parts of the base are added up */
+        s->value = dcommi_linear(b->head.ncounters - 2, d, counters);
+        s->word = 1;
+        s->peer = dcommi_linear(how == NEGATIVE_SLOT ? -2 : (int64_t)b->head.nslots - 1, d, slots);
+        b->head.ntags += TIMES * sub[k]->ntags;
+        b->head.ncounters += TIMES * sub[k]->ncounters - (how == TOO_FEW_COUNTERS);
+        b->head.nslots += TIMES * sub[k]->nslots;
+    }
+    dcommi_end(b, 0);
+    RANKS_OK(dcommi_build_finish(b, plan));
+    free(b);
+}
+
+static void drop_repeated(dcomm_plan **plan, dcomm_plan *sub[][2], int n)
+{
+    for (int r = 0; r < n; r++) {
+        dcommi_free(plan[r]);
+        dcommi_free(sub[r][0]);
+        dcommi_free(sub[r][1]);
+    }
+}
+
+static void run_repeated(world *w)
+{
+    dcomm_plan *plan[MAX], *sub[MAX][2];
+    const size_t all = TIMES * PORTION / 4;
+    float *mine = malloc(4 * all), *got = malloc(8 * all);
+    dcomm_check_report report;
+    PROCS_TRUE(mine != NULL && got != NULL);
+    for (int r = 0; r < w->n; r++) {
+        make_repeated(&plan[r], sub[r], r, w->n, OWN_RANGES);
+    }
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_PLAN, .dtype = DCOMM_F32};
+    dcomm_status status = dcomm_plan_check((const dcomm_plan *const *)plan, w->n, &spec, &report);
+    PROCS_CHECK(status == DCOMM_OK, "repeated, %d ranks: %s", w->n, report.message);
+    for (int again = 0; again < AGAIN; again++) {
+        for (size_t i = 0; i < all; i++) {
+            mine[i] = (float)((int)(i % 61) + w->rank + again);
+        }
+        RANKS_OK(dcomm_plan_run(w->comm, plan[w->rank], mine, got, NULL, 20, NULL));
+        for (size_t i = 0; i < all; i++) {
+            int n = w->n;
+            float sum = (float)(((int)(i % 61) + again) * n + n * (n - 1) / 2);
+            PROCS_CHECK(got[i] == sum && got[all + i] == (float)n * sum,
+                        "rank %d of %d, element %zu: %g %g, not %g", w->rank, n, i, (double)got[i],
+                        (double)got[all + i], (double)sum);
+        }
+    }
+    free(mine);
+    free(got);
+    drop_repeated(plan, sub, w->n);
+}
+
+Test(subplans, called_again_with_the_same_counters_or_slots, .timeout = 60)
+{
+    static const struct {
+        int how;
+        const char *says;
+    } tries[] = {{OWN_RANGES, ""},
+                 {SAME_COUNTERS, "nothing"},
+                 {SAME_SLOTS, "exposed to rank"},
+                 {TOO_FEW_COUNTERS, "counters"},
+                 {NEGATIVE_SLOT, "slots -1"}};
+    for (int n = 2; n <= 5; n++) {
+        for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
+            dcomm_plan *plan[MAX], *sub[MAX][2];
+            dcomm_check_report report;
+            for (int r = 0; r < n; r++) {
+                make_repeated(&plan[r], sub[r], r, n, tries[k].how);
+            }
+            dcomm_check_spec spec = {.coll = DCOMM_COLL_PLAN, .dtype = DCOMM_F32};
+            dcomm_status status =
+                dcomm_plan_check((const dcomm_plan *const *)plan, n, &spec, &report);
+            cr_expect_eq(status, k == 0 ? DCOMM_OK : DCOMM_ERR_PLAN, "%d ranks, %d: %s", n,
+                         tries[k].how, report.message);
+            cr_expect(strstr(report.message, tries[k].says) != NULL, "%d ranks, %d: %s", n,
+                      tries[k].how, report.message);
+            drop_repeated(plan, sub, n);
+        }
+    }
+}
+
 /* ---- stages: counts, then data as long as they say, then a farewell ---- */
 
 #define MOST 300 /* floats from one rank to another */
@@ -383,6 +502,7 @@ static int conform(int rank, int n, procs_shared *s, void *arg)
     ranks_settle(rank, n, *(ranks_place *)arg);
     world w = {.rank = rank, .n = n, .comm = ranks_join(rank, n, s, NULL)};
     run_grouped(&w);
+    run_repeated(&w);
     run_staged(&w);
     return ranks_leave(&w.comm);
 }

@@ -18,7 +18,7 @@ extern "C" {
 
 #define DCOMM_LOOP_DEPTH 3         /* loops may nest this deep within one lane */
 #define DCOMM_PLAN_MAX_LANES 64    /* lanes of one plan */
-#define DCOMM_PLAN_MAX_SLOTS 64    /* exposed regions of one run */
+#define DCOMM_PLAN_MAX_SLOTS 1024  /* exposed regions of one run */
 #define DCOMM_PLAN_MAX_WORDS 65536 /* words of one run */
 #define DCOMM_ALL_PEERS (-1)       /* EXPOSE and SIGNAL: every other rank of the plan */
 
@@ -106,8 +106,11 @@ typedef struct dcomm_operand {
  *   LOOP         runs the steps up to the matching END `value` times (`body` steps in between)
  *   END
  *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
- *                table[group + r]; its tags are shifted by `tag`, its counters by `slot`, its
- *                exposed slots by `word` (0 if it has none)
+ *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
+ *                its exposed slots by `word` (0 if that is negative) + `peer`. All of the group
+ *                shift alike. A call that may run while a peer is still in another, or has gone on
+ *                to it, needs tags, counters and slots that are not that other one's: in a loop,
+ *                the expressions give each iteration its own
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
  * says that it completes the reduction, which is where DCOMM_AVG divides. */
@@ -153,9 +156,9 @@ typedef struct dcomm_step {
     int32_t word;    /* RECV, ENCODE: index of the word that takes the length, -1 for none */
     dcomm_operand dst;
     dcomm_operand stage;
-    dcomm_expr peer;  /* rank in the plan */
+    dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
     dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
-    dcomm_expr value; /* SIGNAL, WAIT, LOOP */
+    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter */
 } dcomm_step;
 
 typedef struct dcomm_lane {

@@ -8,6 +8,7 @@
 
 #include "../plan.h"
 #include "groups.h"
+#include "plan_copy.h"
 
 /* What the engine executes and the checker accepts. */
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
@@ -143,6 +144,8 @@ struct dcommi_builder {
     size_t ntable, table_capacity;
     const dcomm_plan **subs;
     size_t nsubs, subs_capacity;
+    dcomm_plan **adopted; /* those that become part of this plan's memory */
+    size_t nadopted, adopted_capacity;
     dcomm_status status;
     char why[DCOMMI_MESSAGE_MAX];
 };
@@ -396,7 +399,26 @@ static void dcommi_end(dcommi_builder *b, int lane)
     }
 }
 
-/* Call a sub-plan, which must outlive this plan. group: index in the table of its ranks. */
+/* Make a finished sub-plan part of the plan under way: it is copied into the plan's block of
+ * memory, and freed now or then. NULL after an error. */
+static dcomm_plan *dcommi_build_adopt(dcommi_builder *b, dcomm_plan *sub)
+{
+    dcomm_status status = b->status;
+    if (status == DCOMM_OK) {
+        status = dcommi_grow((void **)&b->adopted, &b->adopted_capacity, b->nadopted + 1,
+                             sizeof *b->adopted);
+    }
+    if (status < 0) {
+        dcommi_build_error(b, status);
+        dcommi_free(sub);
+        return NULL;
+    }
+    b->adopted[b->nadopted++] = sub;
+    return sub;
+}
+
+/* Call a sub-plan, which must outlive this plan or be adopted by it. group: index in the table of
+ * its ranks. */
 static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *sub, int64_t group,
                                dcomm_operand in, dcomm_operand out, dcomm_expr tag)
 {
@@ -404,14 +426,20 @@ static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *su
     if (s == NULL) {
         return NULL;
     }
-    dcomm_status status =
-        dcommi_grow((void **)&b->subs, &b->subs_capacity, b->nsubs + 1, sizeof *b->subs);
-    if (status < 0) {
-        dcommi_build_error(b, status);
-        return NULL;
+    size_t at = 0;
+    while (at < b->nsubs && b->subs[at] != sub) {
+        at++;
     }
-    b->subs[b->nsubs] = sub;
-    s->sub = (uint32_t)b->nsubs++;
+    if (at == b->nsubs) {
+        dcomm_status status =
+            dcommi_grow((void **)&b->subs, &b->subs_capacity, b->nsubs + 1, sizeof *b->subs);
+        if (status < 0) {
+            dcommi_build_error(b, status);
+            return NULL;
+        }
+        b->subs[b->nsubs++] = sub;
+    }
+    s->sub = (uint32_t)at;
     s->group = (uint32_t)group;
     s->dst = out;
     s->tag = tag;
@@ -429,6 +457,10 @@ static void dcommi_build_discard(dcommi_builder *b)
     dcommi_free(b->operands);
     dcommi_free(b->table);
     dcommi_free((void *)b->subs);
+    for (size_t i = 0; i < b->nadopted; i++) {
+        dcommi_free(b->adopted[i]);
+    }
+    dcommi_free(b->adopted);
     memset(b, 0, sizeof *b);
 }
 
@@ -449,6 +481,11 @@ static dcomm_status dcommi_build_finish(dcommi_builder *b, dcomm_plan **plan_p)
     size_t bytes = sizeof(dcomm_plan) + nsteps * sizeof(dcomm_step) +
                    b->noperands * sizeof(dcomm_operand) + b->ntable * sizeof(int64_t) +
                    b->nsubs * sizeof(dcomm_plan *) + b->head.nlanes * sizeof(dcomm_lane);
+    size_t own = (bytes + 15) & ~(size_t)15;
+    bytes = own;
+    for (size_t i = 0; i < b->nadopted; i++) {
+        bytes += dcommi_plan_bytes(b->adopted[i]);
+    }
     dcomm_plan *plan = dcommi_alloc(bytes);
     if (plan == NULL) {
         dcommi_build_discard(b);
@@ -460,6 +497,13 @@ static dcomm_status dcommi_build_finish(dcommi_builder *b, dcomm_plan **plan_p)
     int64_t *table = (int64_t *)(operands + b->noperands);
     const dcomm_plan **subs = (const dcomm_plan **)(table + b->ntable);
     dcomm_lane *lanes = (dcomm_lane *)(subs + b->nsubs);
+    uint8_t *behind = (uint8_t *)plan + own;
+    for (size_t i = 0; i < b->nadopted; i++) {
+        const dcomm_plan *copy = dcommi_plan_copy(&behind, b->adopted[i]);
+        for (size_t k = 0; k < b->nsubs; k++) {
+            b->subs[k] = b->subs[k] == b->adopted[i] ? copy : b->subs[k];
+        }
+    }
     uint32_t first = 0;
     for (uint32_t i = 0; i < b->head.nlanes; i++) {
         lanes[i].first = first;

@@ -105,6 +105,21 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
         return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
                                    sub->ntags, outer->plan->ntags);
     }
+    int64_t counter, slot;
+    if (!dcommi_check_eval(c, op, &s->value, &counter) ||
+        !dcommi_check_eval(c, op, &s->peer, &slot)) {
+        return false;
+    }
+    counter += s->slot;
+    slot += s->word > 0 ? s->word : 0;
+    if (counter < 0 || counter > (int64_t)outer->plan->ncounters - (int64_t)sub->ncounters ||
+        slot < 0 || slot > (int64_t)outer->plan->nslots - (int64_t)sub->nslots) {
+        return dcommi_check_refuse(c, op,
+                                   "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
+                                   "+%" PRIu32 " of %" PRIu32,
+                                   counter, sub->ncounters, outer->plan->ncounters, slot,
+                                   sub->nslots, outer->plan->nslots);
+    }
     dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
     int *ranks = f != NULL ? dcommi_check_get(c, (size_t)sub->nranks * sizeof *ranks) : NULL;
     if (ranks == NULL) {
@@ -118,8 +133,8 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->ranks = ranks;
     f->rank = outer->rank;
     f->tag = outer->tag + tag;
-    f->counter = outer->counter + s->slot;
-    f->slot = outer->slot + (s->word > 0 ? s->word : 0);
+    f->counter = outer->counter + counter;
+    f->slot = outer->slot + slot;
     const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
     f->mem[DCOMM_SPACE_STATE] = outer->mem[DCOMM_SPACE_STATE];
     f->base[DCOMM_SPACE_STATE] = outer->base[DCOMM_SPACE_STATE];

@@ -153,6 +153,8 @@ static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_ste
     if (sub->next != NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
     }
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
     return dcommi_check_expr_valid(p, &s->tag, where, "tag");
 }
 

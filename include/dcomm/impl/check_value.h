@@ -397,7 +397,8 @@ static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, boo
 /* The fold in c->folded is complete: apply FINAL. */
 static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
 {
-    if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages) {
+    if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
+        op->lane->frame->plan->op != (unsigned)DCOMM_AVG) {
         return true;
     }
     for (size_t i = 0; i < c->folded.n; i++) {

@@ -125,10 +125,11 @@ static void dcommi_frame_done(dcommi_frame *frame)
         }
     }
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
-    for (uint32_t i = 0; i < run->plan->nslots; i++) { /* nobody reads memory that is gone */
-        const uint8_t *base = run->offers[i].base;
-        if (base >= scratch && base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
-            run->offers[i].base = NULL;
+    for (uint32_t i = 0; i < frame->plan->nslots; i++) { /* nobody reads memory that is gone */
+        struct dcommi_offer *offer = &run->offers[frame->slot_base + i];
+        if (offer->base >= scratch &&
+            offer->base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
+            offer->base = NULL;
         }
     }
     dcommi_free(frame);

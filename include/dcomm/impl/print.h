@@ -182,6 +182,16 @@ static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const d
     dcommi_print_operand(t, &s->dst);
     dcommi_print_add(t, ", tags + ");
     dcommi_print_expr(t, &s->tag);
+    if (sub->ncounters > 0) {
+        dcomm_expr first = dcommi_plus(s->value, s->slot);
+        dcommi_print_add(t, ", counters + ");
+        dcommi_print_expr(t, &first);
+    }
+    if (sub->nslots > 0) {
+        dcomm_expr first = dcommi_plus(s->peer, s->word > 0 ? s->word : 0);
+        dcommi_print_add(t, ", slots + ");
+        dcommi_print_expr(t, &first);
+    }
 }
 
 static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,

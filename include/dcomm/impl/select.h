@@ -22,10 +22,24 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
     return dcommi_shape_bytes(s, count);
 }
 
+/* Whether the levels are worth keeping apart: several hosts, one of them with several ranks. */
+static bool dcommi_auto_hier(const dcommi_shape *s, int64_t bytes)
+{
+    int64_t above = s->coll == DCOMM_COLL_ALLREDUCE   ? 4096
+                    : s->coll == DCOMM_COLL_BROADCAST ? 65536
+                                                      : 1024;
+    return s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks &&
+           !s->rank_order && bytes > above && s->coll != DCOMM_COLL_ALLTOALL &&
+           dcommi_algo_find(s->coll, "hier") != NULL;
+}
+
 /* The algorithm that runs when none is forced. */
 static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
 {
     int64_t bytes = dcommi_shape_size(s);
+    if (dcommi_auto_hier(s, bytes)) {
+        return "hier";
+    }
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         if (s->nranks == 2 && one_host && bytes <= 131072) {

@@ -399,6 +399,16 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sub-plans nest deeper than %d",
                                  DCOMMI_CALL_DEPTH);
     }
+    int64_t counter = step->slot + dcommi_lane_value(lane, &step->value);
+    int64_t slot = (step->word > 0 ? step->word : 0) + dcommi_lane_value(lane, &step->peer);
+    if (counter < 0 || counter > (int64_t)parent->plan->ncounters - sub->ncounters || slot < 0 ||
+        slot > (int64_t)parent->plan->nslots - sub->nslots) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN,
+                                 "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
+                                 "+%" PRIu32 " of %" PRIu32 ": the sub-plan's do not fit",
+                                 counter, sub->ncounters, parent->plan->ncounters, slot,
+                                 sub->nslots, parent->plan->nslots);
+    }
     size_t in_len = 0, out_len = 0;
     uint8_t *in = dcommi_lane_piece(lane, &parent->plan->operands[step->src], 0, &in_len);
     uint8_t *out = dcommi_lane_piece(lane, &step->dst, 0, &out_len);
@@ -421,8 +431,8 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->group = parent->plan->table + step->group;
     frame->words = (uint64_t *)(memory + head + lanes);
     frame->tag_base = parent->tag_base + dcommi_lane_value(lane, &step->tag);
-    frame->counter_base = parent->counter_base + step->slot;
-    frame->slot_base = parent->slot_base + (step->word > 0 ? (uint32_t)step->word : 0);
+    frame->counter_base = parent->counter_base + (uint32_t)counter;
+    frame->slot_base = parent->slot_base + (uint32_t)slot;
     frame->space[DCOMM_SPACE_IN] = in;
     frame->space_len[DCOMM_SPACE_IN] = (int64_t)in_len;
     frame->space[DCOMM_SPACE_OUT] = out;

@@ -1,0 +1,246 @@
+/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
+ * sub-plans of the levels. */
+#ifndef DCOMMI_ALGO_HIER_PARTS_H
+#define DCOMMI_ALGO_HIER_PARTS_H
+
+#include "algo_alltoall.h"
+#include "algo_direct.h"
+#include "algo_doubling.h"
+#include "algo_ring.h"
+#include "algo_tree.h"
+
+/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
+ * which beats two steps until many of them cross a package boundary. */
+#define DCOMMI_HIER_DIVIDE_MIN 8
+
+/* The coarsest level that divides the ranks, as one of them sees it. */
+typedef struct dcommi_hier {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    bool between_hosts;     /* the groups are hosts */
+    int ngroups, smallest;  /* smallest: ranks of the smallest group */
+    int group, index, size; /* this rank's group, its place there, ranks there */
+    int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
+    int *member;            /* [nranks]: the ranks, group by group */
+    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
+} dcommi_hier;
+
+static void dcommi_hier_close(dcommi_hier *h)
+{
+    dcommi_free(h->begin);
+    dcommi_groups_free(&h->inner);
+}
+
+static int dcommi_hier_size(const dcommi_hier *h, int group)
+{
+    return h->begin[group + 1] - h->begin[group];
+}
+
+static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
+{
+    return h->member[h->begin[group] + index];
+}
+
+/* The first level, if any, that divides the ranks into groups of which one has several. */
+static int dcommi_hier_level(const dcommi_groups *g, int nranks)
+{
+    for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
+        if (g->count[l] > 1) {
+            return g->count[l] < nranks ? l : -1;
+        }
+    }
+    return -1;
+}
+
+/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
+ * call must need as many tags, counters and slots. */
+static bool dcommi_hier_divides(const dcommi_groups *g)
+{
+    int first = dcommi_hier_level(g, g->nranks);
+    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
+        return false;
+    }
+    for (int l = first; l < g->nlevels; l++) {
+        for (int r = 0; r < g->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < g->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            if (n * g->count[l] != g->nranks) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* *flat: no level divides the ranks. Close it in any case. */
+static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
+                                     bool *flat)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    memset(h, 0, sizeof *h);
+    h->s = s;
+    h->b = b;
+    *flat = level < 0;
+    if (*flat) {
+        h->between_hosts = g == NULL || g->count[0] > 1;
+        return DCOMM_OK;
+    }
+    h->between_hosts = g->kind[level] == DCOMMI_LEVEL_HOST;
+    h->ngroups = g->count[level];
+    h->begin = dcommi_calloc((size_t)h->ngroups + 1 + 2 * (size_t)s->nranks, sizeof *h->begin);
+    if (h->begin == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    h->member = h->begin + h->ngroups + 1;
+    int at = 0, most = 0;
+    for (int k = 0; k < h->ngroups; k++) {
+        h->begin[k] = at;
+        for (int r = 0; r < s->nranks; r++) {
+            if (dcommi_group_of(g, level, r) == k) {
+                h->group = r == s->rank ? k : h->group;
+                h->index = r == s->rank ? at - h->begin[k] : h->index;
+                h->member[at++] = r;
+            }
+        }
+        h->begin[k + 1] = at;
+        int size = dcommi_hier_size(h, k);
+        h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
+        most = size > most ? size : most;
+    }
+    h->size = dcommi_hier_size(h, h->group);
+    h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
+    if (h->inner == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (!dcommi_hier_divides(h->inner)) {
+        dcommi_groups_free(&h->inner);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the plans of the levels ---- */
+
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+
+typedef struct dcommi_hier_choice {
+    const char *name;
+    dcommi_algo_fn make;
+} dcommi_hier_choice;
+
+#define DCOMMI_HIER_CHOICE(condition, name, make) \
+    if (condition) {                              \
+        return (dcommi_hier_choice){name, make};  \
+    }
+
+/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
+ * what decides: the same on all ranks. */
+static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
+{
+    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        DCOMMI_HIER_CHOICE(small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
+        DCOMMI_HIER_CHOICE(bytes <= 32768, "recursive_doubling", dcommi_doubling_allreduce)
+        DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
+                           dcommi_halving_doubling)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
+    case DCOMM_COLL_REDUCE_SCATTER:
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_reduce_scatter)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_reduce_scatter)
+    case DCOMM_COLL_ALLGATHER:
+    case DCOMM_COLL_ALLGATHERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_allgather)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allgather)
+    case DCOMM_COLL_REDUCE:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_reduce)
+        DCOMMI_HIER_CHOICE(true, "binomial", dcommi_tree_reduce_binomial)
+    case DCOMM_COLL_BROADCAST:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
+        DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
+        DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
+    default:
+        DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
+        DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
+    }
+}
+#undef DCOMMI_HIER_CHOICE
+
+/* How much one rank brings or gets, alike on all ranks. */
+static int64_t dcommi_hier_bytes(const dcommi_shape *s)
+{
+    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
+}
+
+/* No level divides the ranks: the algorithm of the one level that there is. */
+static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
+{
+    int64_t bytes = dcommi_hier_bytes(h->s);
+    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
+}
+
+/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
+static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
+                                      bool last)
+{
+    dcommi_shape s = *h->s;
+    s.coll = coll;
+    s.rank = rank;
+    s.nranks = size;
+    s.root = 0;
+    s.in_place = false;
+    s.chunk_bytes = 0;
+    s.groups = NULL;
+    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
+    s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
+    return s;
+}
+
+/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
+ * `inside`: of this rank's group, else across groups. */
+static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
+                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = *sub;
+    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
+    if (inside && h->inner != NULL &&
+        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
+        s.groups = h->inner;
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    if (h->b->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = choice.make(&s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(h->b, status);
+    }
+    return plan;
+}
+
+/* This rank's group as a table for CALL. */
+static int64_t dcommi_hier_local_table(dcommi_hier *h)
+{
+    int64_t first = (int64_t)h->b->ntable;
+    for (int i = 0; i < h->size; i++) {
+        int64_t rank = dcommi_hier_rank(h, h->group, i);
+        dcommi_build_table(h->b, &rank, 1);
+    }
+    return first;
+}
+
+#endif
