@@ -756,7 +756,8 @@ DCOMM_API dcomm_status dcomm_group_end(void);
 #endif
 #endif
 /* ==== include/dcomm/tune.h ================================================================= */
-/* tune.h - which algorithms there are, which one runs, and what was moved. */
+/* tune.h - which algorithms there are, what the model says they cost, which one runs, and what was
+ * moved. */
 #ifndef DCOMM_TUNE_H
 #define DCOMM_TUNE_H
 
@@ -790,6 +791,75 @@ DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
                                      const char **algo_p);
+
+/* ---- what things cost: the numbers that the model works with ---- */
+
+/* What separates two ranks: the coarsest thing that they do not share. */
+typedef enum dcomm_link_kind {
+    DCOMM_LINK_HOST = 0,    /* they are on different hosts */
+    DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
+    DCOMM_LINK_NUMA = 2,    /* on one package, on different NUMA nodes */
+    DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
+    DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
+    DCOMM_LINK_NEAR = 5,    /* nothing that is known of */
+    DCOMM_LINK_COUNT = 6
+} dcomm_link_kind;
+
+#define DCOMM_CURVE_POINTS 12
+
+/* A time as a function of bytes: straight lines through n points, bytes ascending; ps[0] before the
+ * first, the slope of the last two behind the last. n = 0 is 0 everywhere. Picoseconds. */
+typedef struct dcomm_curve {
+    int64_t n;
+    int64_t bytes[DCOMM_CURVE_POINTS];
+    int64_t ps[DCOMM_CURVE_POINTS];
+} dcomm_curve;
+
+/* What it costs to get from one rank to another. */
+typedef struct dcomm_link {
+    int64_t alpha_ps;    /* latency: a message is seen so long after its sender is done with it */
+    int64_t overhead_ps; /* work per message, of its sender and again of its receiver */
+    int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
+    int64_t tell_ps;     /* work of who signals or exposes, for each rank addressed */
+    int64_t eager_bytes; /* a longer message moves when its receive is posted (0: any is sent) */
+    /* by_core: the reader's processor moves the bytes (memory of one host). Otherwise each rank has
+     * a port that sends and one that receives, both at the same time, one message each. */
+    int64_t by_core;
+    dcomm_curve message; /* for so long a message of so many bytes keeps each end busy */
+    dcomm_curve fold;    /* and for so much longer its receiver, where it folds the message */
+    dcomm_curve read;    /* copying so many bytes of exposed memory */
+    dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
+    /* The port of all ranks that are together on this side of the link (the host's network
+     * interface) is busy for so long with a message. */
+    dcomm_curve shared;
+} dcomm_link;
+
+/* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
+ * free. */
+typedef struct dcomm_tuning {
+    dcomm_link link[DCOMM_LINK_COUNT];
+    dcomm_curve copy; /* within a rank's own memory */
+    dcomm_curve fold; /* of each operand but the first, in its own memory */
+    int64_t step_ps;  /* work for each step of a plan, whatever it does */
+    int64_t call_ps;  /* of the call itself, whatever the plan */
+    char source[128]; /* where the numbers are from, for people */
+} dcomm_tuning;
+
+/* The textbook's network: every message takes alpha + bytes*beta, a rank can send one and receive
+ * one at the same time, folding takes gamma a byte, all else is free.
+ * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
+                                            double gamma_ns_per_B, dcomm_tuning *tuning);
+
+/* What the model says a set of plans takes, from the call on all ranks to the end on the last:
+ * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
+ * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where
+ * a length comes from a word, its maximum is.
+ * Errors: DCOMM_ERR_PLAN (a step that no execution would get past), DCOMM_ERR_UNSUPPORTED (what
+ * follows depends on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
+                                        const int *hosts, const dcomm_tuning *tuning,
+                                        double *seconds);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
@@ -6541,6 +6611,1531 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
                               const dcomm_check_spec *spec, dcomm_check_report *report)
 {
     return dcommi_check_plans(plans, nranks, spec, report, NULL);
+}
+
+#endif
+/* ==== include/dcomm/impl/api_model.h ======================================================= */
+/* api_model.h - the public side of the model: a textbook's network, the price of a set of plans. */
+#ifndef DCOMMI_API_MODEL_H
+#define DCOMMI_API_MODEL_H
+
+/* ==== include/dcomm/impl/model_run.h ======================================================= */
+/* model_run.h - the priced execution of a set of plans: all ranks of them in order of time, or,
+ * where ranks are alike, those that stand for the others. Loops are not unrolled: an execution
+ * takes memory for its ranks and for the messages under way. */
+#ifndef DCOMMI_MODEL_RUN_H
+#define DCOMMI_MODEL_RUN_H
+
+/* ==== include/dcomm/impl/model_step.h ====================================================== */
+/* model_step.h - what each step of a plan costs, and what it sets going. */
+#ifndef DCOMMI_MODEL_STEP_H
+#define DCOMMI_MODEL_STEP_H
+
+/* ==== include/dcomm/impl/model_queue.h ===================================================== */
+/* model_queue.h - what a priced execution is made of: ranks, frames and lanes; what is going to
+ * happen, ordered by time; messages of which one side has come. */
+#ifndef DCOMMI_MODEL_QUEUE_H
+#define DCOMMI_MODEL_QUEUE_H
+
+/* ==== include/dcomm/impl/model.h =========================================================== */
+/* model.h - the network that the model prices plans on: times as functions of bytes, what is
+ * between two ranks, and which ranks are alike. Integer picoseconds throughout, so that every rank
+ * comes to the same answer. */
+#ifndef DCOMMI_MODEL_H
+#define DCOMMI_MODEL_H
+
+
+_Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
+                   (int)DCOMMI_LEVEL_CORE == (int)DCOMM_LINK_CORE,
+               "links are named after the level at which two ranks part");
+
+/* ---- times as functions of bytes ---- */
+
+#define DCOMMI_MODEL_MOST (INT64_MAX >> 10) /* of one duration: two and a half hours */
+#define DCOMMI_SLOPE_MOST 1000000000000     /* 1 us per byte, in ps per MiB */
+
+/* A dcomm_curve with its slopes: ps per MiB from each point on. */
+typedef struct dcommi_curve {
+    int64_t n;
+    int64_t from[DCOMM_CURVE_POINTS], ps[DCOMM_CURVE_POINTS], slope[DCOMM_CURVE_POINTS];
+} dcommi_curve;
+
+static dcommi_curve dcommi_curve_make(const dcomm_curve *c)
+{
+    dcommi_curve k = {.n = c->n};
+    for (int64_t i = 0; i < c->n; i++) {
+        k.from[i] = c->bytes[i];
+        k.ps[i] = c->ps[i];
+        if (i + 1 < c->n) {
+            /* Double has room for the product, and the quotient is rounded the same everywhere. */
+            double slope = (double)(c->ps[i + 1] - c->ps[i]) * 1048576.0 /
+                           (double)(c->bytes[i + 1] - c->bytes[i]);
+            slope = slope > DCOMMI_SLOPE_MOST ? DCOMMI_SLOPE_MOST : slope;
+            k.slope[i] = (int64_t)(slope < -DCOMMI_SLOPE_MOST ? -DCOMMI_SLOPE_MOST : slope);
+        } else if (i > 0) {
+            k.slope[i] = dcommi_max64(k.slope[i - 1], 0);
+        }
+    }
+    return k;
+}
+
+static inline int64_t dcommi_curve_at(const dcommi_curve *k, int64_t bytes)
+{
+    if (k->n == 0) {
+        return 0;
+    }
+    int64_t i = k->n - 1;
+    while (i > 0 && bytes < k->from[i]) {
+        i--;
+    }
+    int64_t more = dcommi_max64(bytes - k->from[i], 0), whole;
+    if (__builtin_mul_overflow(more >> 20, k->slope[i], &whole) || whole > DCOMMI_MODEL_MOST) {
+        return DCOMMI_MODEL_MOST;
+    }
+    return k->ps[i] + whole + (((more & 1048575) * k->slope[i]) >> 20);
+}
+
+/* A curve that makes sense: points ascending, no time negative or beyond what sums can hold. */
+static bool dcommi_curve_valid(const dcomm_curve *c)
+{
+    bool good = c->n >= 0 && c->n <= DCOMM_CURVE_POINTS;
+    for (int64_t i = 0; good && i < c->n; i++) {
+        good = c->ps[i] >= 0 && c->ps[i] <= DCOMMI_MODEL_MOST && c->bytes[i] >= 0 &&
+               (i == 0 || c->bytes[i] > c->bytes[i - 1]);
+    }
+    return good;
+}
+
+/* ---- the network ---- */
+
+typedef struct dcommi_link {
+    int64_t alpha, overhead, signal, tell, eager;
+    bool by_core;
+    dcommi_curve message, fold, read, reduce, shared;
+} dcommi_link;
+
+/* Ranks r and r + period are alike: a plan that looks the same to all ranks is priced by the first
+ * `period` of them, which stand for the others. period == nranks: nobody stands for anybody. */
+typedef struct dcommi_terrain {
+    const dcommi_groups *groups; /* NULL: everybody is near everybody */
+    int nranks, period;
+    bool rough; /* some of those share a port, where they would take turns that one does not see */
+    dcommi_link link[DCOMM_LINK_COUNT];
+    dcommi_curve copy, fold;
+    int64_t step, call;
+} dcommi_terrain;
+
+static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
+{
+    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
+                t->call_ps >= 0;
+    for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
+        const dcomm_link *l = &t->link[k];
+        const int64_t most = DCOMMI_MODEL_MOST;
+        good = l->alpha_ps >= 0 && l->alpha_ps <= most && l->overhead_ps >= 0 &&
+               l->overhead_ps <= most && l->signal_ps >= 0 && l->signal_ps <= most &&
+               l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
+               dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
+               dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
+               dcommi_curve_valid(&l->shared);
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(
+                      DCOMM_ERR_INVALID,
+                      "tuning: a time is negative or beyond two hours, or the points of a curve "
+                      "do not ascend");
+}
+
+/* Does adding `shift` to every rank lead each group to a group? */
+static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
+{
+    for (int l = 0; l < g->nlevels; l++) {
+        for (int i = 0; i < g->count[l]; i++) {
+            to[i] = -1;
+        }
+        for (int r = 0; r < g->nranks; r++) {
+            int32_t from = dcommi_group_of(g, l, r);
+            int32_t at = dcommi_group_of(g, l, (r + shift) % g->nranks);
+            if (to[from] >= 0 && to[from] != at) {
+                return false;
+            }
+            to[from] = at;
+        }
+    }
+    return true;
+}
+
+static int dcommi_groups_period(const dcommi_groups *g, int nranks)
+{
+    if (g == NULL) {
+        return 1;
+    }
+    int32_t *to = dcommi_calloc((size_t)nranks, sizeof *to);
+    int period = nranks;
+    for (int p = 1; to != NULL && p < period; p++) {
+        if (nranks % p == 0 && dcommi_groups_shift(g, p, to)) {
+            period = p;
+        }
+    }
+    dcommi_free(to);
+    return period;
+}
+
+/* Whether a rank and others that it stands for share a port. */
+static bool dcommi_terrain_rough(const dcommi_terrain *t)
+{
+    const dcommi_groups *g = t->groups;
+    for (int l = 0; g != NULL && l < g->nlevels; l++) {
+        for (int r = t->period; t->link[g->kind[l]].shared.n > 0 && r < t->nranks; r++) {
+            if (dcommi_group_of(g, l, r) == dcommi_group_of(g, l, r % t->period)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
+                                        const dcomm_tuning *t, dcommi_terrain *terrain)
+{
+    DCOMMI_TRY(dcommi_tuning_check(t));
+    memset(terrain, 0, sizeof *terrain);
+    terrain->groups = groups;
+    terrain->nranks = nranks;
+    terrain->period = dcommi_groups_period(groups, nranks);
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const dcomm_link *from = &t->link[k];
+        dcommi_link *to = &terrain->link[k];
+        to->alpha = from->alpha_ps;
+        to->overhead = from->overhead_ps;
+        to->signal = from->signal_ps;
+        to->tell = from->tell_ps;
+        to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
+        to->by_core = from->by_core != 0;
+        to->message = dcommi_curve_make(&from->message);
+        to->fold = dcommi_curve_make(&from->fold);
+        to->read = dcommi_curve_make(&from->read);
+        to->reduce = dcommi_curve_make(&from->reduce);
+        to->shared = dcommi_curve_make(&from->shared);
+    }
+    terrain->copy = dcommi_curve_make(&t->copy);
+    terrain->fold = dcommi_curve_make(&t->fold);
+    terrain->step = t->step_ps;
+    terrain->call = t->call_ps;
+    terrain->rough = dcommi_terrain_rough(terrain);
+    return DCOMM_OK;
+}
+
+/* At how many levels two ranks are together, which is the level at which they part. */
+static inline int dcommi_terrain_depth(const dcommi_terrain *t, int a, int b)
+{
+    return t->groups != NULL ? dcommi_groups_depth(t->groups, a, b) : 0;
+}
+
+static inline int dcommi_terrain_kind(const dcommi_terrain *t, int depth)
+{
+    return t->groups != NULL && depth < t->groups->nlevels ? t->groups->kind[depth]
+                                                           : (int)DCOMM_LINK_NEAR;
+}
+
+#endif
+
+enum dcommi_sim_state {
+    DCOMMI_SIM_RUNNING,
+    DCOMMI_SIM_MOVING, /* waits for a move of its own */
+    DCOMMI_SIM_FENCED,
+    DCOMMI_SIM_WAITING, /* for a counter */
+    DCOMMI_SIM_READING, /* for something to be exposed */
+    DCOMMI_SIM_CALLING,
+    DCOMMI_SIM_OVER
+};
+
+typedef struct dcommi_sim_frame dcommi_sim_frame;
+
+typedef struct dcommi_sim_lane {
+    dcommi_sim_frame *frame;
+    const dcomm_step *steps;
+    uint32_t pc, count;
+    uint8_t state;
+    int depth;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int64_t pending;   /* asynchronous moves whose end is not known yet */
+    int64_t async_end; /* the last end that is known */
+    int64_t counter, target;
+    struct dcommi_sim_lane *next_waiter;
+} dcommi_sim_lane;
+
+typedef struct dcommi_sim_actor {
+    const dcomm_plan *plan;
+    dcommi_sim_frame *root;
+    int64_t core, out, in; /* until when its processor and its ports are busy */
+    int64_t *counters;
+    int64_t *exposed;         /* [nslots]: when; -1: not yet */
+    dcommi_sim_lane *waiters; /* for counters */
+    dcommi_sim_lane *readers; /* for what this rank is to expose */
+} dcommi_sim_actor;
+
+/* A plan under way on one rank. */
+struct dcommi_sim_frame {
+    dcommi_sim_frame *next, *prev; /* all of the execution, to be freed */
+    const dcomm_plan *plan;
+    dcommi_sim_frame *parent;
+    dcommi_sim_lane *caller;
+    const int64_t *group;
+    int rank; /* in the whole plan: the number of its actor */
+    int64_t tag_base, counter_base, slot_base;
+    uint32_t lanes_left;
+    dcommi_sim_lane lanes[];
+};
+
+/* A message, a request for exposed memory, or a receive that waits for its message. */
+typedef struct dcommi_sim_msg {
+    struct dcommi_sim_msg *next; /* in its bucket, or in the free list */
+    int from, to;                /* actors */
+    int64_t tag;
+    uint8_t depth;
+    bool waits; /* for its receive, before it moves */
+    bool async, folds, sender_async;
+    dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
+    struct dcommi_sim_join *join;
+    int64_t len;
+} dcommi_sim_msg;
+
+/* A step that reads the memory of several ranks by message. */
+typedef struct dcommi_sim_join {
+    struct dcommi_sim_join *next, *prev; /* all of the execution, to be freed */
+    dcommi_sim_lane *lane;
+    int left;
+    bool async;
+    int64_t work; /* when all has come */
+} dcommi_sim_join;
+
+enum dcommi_sim_kind {
+    DCOMMI_SIM_LANE,    /* a lane goes on */
+    DCOMMI_SIM_OFFER,   /* the sender's word of a message that waits for its receive */
+    DCOMMI_SIM_HEAD,    /* the first byte is at the receiver's port */
+    DCOMMI_SIM_TAIL,    /* the last byte has come */
+    DCOMMI_SIM_REQUEST, /* for exposed memory, at its owner */
+    DCOMMI_SIM_SIGNAL
+};
+
+typedef struct dcommi_sim_event {
+    int64_t time;
+    uint64_t order; /* first come, first served */
+    int kind;
+    union {
+        dcommi_sim_lane *lane;
+        dcommi_sim_msg *msg;
+        struct {
+            int32_t actor, counter;
+        } signal;
+    } at;
+    int64_t value; /* SIGNAL */
+} dcommi_sim_event;
+
+typedef struct dcommi_sim_bucket {
+    dcommi_sim_msg *first, *last;
+} dcommi_sim_bucket;
+
+/* The port that an actor shares at a level. */
+typedef struct dcommi_sim_port_of {
+    int group;     /* its number */
+    int64_t alike; /* how many of the ranks behind it the actor stands for */
+} dcommi_sim_port_of;
+
+#define DCOMMI_SIM_SLAB 256
+
+typedef struct dcommi_sim {
+    const dcommi_terrain *terrain;
+    dcommi_sim_actor *actor;
+    int64_t now, limit, steps, budget, end;
+    dcommi_sim_event *heap;
+    size_t nheap, heap_capacity;
+    uint64_t order;
+    dcommi_sim_bucket *bucket;
+    size_t nbuckets, nmessages;
+    dcommi_sim_msg *free_messages;
+    void **slab; /* of messages, to be freed */
+    size_t nslabs, slab_capacity;
+    dcommi_sim_frame *frames;
+    dcommi_sim_join *joins;
+    int period, left;         /* actors, and those that are not done */
+    dcommi_sim_port_of *port; /* [levels][period] */
+    int64_t *until;           /* [levels][in, out][ranks]: a group's port is busy */
+    int64_t *tally;           /* [period][links]: ranks that a signal goes to */
+    dcomm_status status;
+} dcommi_sim;
+
+static void dcommi_sim_fail(dcommi_sim *s, dcomm_status status)
+{
+    if (s->status == DCOMM_OK) {
+        s->status = status;
+    }
+}
+
+/* ---- what is going to happen ---- */
+
+static inline bool dcommi_sim_before(const dcommi_sim_event *a, const dcommi_sim_event *b)
+{
+    return a->time < b->time || (a->time == b->time && a->order < b->order);
+}
+
+static void dcommi_sim_push(dcommi_sim *s, dcommi_sim_event e)
+{
+    dcomm_status status =
+        dcommi_grow((void **)&s->heap, &s->heap_capacity, s->nheap + 1, sizeof *s->heap);
+    if (status < 0) {
+        dcommi_sim_fail(s, status);
+        return;
+    }
+    e.order = s->order++;
+    size_t at = s->nheap++;
+    while (at > 0 && dcommi_sim_before(&e, &s->heap[(at - 1) / 2])) {
+        s->heap[at] = s->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    s->heap[at] = e;
+}
+
+static dcommi_sim_event dcommi_sim_pop(dcommi_sim *s)
+{
+    dcommi_sim_event top = s->heap[0], e = s->heap[--s->nheap];
+    size_t at = 0;
+    for (;;) {
+        size_t child = 2 * at + 1;
+        if (child >= s->nheap) {
+            break;
+        }
+        if (child + 1 < s->nheap && dcommi_sim_before(&s->heap[child + 1], &s->heap[child])) {
+            child++;
+        }
+        if (!dcommi_sim_before(&s->heap[child], &e)) {
+            break;
+        }
+        s->heap[at] = s->heap[child];
+        at = child;
+    }
+    s->heap[at] = e;
+    return top;
+}
+
+static void dcommi_sim_at(dcommi_sim *s, int64_t time, int kind, dcommi_sim_msg *msg)
+{
+    dcommi_sim_event e = {.time = time, .kind = kind, .at = {.msg = msg}};
+    dcommi_sim_push(s, e);
+}
+
+static void dcommi_sim_resume(dcommi_sim *s, dcommi_sim_lane *lane, int64_t time)
+{
+    dcommi_sim_event e = {.time = time, .kind = DCOMMI_SIM_LANE, .at = {.lane = lane}};
+    lane->state = DCOMMI_SIM_RUNNING;
+    dcommi_sim_push(s, e);
+}
+
+/* ---- messages ---- */
+
+static dcommi_sim_msg *dcommi_sim_msg_new(dcommi_sim *s)
+{
+    if (s->free_messages == NULL) {
+        dcommi_sim_msg *slab = dcommi_alloc(DCOMMI_SIM_SLAB * sizeof *slab);
+        if (slab == NULL ||
+            dcommi_grow((void **)&s->slab, &s->slab_capacity, s->nslabs + 1, sizeof *s->slab) < 0) {
+            dcommi_free(slab);
+            dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+            return NULL;
+        }
+        s->slab[s->nslabs++] = slab;
+        for (int i = 0; i < DCOMMI_SIM_SLAB; i++) {
+            slab[i].next = s->free_messages;
+            s->free_messages = &slab[i];
+        }
+    }
+    dcommi_sim_msg *m = s->free_messages;
+    s->free_messages = m->next;
+    memset(m, 0, sizeof *m);
+    return m;
+}
+
+static void dcommi_sim_msg_free(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    m->next = s->free_messages;
+    s->free_messages = m;
+}
+
+static inline size_t dcommi_sim_slot(const dcommi_sim *s, const dcommi_sim_msg *m)
+{
+    uint64_t h = ((uint64_t)(uint32_t)m->from << 32 | (uint32_t)m->to) * 0x9e3779b97f4a7c15u;
+    h = (h ^ (h >> 32) ^ (uint64_t)m->tag) * 0xd6e8feb86659fd93u;
+    return (size_t)(h >> 32) & (s->nbuckets - 1);
+}
+
+static void dcommi_sim_insert(dcommi_sim_bucket *bucket, dcommi_sim_msg *m)
+{
+    m->next = NULL;
+    *(bucket->last != NULL ? &bucket->last->next : &bucket->first) = m;
+    bucket->last = m;
+}
+
+/* Twice as many buckets; messages of one key keep their order. */
+static void dcommi_sim_rehash(dcommi_sim *s)
+{
+    size_t old = s->nbuckets;
+    dcommi_sim_bucket *from = s->bucket;
+    dcommi_sim_bucket *to = dcommi_calloc(2 * old, sizeof *to);
+    if (to == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    s->bucket = to;
+    s->nbuckets = 2 * old;
+    for (size_t i = 0; i < old; i++) {
+        for (dcommi_sim_msg *m = from[i].first, *next; m != NULL; m = next) {
+            next = m->next;
+            dcommi_sim_insert(&to[dcommi_sim_slot(s, m)], m);
+        }
+    }
+    dcommi_free(from);
+}
+
+/* The other side of a message, taken out of the table; NULL: it has not come, and `m` waits there.
+ * Where ranks stand for others, several have the same key, and the oldest is taken. */
+static dcommi_sim_msg *dcommi_sim_match(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    dcommi_sim_bucket *bucket = &s->bucket[dcommi_sim_slot(s, m)];
+    dcommi_sim_msg *before = NULL;
+    bool receive = m->receiver != NULL;
+    for (dcommi_sim_msg *other = bucket->first; other != NULL;
+         before = other, other = other->next) {
+        if (other->from == m->from && other->to == m->to && other->tag == m->tag &&
+            (other->receiver != NULL) != receive) {
+            *(before != NULL ? &before->next : &bucket->first) = other->next;
+            if (bucket->last == other) {
+                bucket->last = before;
+            }
+            s->nmessages--;
+            return other;
+        }
+    }
+    if (s->nmessages++ >= 2 * s->nbuckets) {
+        dcommi_sim_rehash(s);
+        bucket = &s->bucket[dcommi_sim_slot(s, m)];
+    }
+    dcommi_sim_insert(bucket, m);
+    return NULL;
+}
+
+#endif
+
+/* ---- where and how much ---- */
+
+/* Rank of the whole plan that rank r of a frame's plan is; -1: there is none. */
+static int dcommi_sim_rank(const dcommi_sim_frame *f, int64_t r)
+{
+    for (; f != NULL; f = f->parent) {
+        if (r < 0 || r >= f->plan->nranks) {
+            return -1;
+        }
+        r = f->group != NULL ? f->group[r] : r;
+    }
+    return (int)r;
+}
+
+/* A value that no word decides and no table lookup leaves its table for. */
+static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        return e->add;
+    }
+    if (e->kind == DCOMM_EXPR_WORD) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                       "%s: what comes next depends on a word", plan->name));
+        return 0;
+    }
+    if (e->kind == DCOMM_EXPR_TABLE) {
+        dcomm_expr at = *e;
+        at.kind = DCOMM_EXPR_AFFINE;
+        at.scale = 1;
+        at.add = e->first;
+        memset(at.post, 0, sizeof at.post);
+        int64_t x = dcommi_expr_value(&at, lane->index, NULL, NULL);
+        if (x < 0 || x >= plan->ntable) {
+            dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: looks up %" PRId64 " of %u",
+                                           plan->name, x, plan->ntable));
+            return 0;
+        }
+    }
+    return dcommi_expr_value(e, lane->index, plan->table, NULL);
+}
+
+/* Bytes of piece r of an operand; its maximum, where words decide. */
+static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
+                                 int64_t r)
+{
+    if (o->length.kind == DCOMM_EXPR_WORD) {
+        return o->max_length;
+    }
+    int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
+    len = dcommi_min64(len, o->max_length);
+    if (o->clip > 0 && o->offset.kind != DCOMM_EXPR_WORD) {
+        int64_t at = dcommi_sim_value(s, lane, &o->offset) + r * o->stride;
+        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
+    }
+    return len;
+}
+
+static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
+{
+    return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
+}
+
+/* Work of a rank's processor that may begin at `from`; returns its end. */
+static inline int64_t dcommi_sim_work(dcommi_sim_actor *a, int64_t from, int64_t work)
+{
+    if (work > 0) {
+        a->core = from = dcommi_max64(from, a->core) + work;
+    }
+    return from;
+}
+
+/* `len` bytes through the ports of an actor on the way over a link, from `from` on: when they
+ * begin; *end: when they are through. */
+static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, int64_t from,
+                               int64_t len, int64_t *end)
+{
+    const dcommi_terrain *t = s->terrain;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t *own = out ? &s->actor[actor].out : &s->actor[actor].in;
+    int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
+    if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
+        const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
+        int64_t *until = &s->until[(2 * depth + out) * t->nranks + port->group];
+        int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
+        start = dcommi_max64(start, *until);
+        busy = dcommi_max64(busy, all);
+        *until = start + all;
+    }
+    *own = *end = start + busy;
+    return start;
+}
+
+/* ---- ends ---- */
+
+/* A move of a lane is over at `end`, which may be yet to come. */
+static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async, int64_t end)
+{
+    if (!async) {
+        dcommi_sim_resume(s, lane, end);
+        return;
+    }
+    lane->pending--;
+    lane->async_end = dcommi_max64(lane->async_end, end);
+    if (lane->pending == 0 && lane->state == DCOMMI_SIM_FENCED) {
+        dcommi_sim_resume(s, lane, dcommi_max64(s->now, lane->async_end));
+    }
+}
+
+/* A message is there and its receive is posted: the receiver takes it. */
+static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
+                   (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, work);
+    dcommi_sim_complete(s, m->receiver, m->async, end);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+/* The bytes of a message leave by the sender's port, which tells the sender. */
+static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
+{
+    int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
+    dcommi_sim_at(s, start + dcommi_sim_link(s, m->depth)->alpha, DCOMMI_SIM_HEAD, m);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end);
+        m->sender = NULL;
+    }
+}
+
+/* Both sides of a message have come; what the receive was is known. */
+static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *receive)
+{
+    m->receiver = receive->receiver;
+    m->async = receive->async;
+    m->folds = receive->folds;
+    dcommi_sim_msg_free(s, receive);
+    if (m->waits && !dcommi_sim_link(s, m->depth)->by_core) {
+        dcommi_sim_leave(s, m, s->now);
+    } else {
+        dcommi_sim_take(s, m);
+    }
+}
+
+/* ---- events of messages ---- */
+
+static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    dcommi_sim_join *join = m->join;
+    if (join == NULL) {
+        dcommi_sim_msg *receive = m->receiver == NULL ? dcommi_sim_match(s, m) : NULL;
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        } else if (m->receiver != NULL) {
+            dcommi_sim_take(s, m);
+        }
+        return;
+    }
+    if (--join->left == 0) {
+        int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, join->work);
+        dcommi_sim_complete(s, join->lane, join->async, end);
+        *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
+        if (join->next != NULL) {
+            join->next->prev = join->prev;
+        }
+        dcommi_free(join);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
+{
+    int64_t end;
+    if (kind == DCOMMI_SIM_OFFER) {
+        dcommi_sim_msg *receive = dcommi_sim_match(s, m);
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        }
+    } else if (kind == DCOMMI_SIM_HEAD) {
+        dcommi_sim_port(s, m->to, m->depth, false, s->now, m->len, &end);
+        dcommi_sim_at(s, end, DCOMMI_SIM_TAIL, m);
+    } else if (kind == DCOMMI_SIM_TAIL) {
+        dcommi_sim_tail(s, m);
+    } else {
+        const dcommi_link *link = dcommi_sim_link(s, m->depth);
+        dcommi_sim_leave(s, m, dcommi_sim_work(&s->actor[m->from], s->now, link->overhead));
+    }
+}
+
+/* ---- steps: each returns when the lane goes on, or one of these ---- */
+
+enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
+
+/* The rank that a step addresses, and how far it is; -1 after an error. */
+static int dcommi_sim_peer(dcommi_sim *s, const dcommi_sim_lane *lane, int64_t r, int *depth)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int rank = dcommi_sim_rank(f, r);
+    if (rank < 0 || rank == f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d exchanges with rank %" PRId64,
+                                       f->plan->name, f->rank, r));
+        return -1;
+    }
+    *depth = dcommi_terrain_depth(s->terrain, f->rank, rank);
+    return rank;
+}
+
+/* A move that was started: the lane waits for it, or counts it. */
+static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now)
+{
+    if (async) {
+        lane->pending++;
+        return now;
+    }
+    lane->state = DCOMMI_SIM_MOVING;
+    return DCOMMI_SIM_STOP;
+}
+
+static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    dcommi_sim_frame *f = lane->frame;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    m->from = f->rank;
+    m->to = rank % s->period;
+    m->tag = f->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->depth = (uint8_t)depth;
+    m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
+    m->waits = m->len > link->eager;
+    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, link->overhead);
+    if (link->by_core && !m->waits) {
+        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
+        return t;
+    }
+    m->sender = lane;
+    m->sender_async = step->flags & DCOMM_STEP_ASYNC;
+    int64_t next = dcommi_sim_started(lane, m->sender_async, t);
+    if (m->waits) {
+        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_OFFER, m);
+    } else {
+        dcommi_sim_leave(s, m, t);
+    }
+    return next;
+}
+
+static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    m->from = rank % s->period;
+    m->to = lane->frame->rank;
+    m->tag = lane->frame->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->receiver = lane;
+    m->async = step->flags & DCOMM_STEP_ASYNC;
+    m->folds = step->kind == DCOMM_STEP_RECV_REDUCE;
+    int64_t next = dcommi_sim_started(lane, m->async, s->now);
+    dcommi_sim_msg *sent = dcommi_sim_match(s, m);
+    if (sent != NULL) {
+        dcommi_sim_meet(s, sent, m);
+    }
+    return next;
+}
+
+/* Ask for the pieces of exposed memory that lie on other hosts. */
+static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                              int64_t work, int remote)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_sim_join *join = dcommi_alloc(sizeof *join);
+    if (join == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return DCOMMI_SIM_STOP;
+    }
+    join->next = s->joins;
+    if (s->joins != NULL) {
+        s->joins->prev = join;
+    }
+    s->joins = join;
+    join->lane = lane;
+    join->left = remote;
+    join->async = step->flags & DCOMM_STEP_ASYNC;
+    join->work = work;
+    int64_t t = s->now;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            dcommi_sim_msg *m = link->by_core ? NULL : dcommi_sim_msg_new(s);
+            if (m == NULL) {
+                continue;
+            }
+            t = dcommi_sim_work(&s->actor[lane->frame->rank], t, link->overhead);
+            m->from = rank % s->period;
+            m->to = lane->frame->rank;
+            m->depth = (uint8_t)depth;
+            m->len = dcommi_sim_length(s, lane, o, r);
+            m->join = join;
+            dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_REQUEST, m);
+        }
+    }
+    return dcommi_sim_started(lane, join->async, t);
+}
+
+/* COPY and REDUCE. */
+static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcommi_terrain *t = s->terrain;
+    bool fold = step->kind == DCOMM_STEP_REDUCE;
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
+    int remote = 0;
+    for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t repeat = dcommi_max64(o->repeat, 1);
+        if (o->space != DCOMM_SPACE_PEER) {
+            local += repeat;
+            continue;
+        }
+        int64_t first = dcommi_sim_value(s, lane, &o->peer);
+        for (int64_t r = 0; r < repeat; r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            int64_t slot = lane->frame->slot_base + o->slot;
+            if (rank < 0 || slot >= s->actor[rank % s->period].plan->nslots) {
+                dcommi_sim_fail(s,
+                                dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, plan->name, slot));
+                return DCOMMI_SIM_STOP;
+            }
+            dcommi_sim_actor *owner = &s->actor[rank % s->period];
+            if (owner->exposed[slot] < 0) {
+                lane->state = DCOMMI_SIM_READING;
+                lane->next_waiter = owner->readers;
+                owner->readers = lane;
+                return DCOMMI_SIM_AGAIN;
+            }
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
+            remote += !link->by_core;
+            if (link->by_core) {
+                work += dcommi_curve_at(fold ? &link->reduce : &link->read, len);
+            } else if (fold) {
+                work += dcommi_curve_at(&link->fold, len);
+            }
+        }
+    }
+    if (ready > s->now) {
+        dcommi_sim_resume(s, lane, ready);
+        return DCOMMI_SIM_AGAIN;
+    }
+    if (fold && local > 1) {
+        work += (local - 1) * dcommi_curve_at(&t->fold, len);
+    } else if (!fold && local > 0 && len > 0) {
+        work += dcommi_curve_at(&t->copy, len);
+    }
+    if (remote > 0) {
+        return dcommi_sim_ask(s, lane, step, work, remote);
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+}
+
+/* ---- signals ---- */
+
+static void dcommi_sim_signal(dcommi_sim *s, dcommi_sim_actor *a, int64_t counter, int64_t value)
+{
+    a->counters[counter] += value;
+    for (dcommi_sim_lane **at = &a->waiters; *at != NULL;) {
+        dcommi_sim_lane *lane = *at;
+        if (lane->counter == counter && a->counters[counter] >= lane->target) {
+            *at = lane->next_waiter;
+            dcommi_sim_resume(s, lane, s->now);
+        } else {
+            at = &lane->next_waiter;
+        }
+    }
+}
+
+/* A signal to every other rank: one event for all that hear of it at the same time. */
+static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64_t counter,
+                                     int64_t value)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int64_t work = 0;
+    for (int64_t r = 0; r < f->plan->nranks; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank < 0 || rank == f->rank) {
+            continue;
+        }
+        int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
+        s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
+        work += s->terrain->link[kind].tell;
+    }
+    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, work);
+    for (int a = 0; a < s->period; a++) {
+        for (int kind = 0; kind < DCOMM_LINK_COUNT; kind++) {
+            int64_t *n = &s->tally[a * DCOMM_LINK_COUNT + kind];
+            if (*n > 0) {
+                dcommi_sim_event e = {.time = t + s->terrain->link[kind].signal,
+                                      .kind = DCOMMI_SIM_SIGNAL,
+                                      .at = {.signal = {a, (int32_t)counter}},
+                                      .value = *n * value};
+                dcommi_sim_push(s, e);
+                *n = 0;
+            }
+        }
+    }
+    return t;
+}
+
+static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
+                                 int64_t peer)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t slot = f->slot_base + step->slot, work = 0;
+    if (slot >= own->plan->nslots) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
+        return DCOMMI_SIM_STOP;
+    }
+    int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
+    for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank >= 0 && rank != f->rank) {
+            work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
+        }
+    }
+    int64_t t = own->exposed[slot] = dcommi_sim_work(own, s->now, work);
+    while (own->readers != NULL) {
+        dcommi_sim_lane *reader = own->readers;
+        own->readers = reader->next_waiter;
+        dcommi_sim_resume(s, reader, t);
+    }
+    return t;
+}
+
+/* SIGNAL and EXPOSE. */
+static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t peer = dcommi_sim_value(s, lane, &step->peer);
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        return dcommi_sim_expose(s, lane, step, peer);
+    }
+    int64_t counter = f->counter_base + step->slot, value = dcommi_sim_value(s, lane, &step->value);
+    if (counter >= own->plan->ncounters) {
+        dcommi_sim_fail(
+            s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64, f->plan->name, counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (peer == DCOMM_ALL_PEERS) {
+        return dcommi_sim_signal_all(s, lane, counter, value);
+    }
+    int rank = dcommi_sim_rank(f, peer);
+    if (rank == f->rank) {
+        dcommi_sim_signal(s, own, counter, value);
+        return s->now;
+    }
+    int depth;
+    rank = dcommi_sim_peer(s, lane, peer, &depth);
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t t = dcommi_sim_work(own, s->now, link->tell);
+    if (rank >= 0) {
+        dcommi_sim_event e = {.time = t + link->signal,
+                              .kind = DCOMMI_SIM_SIGNAL,
+                              .at = {.signal = {rank % s->period, (int32_t)counter}},
+                              .value = value};
+        dcommi_sim_push(s, e);
+    }
+    return t;
+}
+
+#endif
+
+/* Where the plans come from: get makes or finds rank r's, put gives it back. */
+typedef struct dcommi_plans {
+    dcomm_status (*get)(void *user, int rank, const dcomm_plan **plan_p);
+    void (*put)(void *user, const dcomm_plan *plan);
+    void *user;
+} dcommi_plans;
+
+/* What an execution came to. */
+typedef struct dcommi_price {
+    int64_t ps;
+    int64_t steps; /* of plans, executed */
+    bool over;     /* given up at the limit, which ps is: it takes longer */
+} dcommi_price;
+
+/* ---- frames and lanes ---- */
+
+static dcommi_sim_frame *dcommi_sim_frame_new(dcommi_sim *s, const dcomm_plan *plan, int rank)
+{
+    dcommi_sim_frame *f = dcommi_alloc(sizeof *f + plan->nlanes * sizeof(dcommi_sim_lane));
+    if (f == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return NULL;
+    }
+    f->plan = plan;
+    f->rank = rank;
+    f->lanes_left = plan->nlanes;
+    for (uint32_t i = 0; i < plan->nlanes; i++) {
+        f->lanes[i].frame = f;
+        f->lanes[i].steps = plan->steps + plan->lanes[i].first;
+        f->lanes[i].count = plan->lanes[i].count;
+    }
+    f->next = s->frames;
+    if (s->frames != NULL) {
+        s->frames->prev = f;
+    }
+    s->frames = f;
+    return f;
+}
+
+static void dcommi_sim_frame_free(dcommi_sim *s, dcommi_sim_frame *f)
+{
+    *(f->prev != NULL ? &f->prev->next : &s->frames) = f->next;
+    if (f->next != NULL) {
+        f->next->prev = f->prev;
+    }
+    dcommi_free(f);
+}
+
+/* All lanes of a frame are over. */
+static void dcommi_sim_frame_over(dcommi_sim *s, dcommi_sim_frame *f)
+{
+    if (f->caller == NULL) {
+        s->end = dcommi_max64(s->end, s->now);
+        s->left--;
+        return;
+    }
+    dcommi_sim_resume(s, f->caller, s->now);
+    dcommi_sim_frame_free(s, f);
+}
+
+static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    dcommi_sim_frame *parent = lane->frame;
+    dcommi_sim_frame *f = dcommi_sim_frame_new(s, parent->plan->subs[step->sub], parent->rank);
+    if (f == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    f->parent = parent;
+    f->caller = lane;
+    f->group = parent->plan->table + step->group;
+    f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    f->counter_base = parent->counter_base + step->slot;
+    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0);
+    if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
+                                       "%s: rank %d calls %s as its rank %d, which is another",
+                                       parent->plan->name, f->rank, f->plan->name, f->plan->rank));
+    }
+    lane->state = DCOMMI_SIM_CALLING;
+    for (uint32_t i = 0; i < f->plan->nlanes; i++) {
+        dcommi_sim_resume(s, &f->lanes[i], s->now);
+    }
+    if (f->plan->nlanes == 0) {
+        dcommi_sim_frame_over(s, f);
+    }
+    return DCOMMI_SIM_STOP;
+}
+
+static void dcommi_sim_loop(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int64_t trips = dcommi_sim_value(s, lane, &step->value);
+    if (trips <= 0) {
+        lane->pc += step->body + 1;
+        return;
+    }
+    lane->trips[lane->depth] = trips;
+    lane->index[lane->depth++] = 0;
+}
+
+static void dcommi_sim_end(dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int d = lane->depth - 1;
+    if (++lane->index[d] < lane->trips[d]) {
+        lane->pc -= step->body + 1;
+        return;
+    }
+    lane->index[d] = 0;
+    lane->depth = d;
+}
+
+static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    dcommi_sim_actor *own = &s->actor[lane->frame->rank];
+    lane->counter = lane->frame->counter_base + step->slot;
+    lane->target = dcommi_sim_value(s, lane, &step->value);
+    if (lane->counter >= own->plan->ncounters) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64,
+                                       lane->frame->plan->name, lane->counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (own->counters[lane->counter] >= lane->target) {
+        return s->now;
+    }
+    lane->state = DCOMMI_SIM_WAITING;
+    lane->next_waiter = own->waiters;
+    own->waiters = lane;
+    return DCOMMI_SIM_STOP;
+}
+
+/* Encoding and the caller's kernels: as much as copying what they write or read. */
+static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
+        len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now,
+                           dcommi_curve_at(&s->terrain->copy, len));
+}
+
+static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        return dcommi_sim_send(s, lane, step);
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        return dcommi_sim_recv(s, lane, step);
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        return dcommi_sim_transform(s, lane, step);
+    case DCOMM_STEP_EXPOSE:
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_sim_tell(s, lane, step);
+    case DCOMM_STEP_WAIT:
+        return dcommi_sim_wait(s, lane, step);
+    case DCOMM_STEP_CALL:
+        return dcommi_sim_call(s, lane, step);
+    case DCOMM_STEP_FENCE:
+        if (lane->pending > 0) {
+            lane->state = DCOMMI_SIM_FENCED;
+            return DCOMMI_SIM_STOP;
+        }
+        return dcommi_max64(s->now, lane->async_end);
+    case DCOMM_STEP_LOOP:
+        dcommi_sim_loop(s, lane, step);
+        return s->now;
+    case DCOMM_STEP_END:
+        dcommi_sim_end(lane, step);
+        return s->now;
+    default:
+        return dcommi_sim_compute(s, lane, step);
+    }
+}
+
+/* Run a lane until it waits, or until something else happens first. */
+static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
+{
+    while (s->status == DCOMM_OK) {
+        int64_t next = s->now;
+        if (lane->pc == lane->count) { /* the end of a lane is a fence */
+            if (lane->pending > 0) {
+                lane->state = DCOMMI_SIM_FENCED;
+                return;
+            }
+            if (lane->async_end <= s->now) {
+                lane->state = DCOMMI_SIM_OVER;
+                if (--lane->frame->lanes_left == 0) {
+                    dcommi_sim_frame_over(s, lane->frame);
+                }
+                return;
+            }
+            next = lane->async_end;
+        } else {
+            const dcomm_step *step = &lane->steps[lane->pc];
+            bool free_of_charge = step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
+            if (++s->steps > s->budget) {
+                dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                               "%s: more than %" PRId64 " steps to price",
+                                               lane->frame->plan->name, s->budget));
+                return;
+            }
+            next = dcommi_sim_step(s, lane, step);
+            if (next == DCOMMI_SIM_AGAIN) {
+                return;
+            }
+            lane->pc++;
+            if (next == DCOMMI_SIM_STOP) {
+                return;
+            }
+            if (!free_of_charge) {
+                next = dcommi_sim_work(&s->actor[lane->frame->rank], next, s->terrain->step);
+            }
+        }
+        if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
+            dcommi_sim_resume(s, lane, next);
+            return;
+        }
+        s->now = next;
+    }
+}
+
+/* ---- the execution ---- */
+
+/* Which ports the actors share, and with how many that they stand for. */
+static dcomm_status dcommi_sim_ports(dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    int n = s->terrain->nranks, levels = g != NULL ? g->nlevels : 0;
+    s->port = dcommi_calloc((size_t)levels * (size_t)s->period + 1, sizeof *s->port);
+    s->until = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->until);
+    s->tally = dcommi_calloc((size_t)s->period * DCOMM_LINK_COUNT, sizeof *s->tally);
+    if (s->port == NULL || s->until == NULL || s->tally == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int i = 0; i < levels * s->period; i++) {
+        int level = i / s->period, actor = i % s->period;
+        dcommi_sim_port_of *port = &s->port[i];
+        int own = port->group = dcommi_group_of(g, level, actor);
+        for (int r = actor; r < n; r += s->period) {
+            int group = dcommi_group_of(g, level, r);
+            port->group = group < port->group ? group : port->group;
+            port->alike += group == own;
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
+{
+    s->actor = dcommi_calloc((size_t)s->period, sizeof *s->actor);
+    s->nbuckets = 64;
+    s->bucket = dcommi_calloc(s->nbuckets, sizeof *s->bucket);
+    if (s->actor == NULL || s->bucket == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcommi_sim_ports(s));
+    for (int i = 0; i < s->period; i++) {
+        dcommi_sim_actor *a = &s->actor[i];
+        DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
+        a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
+        a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
+        a->root = dcommi_sim_frame_new(s, a->plan, i);
+        if (a->counters == NULL || a->exposed == NULL || a->root == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (uint32_t k = 0; k < a->plan->nslots; k++) {
+            a->exposed[k] = -1;
+        }
+        for (uint32_t k = 0; k < a->plan->nlanes; k++) {
+            dcommi_sim_resume(s, &a->root->lanes[k], 0);
+        }
+        s->left += a->plan->nlanes > 0;
+    }
+    return s->status;
+}
+
+static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
+{
+    for (int i = 0; s->actor != NULL && i < s->period; i++) {
+        if (s->actor[i].plan != NULL) {
+            plans->put(plans->user, s->actor[i].plan);
+        }
+        dcommi_free(s->actor[i].counters);
+        dcommi_free(s->actor[i].exposed);
+    }
+    while (s->frames != NULL) {
+        dcommi_sim_frame_free(s, s->frames);
+    }
+    for (dcommi_sim_join *j = s->joins, *next; j != NULL; j = next) {
+        next = j->next;
+        dcommi_free(j);
+    }
+    for (size_t i = 0; i < s->nslabs; i++) {
+        dcommi_free(s->slab[i]);
+    }
+    dcommi_free(s->slab);
+    dcommi_free(s->actor);
+    dcommi_free(s->bucket);
+    dcommi_free(s->heap);
+    dcommi_free(s->port);
+    dcommi_free(s->until);
+    dcommi_free(s->tally);
+}
+
+static void dcommi_sim_execute(dcommi_sim *s)
+{
+    while (s->nheap > 0 && s->status == DCOMM_OK && s->now <= s->limit) {
+        dcommi_sim_event e = dcommi_sim_pop(s);
+        s->now = e.time;
+        if (s->now > s->limit) {
+            break;
+        }
+        if (e.kind == DCOMMI_SIM_LANE) {
+            dcommi_sim_lane_run(s, e.at.lane);
+        } else if (e.kind == DCOMMI_SIM_SIGNAL) {
+            dcommi_sim_signal(s, &s->actor[e.at.signal.actor], e.at.signal.counter, e.value);
+        } else {
+            dcommi_sim_happen(s, e.kind, e.at.msg);
+        }
+    }
+}
+
+/* One execution by `period` actors. */
+static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
+                                   int64_t limit, int64_t budget, dcommi_price *price)
+{
+    dcommi_sim s = {.terrain = t, .period = period, .limit = limit, .budget = budget};
+    dcomm_status status = dcommi_sim_open(&s, plans);
+    if (status >= 0) {
+        dcommi_sim_execute(&s);
+        status = s.status;
+    }
+    price->over = status >= 0 && s.now > limit;
+    if (status >= 0 && !price->over && s.left > 0) {
+        status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
+                             s.actor[0].plan->name, s.left, period);
+    }
+    price->ps = (price->over ? limit : s.end) + t->call;
+    price->steps = s.steps;
+    dcommi_sim_close(&s, plans);
+    return status;
+}
+
+/* ---- ranks that are alike ---- */
+
+/* What a plan looks like to somebody who does not know which rank it is for. */
+static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
+{
+    h = dcommi_mix(h, (uint64_t)p->nlanes << 32 | p->nsteps);
+    h = dcommi_mix(h, (uint64_t)p->ncounters << 32 | p->nslots);
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        h = dcommi_mix(h, p->lanes[i].count);
+    }
+    for (uint32_t i = 0; i < p->nsteps; i++) {
+        const dcomm_step *s = &p->steps[i];
+        h = dcommi_mix(h, (uint64_t)s->kind << 40 | (uint64_t)s->flags << 32 | s->body);
+        h = dcommi_mix(h, (uint64_t)s->dst.max_length);
+        h = dcommi_mix(h, (uint64_t)(s->peer.kind == DCOMM_EXPR_CONST && s->peer.add < 0));
+        if (s->kind == DCOMM_STEP_LOOP || s->kind == DCOMM_STEP_WAIT) {
+            h = dcommi_mix(h, (uint64_t)s->value.add);
+        }
+        bool ordered = s->kind != DCOMM_STEP_REDUCE; /* else a fold in rank order differs */
+        for (uint32_t k = 0; k < s->nsrc && ordered; k++) {
+            const dcomm_operand *o = &p->operands[s->src + k];
+            h = dcommi_mix(h, (uint64_t)o->space << 32 | o->repeat);
+            h = dcommi_mix(h, (uint64_t)o->max_length);
+        }
+        if (s->kind == DCOMM_STEP_CALL) {
+            h = dcommi_plan_look(p->subs[s->sub], h);
+        }
+    }
+    return h;
+}
+
+#define DCOMMI_ALIKE_MIN 33    /* fewer ranks are priced one by one, which is exact */
+#define DCOMMI_ALIKE_ALL 64    /* so many are looked at one by one, */
+#define DCOMMI_ALIKE_SAMPLE 48 /* and of more so many */
+
+/* Whether, as far as we look, every rank's plan looks like that of the rank that stands for it. */
+static bool dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period)
+{
+    uint64_t *look = dcommi_calloc((size_t)period, sizeof *look);
+    bool alike = look != NULL;
+    int tries = nranks <= DCOMMI_ALIKE_ALL ? nranks : DCOMMI_ALIKE_SAMPLE + period;
+    for (int i = 0; i < tries && alike; i++) {
+        int r = i;
+        if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* spread over all, the last one included */
+            r = nranks - 1 - (int)((int64_t)(i - period) * (nranks - period) / DCOMMI_ALIKE_SAMPLE);
+        }
+        const dcomm_plan *plan = NULL;
+        alike = plans->get(plans->user, r, &plan) >= 0;
+        if (alike) {
+            uint64_t own = dcommi_plan_look(plan, 1);
+            if (i < period) {
+                look[r] = own;
+            }
+            alike = look[r % period] == own;
+            plans->put(plans->user, plan);
+        }
+    }
+    dcommi_free(look);
+    return alike;
+}
+
+/* The price of a set of plans, which is given up beyond `limit` picoseconds. */
+static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_plans *plans,
+                                       int64_t limit, int64_t budget, dcommi_price *price)
+{
+    memset(price, 0, sizeof *price);
+    bool few = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
+    if (few && t->period < t->nranks && dcommi_plans_alike(plans, t->nranks, t->period)) {
+        dcomm_status status = dcommi_sim_run(t, plans, t->period, limit, budget, price);
+        if (status != DCOMM_ERR_PLAN) { /* else they only look alike */
+            return status;
+        }
+    }
+    return dcommi_sim_run(t, plans, t->nranks, limit, budget, price);
+}
+
+#endif
+
+#define DCOMMI_PRICE_LIMIT (INT64_MAX >> 2)    /* a month */
+#define DCOMMI_PRICE_BUDGET ((int64_t)1 << 32) /* steps that somebody waits for */
+
+static dcomm_curve dcommi_curve_line(double ns_per_B)
+{
+    dcomm_curve c = {.n = 2, .bytes = {0, 1 << 20}, .ps = {0, 0}};
+    c.ps[1] = (int64_t)(ns_per_B * 1e3 * (double)c.bytes[1] + 0.5);
+    return c;
+}
+
+DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
+                                            double gamma_ns_per_B, dcomm_tuning *tuning)
+{
+    const double most = 1e6;
+    if (tuning == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
+    }
+    memset(tuning, 0, sizeof *tuning);
+    /* Written so that a NaN is refused as well. */
+    if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
+          gamma_ns_per_B >= 0 && gamma_ns_per_B <= most / 1e3)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "alpha %g us, beta %g ns/B, gamma %g ns/B: each from 0, to 1e6 us and "
+                           "1000 ns/B",
+                           alpha_us, beta_ns_per_B, gamma_ns_per_B);
+    }
+    dcomm_link link = {.alpha_ps = (int64_t)(alpha_us * 1e6 + 0.5)};
+    link.signal_ps = link.alpha_ps;
+    link.message = dcommi_curve_line(beta_ns_per_B);
+    link.fold = dcommi_curve_line(gamma_ns_per_B);
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        tuning->link[k] = link;
+    }
+    tuning->fold = link.fold;
+    snprintf(tuning->source, sizeof tuning->source, "alpha %g us, beta %g ns/B, gamma %g ns/B",
+             alpha_us, beta_ns_per_B, gamma_ns_per_B);
+    return DCOMM_OK;
+}
+
+/* Groups of a table of host numbers; *groups_p NULL: nothing is known. */
+static dcomm_status dcommi_groups_of_hosts(const int *hosts, int nranks, dcommi_groups **groups_p)
+{
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
+    *groups_p = NULL;
+    if (hosts == NULL) {
+        return DCOMM_OK;
+    }
+    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
+    for (int r = 0; ids != NULL && r < nranks; r++) {
+        ids[r] = hosts[r];
+    }
+    *groups_p = ids != NULL ? dcommi_groups_make(nranks, 1, kinds, ids) : NULL;
+    dcommi_free(ids);
+    return *groups_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static dcomm_status dcommi_plans_listed(void *user, int rank, const dcomm_plan **plan_p)
+{
+    *plan_p = ((const dcomm_plan *const *)user)[rank];
+    return DCOMM_OK;
+}
+
+static void dcommi_plans_keep(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    (void)plan;
+}
+
+DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
+                                        const int *hosts, const dcomm_tuning *tuning,
+                                        double *seconds)
+{
+    if (plans == NULL || nranks < 1 || tuning == NULL || seconds == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plans, tuning or seconds is NULL, or nranks is %d",
+                           nranks);
+    }
+    *seconds = 0;
+    for (int r = 0; r < nranks; r++) {
+        char where[32];
+        uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+        snprintf(where, sizeof where, "rank %d", r);
+        if (plans[r] == NULL || plans[r]->rank != r || plans[r]->nranks != nranks) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "plans[%d] is not the plan of rank %d of %d", r, r,
+                               nranks);
+        }
+        DCOMMI_TRY(dcommi_check_plan_valid(plans[r], where, 0, &budget));
+    }
+    dcommi_groups *groups = NULL;
+    dcommi_terrain terrain;
+    dcommi_price price;
+    dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
+    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, &terrain);
+    if (status >= 0) {
+        status =
+            dcommi_price_plans(&terrain, &source, DCOMMI_PRICE_LIMIT, DCOMMI_PRICE_BUDGET, &price);
+    }
+    dcommi_groups_free(&groups);
+    if (status >= 0) {
+        *seconds = 1e-12 * (double)price.ps;
+    }
+    return status;
 }
 
 #endif
@@ -19726,6 +21321,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_AHEAD_MIN
+#undef DCOMMI_ALIKE_ALL
+#undef DCOMMI_ALIKE_MIN
+#undef DCOMMI_ALIKE_SAMPLE
 #undef DCOMMI_AVERAGE_BLOCK
 #undef DCOMMI_AVERAGE_GROUP
 #undef DCOMMI_AVX2_FLOAT
@@ -19779,6 +21377,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_MESSAGE_MAX
+#undef DCOMMI_MODEL_MOST
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PMIX_ANY_RANK
 #undef DCOMMI_PMI_LINE
@@ -19801,6 +21400,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_PORT_SCALE_U8
 #undef DCOMMI_PORT_U8
 #undef DCOMMI_PORT_UINT
+#undef DCOMMI_PRICE_BUDGET
+#undef DCOMMI_PRICE_LIMIT
 #undef DCOMMI_PRINTF
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_QUERY_AFTER
@@ -19844,6 +21445,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_SIMD_PAIR_OP
 #undef DCOMMI_SIMD_PUT
 #undef DCOMMI_SIMD_PUT4
+#undef DCOMMI_SIM_SLAB
+#undef DCOMMI_SLOPE_MOST
 #undef DCOMMI_SOCK_ADDRS
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT

@@ -12,6 +12,7 @@
 #include "impl/build.h"
 #include "impl/print.h"
 #include "impl/check.h"
+#include "impl/api_model.h"
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"
 #endif
