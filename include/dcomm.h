@@ -851,6 +851,9 @@ typedef struct dcomm_tuning {
 DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
                                             double gamma_ns_per_B, dcomm_tuning *tuning);
 
+/* The numbers that are used where nothing is measured. */
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
+
 /* What the model says a set of plans takes, from the call on all ranks to the end on the last:
  * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
  * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where
@@ -860,6 +863,32 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
 DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
+
+/* One algorithm, as the choice sees it. */
+typedef struct dcomm_alternative {
+    const char *algo;
+    double seconds; /* by the model; below 0: it has no price */
+    bool chosen;    /* this one runs */
+    char why[192];  /* why it does not; "" where it does */
+} dcomm_alternative;
+
+/* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
+ * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get; *n_p, if not
+ * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
+ * octave) that is next to `count`, for equal blocks, from rank 0. */
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p);
+/* The same without a communicator: by `tuning` (NULL: the built-in numbers) for nranks ranks on
+ * hosts[nranks] (NULL: on one). */
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p);
+
+/* The numbers that a communicator chooses by. */
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
@@ -12133,6 +12162,7 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
@@ -17025,6 +17055,12 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 #ifndef DCOMMI_SELECT_H
 #define DCOMMI_SELECT_H
 
+/* ==== include/dcomm/impl/choose.h ========================================================== */
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+#ifndef DCOMMI_CHOOSE_H
+#define DCOMMI_CHOOSE_H
+
 /* ==== include/dcomm/impl/algo_table.h ====================================================== */
 /* algo_table.h - the table of all algorithms. */
 #ifndef DCOMMI_ALGO_TABLE_H
@@ -19107,6 +19143,257 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 }
 
 #endif
+/* ==== include/dcomm/impl/tuning_default.h ================================================== */
+/* tuning_default.h - the numbers that the model works with where nothing was measured. The one
+ * place to change them. */
+#ifndef DCOMMI_TUNING_DEFAULT_H
+#define DCOMMI_TUNING_DEFAULT_H
+
+
+/* Within a host: two cores of a server of 2023 that share a cache. A longer way costs a little more
+ * latency. */
+static dcomm_link dcommi_link_near(int64_t further_ps)
+{
+    dcomm_link link = {
+        .alpha_ps = 220000 + further_ps,
+        .overhead_ps = 70000,
+        .signal_ps = 220000 + further_ps,
+        .tell_ps = 60000,
+        .eager_bytes = 8192,
+        .by_core = 1,
+        .message = {.n = 5,
+                    .bytes = {0, 1024, 8192, 65536, 1 << 20},
+                    .ps = {0, 100000, 700000, 5500000, 95000000}},
+        .fold = {.n = 3, .bytes = {0, 8192, 1 << 20}, .ps = {0, 300000, 40000000}},
+        .read = {.n = 4,
+                 .bytes = {0, 8192, 65536, 1 << 20},
+                 .ps = {500000, 1200000, 6000000, 95000000}},
+        .reduce = {.n = 4,
+                   .bytes = {0, 8192, 65536, 1 << 20},
+                   .ps = {500000, 1500000, 8000000, 125000000}},
+    };
+    return link;
+}
+
+/* Between hosts: TCP at 10 Gbit/s. */
+static dcomm_link dcommi_link_far(void)
+{
+    dcomm_link link = {
+        .alpha_ps = 20000000,
+        .overhead_ps = 2000000,
+        .signal_ps = 20000000,
+        .tell_ps = 2000000,
+        .eager_bytes = 65536,
+        .message = {.n = 2, .bytes = {0, 1 << 20}, .ps = {0, 840000000}},
+        .fold = {.n = 3, .bytes = {0, 8192, 1 << 20}, .ps = {0, 500000, 70000000}},
+        .shared = {.n = 2, .bytes = {0, 1 << 20}, .ps = {0, 840000000}},
+    };
+    link.read = link.reduce = link.message;
+    return link;
+}
+
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
+{
+    static const int64_t further[DCOMM_LINK_COUNT] = {0, 150000, 60000, 20000, 0, 0};
+    if (tuning == NULL) {
+        return;
+    }
+    memset(tuning, 0, sizeof *tuning);
+    tuning->link[DCOMM_LINK_HOST] = dcommi_link_far();
+    for (int k = DCOMM_LINK_HOST + 1; k < DCOMM_LINK_COUNT; k++) {
+        tuning->link[k] = dcommi_link_near(further[k]);
+    }
+    tuning->copy = (dcomm_curve){
+        .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {20000, 200000, 12000000, 70000000}};
+    tuning->fold = (dcomm_curve){
+        .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {30000, 400000, 18000000, 90000000}};
+    tuning->step_ps = 15000;
+    tuning->call_ps = 100000;
+    snprintf(tuning->source, sizeof tuning->source, "built in");
+}
+
+#endif
+
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain;
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+} dcommi_chooser;
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p);
+static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    memset(c->choice, 0, sizeof c->choice);
+    c->tuning = *tuning;
+    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+}
+
+/* ---- what is priced ---- */
+
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+
+/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
+ * (which ranks need not agree on), from rank 0. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = DCOMMI_CHOICE_UNKNOWN;
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.in_place = false;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
+ */
+static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "it cannot fold in rank order, which deterministic asks for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    return dcommi_price_plans(t, &plans, limit, budget, price);
+}
+
+/* ---- the choice ---- */
+
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+
+/* The cheapest algorithm; NULL without memory, or where there is none. Among equals, the first of
+ * the table. */
+static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+{
+    if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
+        return dcommi_algo_at(s->coll, 0);
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        return known->algo;
+    }
+    const dcommi_algo *best = NULL;
+    int64_t limit = INT64_MAX >> 2;
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
+    for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
+        dcommi_price price;
+        const dcommi_algo *algo = &dcommi_algo_table[i];
+        if (algo->coll == s->coll &&
+            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            !price.over) {
+            limit = price.ps - c->terrain.call;
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && dcommi_algo_at(s->coll, i) != NULL; i++) {
+        const dcommi_algo *algo = dcommi_algo_at(s->coll, i); /* too many ranks to price any */
+        best = !s->rank_order || algo->rank_order ? algo : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    return best;
+}
+
+/* The choice of a plan that is for no communicator: on one host, by the built-in numbers. */
+static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks) | 1;
+    dcomm_tuning tuning;
+    if (last.key == key) {
+        return last.algo;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
+        dcommi_free(c);
+        return NULL;
+    }
+    last.algo = dcommi_choose(c, s);
+    last.key = key;
+    dcommi_free(c);
+    return last.algo;
+}
+
+#endif
 
 /* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
  * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
@@ -19125,49 +19412,6 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
     return dcommi_shape_bytes(s, count);
 }
 
-/* The algorithm that runs when none is forced. */
-static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
-{
-    int64_t bytes = dcommi_shape_size(s);
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        if (s->nranks == 2 && one_host && bytes <= 131072) {
-            /* One exchange moves as much as two and waits once; halves of up to 8 KiB still go
-             * within messages. */
-            return bytes > 4096 && bytes <= 16384 && !s->rank_order ? "ring" : "one_shot";
-        }
-        if (s->nranks <= 16 && bytes <= 4096) {
-            return "one_shot";
-        }
-        if (s->rank_order || (one_host && bytes > 4096)) {
-            return "two_shot";
-        }
-        if (bytes <= 32768) {
-            return "recursive_doubling";
-        }
-        return bytes <= 1048576 || s->nranks > 16 ? "halving_doubling" : "ring";
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        return s->rank_order || one_host || bytes <= 4096 ? "direct" : "ring";
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-        return one_host || bytes <= 4096 ? "direct" : "ring";
-    case DCOMM_COLL_BROADCAST:
-        return bytes <= 65536 ? "binomial" : "tree";
-    case DCOMM_COLL_REDUCE:
-        return s->rank_order ? "linear" : bytes <= 65536 ? "binomial" : "tree";
-    case DCOMM_COLL_GATHER:
-    case DCOMM_COLL_SCATTER:
-        return bytes <= 1024 && s->nranks > 4 ? "binomial" : "linear";
-    case DCOMM_COLL_ALLTOALL:
-        return bytes <= 256 && s->nranks > 4 ? "bruck" : one_host ? "linear" : "pairwise";
-    case DCOMM_COLL_ALLTOALLV:
-        return one_host ? "linear" : "pairwise";
-    default:
-        return NULL; /* the only one that there is */
-    }
-}
-
 /* Names of the algorithms of an operation, or of those that fold in rank order. */
 static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size_t len)
 {
@@ -19182,9 +19426,10 @@ static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size
 }
 
 /* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. */
+ * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
+ * is no communicator. */
 static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
-                                     bool one_host, const dcommi_algo **algo_p)
+                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
 {
     char names[256];
     bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
@@ -19195,8 +19440,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
                            dcomm_coll_name(s->coll), name, names);
     }
     if (algo == NULL) {
-        name = dcommi_auto_name(s, one_host);
-        algo = name != NULL ? dcommi_algo_find(s->coll, name) : dcommi_algo_at(s->coll, 0);
+        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
@@ -19440,6 +19684,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->chooser);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
@@ -19648,6 +19893,18 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* Something to choose algorithms by: the numbers of `from`, or the built-in ones. */
+static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
+{
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    comm->chooser = dcommi_alloc(sizeof *comm->chooser);
+    return comm->chooser != NULL
+               ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
+                                    from != NULL ? &from->tuning : &tuning)
+               : DCOMM_ERR_NO_MEMORY;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -19696,6 +19953,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
+    DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
         dcommi_member *m = &comm->members[r];
@@ -19835,7 +20093,8 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
-    bool bad = comm->members == NULL || comm->groups == NULL;
+    bool bad = comm->members == NULL || comm->groups == NULL ||
+               dcommi_comm_chooser(comm, parent->chooser) < 0;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
@@ -20388,7 +20647,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     }
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
-                                comm->nhosts == 1, &algo));
+                                comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -21282,7 +21541,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, false, &algo);
+    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
@@ -21310,9 +21569,136 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    DCOMMI_TRY(
-        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo));
+    pthread_mutex_lock(&comm->lock);
+    dcomm_status status =
+        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
+    pthread_mutex_unlock(&comm->lock);
+    DCOMMI_TRY(status);
     *algo_p = algo->name;
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/api_explain.h ===================================================== */
+/* api_explain.h - the public read-out of the choice: every algorithm with its price. */
+#ifndef DCOMMI_API_EXPLAIN_H
+#define DCOMMI_API_EXPLAIN_H
+
+
+/* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
+static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
+                                const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
+                                int max, int *n_p)
+{
+    dcommi_price price, best = {.ps = 0};
+    const dcommi_algo *algo;
+    int n = 0;
+    bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
+                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
+    for (; (algo = dcommi_algo_at(s->coll, n)) != NULL; n++) {
+        if (n >= max) {
+            continue;
+        }
+        dcomm_alternative *row = &rows[n];
+        memset(row, 0, sizeof *row);
+        row->algo = algo->name;
+        row->seconds = -1;
+        row->chosen = algo == chosen;
+        dcomm_status status =
+            dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+        if (status < 0) {
+            snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
+            continue;
+        }
+        row->seconds = 1e-12 * (double)price.ps;
+        if (row->chosen) {
+            continue;
+        }
+        if (forced) {
+            snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
+        } else if (known && best.ps > 0) {
+            snprintf(row->why, sizeof row->why, "%.2f times the price of %s",
+                     (double)price.ps / (double)best.ps, chosen->name);
+        } else {
+            snprintf(row->why, sizeof row->why, "nothing to choose between");
+        }
+    }
+    if (n_p != NULL) {
+        *n_p = n;
+    }
+}
+
+static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                        bool soft, dcomm_alternative *rows, int max, int *n_p)
+{
+    const dcommi_algo *chosen = NULL;
+    if (max < 0 || (rows == NULL && max > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
+    }
+    DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
+    bool forced = name != NULL && strcmp(name, chosen->name) == 0;
+    dcommi_explain_rows(&c->terrain, s, chosen, forced, rows, max, n_p);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    bool soft = opts->algo == NULL;
+    pthread_mutex_lock(&comm->lock);
+    dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
+                                              soft, rows, max, n_p);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p)
+{
+    dcomm_tuning usual;
+    dcommi_shape s;
+    dcomm_comm fake; /* in name only: the checks of a call */
+    memset(&fake, 0, sizeof fake);
+    fake.size = nranks;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    if (tuning == NULL) {
+        dcomm_tuning_default(&usual);
+        tuning = &usual;
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &fake.groups));
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, fake.groups, nranks, tuning);
+    if (status >= 0) {
+        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
+    }
+    if (status >= 0) {
+        status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
+    }
+    dcommi_groups_free(&fake.groups);
+    dcommi_free(c);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (tuning == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
+    }
+    pthread_mutex_lock(&comm->lock);
+    *tuning = comm->chooser->tuning;
+    pthread_mutex_unlock(&comm->lock);
     return DCOMM_OK;
 }
 
@@ -21354,6 +21740,10 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_CHECK_RESULT
 #undef DCOMMI_CHECK_STAGES
 #undef DCOMMI_CHECK_SUBPLANS
+#undef DCOMMI_CHOICES
+#undef DCOMMI_CHOICE_BUDGET
+#undef DCOMMI_CHOICE_MOST
+#undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_DEFAULT
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY

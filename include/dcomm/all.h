@@ -15,4 +15,5 @@
 #include "impl/api_model.h"
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"
+#include "impl/api_explain.h"
 #endif

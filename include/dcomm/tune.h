@@ -94,6 +94,9 @@ typedef struct dcomm_tuning {
 DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
                                             double gamma_ns_per_B, dcomm_tuning *tuning);
 
+/* The numbers that are used where nothing is measured. */
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
+
 /* What the model says a set of plans takes, from the call on all ranks to the end on the last:
  * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
  * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where
@@ -103,6 +106,32 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
 DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
+
+/* One algorithm, as the choice sees it. */
+typedef struct dcomm_alternative {
+    const char *algo;
+    double seconds; /* by the model; below 0: it has no price */
+    bool chosen;    /* this one runs */
+    char why[192];  /* why it does not; "" where it does */
+} dcomm_alternative;
+
+/* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
+ * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get; *n_p, if not
+ * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
+ * octave) that is next to `count`, for equal blocks, from rank 0. */
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p);
+/* The same without a communicator: by `tuning` (NULL: the built-in numbers) for nranks ranks on
+ * hosts[nranks] (NULL: on one). */
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p);
+
+/* The numbers that a communicator chooses by. */
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {

@@ -108,7 +108,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, false, &algo);
+    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
@@ -136,8 +136,11 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    DCOMMI_TRY(
-        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo));
+    pthread_mutex_lock(&comm->lock);
+    dcomm_status status =
+        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
+    pthread_mutex_unlock(&comm->lock);
+    DCOMMI_TRY(status);
     *algo_p = algo->name;
     return DCOMM_OK;
 }

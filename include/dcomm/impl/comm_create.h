@@ -37,6 +37,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->chooser);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     pthread_mutex_destroy(&comm->lock);
@@ -245,6 +246,18 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* Something to choose algorithms by: the numbers of `from`, or the built-in ones. */
+static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
+{
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    comm->chooser = dcommi_alloc(sizeof *comm->chooser);
+    return comm->chooser != NULL
+               ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
+                                    from != NULL ? &from->tuning : &tuning)
+               : DCOMM_ERR_NO_MEMORY;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -293,6 +306,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
+    DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
         dcommi_member *m = &comm->members[r];

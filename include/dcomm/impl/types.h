@@ -240,6 +240,7 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
