@@ -324,3 +324,61 @@ Test(model, refusals, .timeout = 30)
         dcomm_plan_destroy(&plan[r]);
     }
 }
+
+/* A tuning survives its file, and a bad line is named. */
+Test(model, file, .timeout = 30)
+{
+    char path[] = "/tmp/dcomm-tuning-XXXXXX";
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    dcomm_tuning wrote, got;
+    dcomm_tuning_default(&wrote);
+    wrote.link[DCOMM_LINK_NEAR].alpha_ps = 123457;
+    wrote.link[DCOMM_LINK_CORE].message.ps[1] = 98765432109;
+    cr_assert_eq(dcomm_tuning_save(&wrote, path), DCOMM_OK);
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert_eq(memcmp(&wrote, &got, sizeof got), 0);
+    cr_assert_eq(write(fd, "near.alpha_us = -1\n", 19), 19); /* over the first line */
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_INVALID);
+    cr_assert(strstr(dcomm_last_error(), "line 1") != NULL, "%s", dcomm_last_error());
+    close(fd);
+    unlink(path);
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_SYSTEM);
+}
+
+/* The choice is the cheapest row, is the same on every call, and says why. */
+Test(model, explain, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    dcomm_alternative rows[16];
+    int n = 0;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
+    for (size_t count = 1; count < 1 << 24; count *= 8) {
+        cr_assert_eq(dcomm_explain_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+                                      NULL, rows, 16, &n),
+                     DCOMM_OK);
+        int chosen = -1;
+        for (int i = 0; i < n; i++) {
+            cr_assert(rows[i].seconds > 0, "%s: %s", rows[i].algo, rows[i].why);
+            cr_assert(rows[i].chosen || rows[i].why[0] != 0);
+            chosen = rows[i].chosen ? i : chosen;
+        }
+        cr_assert(chosen >= 0);
+        for (int i = 0; i < n; i++) {
+            cr_assert(rows[i].seconds >= rows[chosen].seconds, "%s over %s at %zu",
+                      rows[chosen].algo, rows[i].algo, count);
+        }
+    }
+    dcomm_coll_opts opts = {.deterministic = true};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    cr_assert(rows[0].seconds < 0 && strstr(rows[0].why, "rank order") != NULL, "%s", rows[0].why);
+    opts = (dcomm_coll_opts){.algo = "star"};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(rows[i].chosen, strcmp(rows[i].algo, "star") == 0);
+    }
+}

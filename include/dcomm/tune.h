@@ -97,6 +97,12 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
 /* The numbers that are used where nothing is measured. */
 DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
 
+/* Write them to a file, and read them: text, a setting a line. What a file does not name is as
+ * built in. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line of it, which the
+ * sentence names). */
+DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
+DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
+
 /* What the model says a set of plans takes, from the call on all ranks to the end on the last:
  * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
  * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where

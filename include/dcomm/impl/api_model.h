@@ -3,6 +3,7 @@
 #define DCOMMI_API_MODEL_H
 
 #include "model_run.h"
+#include "tuning_file.h"
 
 #define DCOMMI_PRICE_LIMIT (INT64_MAX >> 2)    /* a month */
 #define DCOMMI_PRICE_BUDGET ((int64_t)1 << 32) /* steps that somebody waits for */
