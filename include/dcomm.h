@@ -486,6 +486,10 @@ typedef struct dcomm_comm_opts {
                            rank 0's is taken by all ranks */
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
                            chosen per algorithm); rank 0's is taken by all ranks */
+    int tune;           /* 1: measure what things cost, some milliseconds once per process and set
+                           of hosts, so that algorithms are chosen by it (or read it, where
+                           DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
+                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
@@ -893,6 +897,10 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
 
+/* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
+ * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
+ * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
 /* The numbers that a communicator chooses by. */
 DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
@@ -12411,7 +12419,7 @@ typedef struct dcommi_history {
 } dcommi_history;
 
 typedef struct dcommi_member {
-    int peer; /* the context's number for it; -1: this rank itself */
+    int peer;                                /* the context's number for it; -1: this rank itself */
     uint64_t done;                           /* collectives that it has told us it completed */
     uint64_t told;                           /* what we told it of ours */
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
@@ -12440,6 +12448,7 @@ struct dcomm_comm {
     double timeout_s;
     char algo[32];
     bool deterministic;
+    bool tunes; /* measures what things cost when it is created */
     int64_t chunk_bytes;
     pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
     uint64_t next_seq;
@@ -17110,7 +17119,7 @@ typedef struct dcommi_card {
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
-    uint32_t deterministic;
+    uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
     char algo[32];
     char hostname[64];
@@ -17118,7 +17127,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 1u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -19947,6 +19956,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     const dcomm_comm_opts *opts = &comm->opts;
     const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
     const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
+    const char *tune = getenv("DCOMM_TUNE");
     comm->timeout_s = opts->timeout_s;
     if (comm->timeout_s == 0) {
         comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
@@ -19983,6 +19993,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->opts.algo = NULL;
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
+    comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
         comm->chunk_bytes = strtoll(chunk, NULL, 10);
@@ -20006,6 +20017,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->timeout_s = comm->timeout_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
+    card->tunes = comm->tunes;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -20102,10 +20114,9 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
     dcomm_tuning tuning;
     dcomm_tuning_default(&tuning);
     comm->chooser = dcommi_alloc(sizeof *comm->chooser);
-    return comm->chooser != NULL
-               ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
-                                    from != NULL ? &from->tuning : &tuning)
-               : DCOMM_ERR_NO_MEMORY;
+    return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
+                                                      from != NULL ? &from->tuning : &tuning)
+                                 : DCOMM_ERR_NO_MEMORY;
 }
 
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
@@ -20155,6 +20166,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->timeout_s = first->timeout_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
+    comm->tunes = first->tunes != 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
@@ -20172,6 +20184,8 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     dcommi_token_release(context);
     return status;
 }
+
+static void dcommi_comm_tune_new(dcomm_comm *comm);
 
 /* Everything that creation does, in the caller's thread or one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
@@ -20197,6 +20211,7 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     dcommi_boot_close(boot);
     if (status >= 0) {
         dcommi_comm_enter(comm);
+        dcommi_comm_tune_new(comm);
     }
     return status;
 }
@@ -21906,6 +21921,597 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 }
 
 #endif
+/* ==== include/dcomm/impl/tune_measure.h ==================================================== */
+/* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
+ * count, all ranks take part in the same probes. */
+#ifndef DCOMMI_TUNE_MEASURE_H
+#define DCOMMI_TUNE_MEASURE_H
+
+/* ==== include/dcomm/impl/tune_probe.h ====================================================== */
+/* tune_probe.h - small ordinary plans whose times tell what things cost: pairs of ranks, all at
+ * once or one alone, exchange messages and signals, and read and fold each other's memory. */
+#ifndef DCOMMI_TUNE_PROBE_H
+#define DCOMMI_TUNE_PROBE_H
+
+
+enum dcommi_probe_kind {
+    DCOMMI_PROBE_NOTHING,  /* a plan without steps */
+    DCOMMI_PROBE_STEPS,    /* signals to itself */
+    DCOMMI_PROBE_SIGNALS,  /* one each way */
+    DCOMMI_PROBE_MESSAGES, /* one each way */
+    DCOMMI_PROBE_FOLDS,    /* messages, folded as they arrive */
+    DCOMMI_PROBE_BURSTS,   /* DCOMMI_PROBE_BURST messages each way */
+    DCOMMI_PROBE_READS,    /* both copy what the other exposes */
+    DCOMMI_PROBE_REDUCES,  /* both fold it with their own */
+    DCOMMI_PROBE_COPY,     /* in their own memory */
+    DCOMMI_PROBE_FOLD
+};
+
+#define DCOMMI_PROBE_BURST 8
+#define DCOMMI_PROBE_SIGNATURE 0x74756e65u
+
+typedef struct dcommi_probe {
+    enum dcommi_probe_kind kind;
+    int64_t len, trips;
+    int depth;  /* which pairs */
+    bool alone; /* only rank 0's pair, else all pairs at once */
+} dcommi_probe;
+
+/* ---- pairs ---- */
+
+/* The i-th rank that is with `rank` at all levels above `level`, and in the group `group` of it
+ * (-1: any); -1: there are not so many. */
+static int dcommi_probe_member(const dcommi_groups *g, int rank, int level, int32_t group, int i)
+{
+    for (int r = 0; r < g->nranks; r++) {
+        bool with = dcommi_groups_depth(g, rank, r) >= level;
+        if (with && (group < 0 || dcommi_group_of(g, level, r) == group) && i-- == 0) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+/* The rank that `rank` works with in probes of pairs that part at level `depth`; -1: it looks on.
+ * Siblings pair up, first with second, third with fourth, and their ranks in order. */
+static int dcommi_probe_partner(const dcommi_groups *g, int rank, int depth)
+{
+    int at = 0;
+    if (depth == g->nlevels) {
+        while (dcommi_probe_member(g, rank, depth, -1, at) != rank) {
+            at++;
+        }
+        return dcommi_probe_member(g, rank, depth, -1, at ^ 1);
+    }
+    /* Groups are numbered by their lowest rank, so siblings come in the order of their numbers. */
+    int32_t mine = dcommi_group_of(g, depth, rank), below = -1, above = -1;
+    int before = 0;
+    for (int r = 0; r < g->nranks; r++) {
+        int32_t group = dcommi_group_of(g, depth, r);
+        if (dcommi_groups_depth(g, rank, r) < depth) {
+            continue;
+        }
+        if (group < mine && group > below) {
+            below = group;
+            before++;
+        } else if (group > mine && above < 0) {
+            above = group;
+        }
+    }
+    int32_t other = before % 2 == 1 ? below : above;
+    while (dcommi_probe_member(g, rank, depth, mine, at) != rank) {
+        at++;
+    }
+    return other < 0 ? -1 : dcommi_probe_member(g, rank, depth, other, at);
+}
+
+/* ---- plans ---- */
+
+static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+{
+    int64_t each = p->kind == DCOMMI_PROBE_BURSTS ? DCOMMI_PROBE_BURST : 1;
+    int64_t tag = dcommi_build_tags(b, p->trips * each);
+    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
+    int d = dcommi_loop(b, 0, dcommi_const(p->trips));
+    dcomm_operand in = dcommi_span(DCOMM_SPACE_IN, 0, p->len);
+    for (int64_t i = 0; i < each; i++) {
+        dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
+    }
+    for (int64_t i = 0; i < each; i++) {
+        dcomm_expr order = dcommi_linear(tag + i, d, each);
+        dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, i * p->len, p->len);
+        if (p->kind == DCOMMI_PROBE_FOLDS) {
+            dcommi_recv_reduce(b, 0, out, in, dcommi_msg(),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
+                               DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
+        }
+    }
+    dcommi_fence(b, 0);
+    dcommi_end(b, 0);
+}
+
+static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+{
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcommi_peer(peer, slot, dcommi_const(0), p->len)};
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, p->len);
+    dcommi_expose(b, 0, src[0], slot, peer);
+    dcommi_loop(b, 0, dcommi_const(p->trips));
+    if (p->kind == DCOMMI_PROBE_READS) {
+        dcommi_copy(b, 0, out, src[1], 0);
+    } else {
+        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+    }
+    dcommi_end(b, 0);
+    dcommi_signal(b, 0, done, peer, dcommi_const(1));
+    dcommi_await(b, 0, done, dcommi_const(1));
+}
+
+static void dcommi_probe_local(dcommi_builder *b, const dcommi_probe *p)
+{
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcommi_span(DCOMM_SPACE_OUT, 0, p->len)};
+    dcommi_loop(b, 0, dcommi_const(p->trips));
+    if (p->kind == DCOMMI_PROBE_STEPS) {
+        dcommi_signal(b, 0, dcommi_build_counter(b), dcommi_const(b->head.rank), dcommi_const(1));
+    } else if (p->kind == DCOMMI_PROBE_COPY) {
+        dcommi_copy(b, 0, src[1], src[0], 0);
+    } else {
+        dcommi_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
+    }
+    dcommi_end(b, 0);
+}
+
+/* One rank's plan of a probe. partner -1: it looks on. */
+static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nranks, int partner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
+    dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
+    b.head.in_bytes = p->len;
+    b.head.out_bytes = p->len * DCOMMI_PROBE_BURST;
+    if (local) {
+        dcommi_probe_local(&b, p);
+    } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
+        dcommi_probe_reads(&b, p, dcommi_const(partner));
+    } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
+        dcommi_probe_messages(&b, p, dcommi_const(partner));
+    } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {
+        uint16_t counter = dcommi_build_counter(&b);
+        int d = dcommi_loop(&b, 0, dcommi_const(p->trips));
+        dcommi_signal(&b, 0, counter, dcommi_const(partner), dcommi_const(1));
+        dcommi_await(&b, 0, counter, dcommi_linear(1, d, 1));
+        dcommi_end(&b, 0);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+/* Run a plan on a communicator that only we know of, whatever groups this thread has open. */
+static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                     void *out)
+{
+    pthread_mutex_lock(&comm->lock);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        pthread_mutex_unlock(&comm->lock);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->plan = plan;
+    run->in = in;
+    run->out = out;
+    run->signature.hash = DCOMMI_PROBE_SIGNATURE;
+    run->signature.coll = DCOMM_COLL_PLAN;
+    run->signature.dtype = plan->dtype;
+    run->signature.op = plan->op;
+    run->signature.algo = plan->name;
+    run->p2p_peer = -1;
+    run->seq = comm->next_seq++;
+    pthread_mutex_unlock(&comm->lock);
+    run->timeout_s = comm->timeout_s;
+    run->blocking = true;
+    dcommi_submit(comm->context, run);
+    return dcommi_run_wait(run);
+}
+
+#endif
+
+#define DCOMMI_TUNE_LONGEST (4 << 20) /* bytes of a probe */
+#define DCOMMI_TUNE_REPEATS 5         /* of each probe, the first of which only warms up */
+#define DCOMMI_TUNE_FAR_S 0.04        /* after so long no longer message is tried between hosts */
+#define DCOMMI_TUNE_NEAR_S 0.02       /* the same within a host */
+
+typedef struct dcommi_tuner {
+    dcomm_comm *comm; /* for the probes alone */
+    dcomm_tuning tuning;
+    uint8_t *in, *out;
+    dcomm_status status; /* the first error; nothing is run after it */
+    double step;         /* seconds, as are the following, which are rank 0's */
+    double signal, empty;
+} dcommi_tuner;
+
+static int64_t dcommi_ps(double seconds)
+{
+    double ps = seconds * 1e12 + 0.5;
+    return !(ps > 0) ? 0 : ps > 1e15 ? (int64_t)1e15 : (int64_t)ps;
+}
+
+/* ---- one probe ---- */
+
+/* Seconds of one trip on this rank. The second fastest of the repeats: a core that was taken away
+ * for a while says nothing, nor does a lucky one. */
+static double dcommi_tune_time(dcommi_tuner *t, const dcommi_probe *p, int repeats)
+{
+    dcomm_comm *comm = t->comm;
+    dcomm_plan *plan = NULL;
+    double first = 1e9, second = 1e9;
+    int partner = p->kind < DCOMMI_PROBE_SIGNALS || p->kind >= DCOMMI_PROBE_COPY
+                      ? -1
+                      : dcommi_probe_partner(comm->groups, comm->rank, p->depth);
+    if (p->alone && comm->rank != 0 && partner != 0) {
+        partner = -1;
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_plan(p, comm->rank, comm->size, partner, &plan);
+    }
+    for (int i = 0; i < repeats && t->status >= 0; i++) {
+        double start = dcommi_now();
+        t->status = dcommi_probe_run(comm, plan, t->in, t->out);
+        double took = dcommi_now() - start;
+        if (i > 0) {
+            second = took < first ? first : took < second ? took : second;
+            first = took < first ? took : first;
+        }
+    }
+    dcommi_free(plan);
+    return (repeats > 2 ? second : first) / (double)p->trips;
+}
+
+/* Everybody gets rank 0's bytes. */
+static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
+{
+    dcomm_comm *comm = t->comm;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
+                      .rank = comm->rank,
+                      .nranks = comm->size,
+                      .dtype = DCOMM_U8,
+                      .count = bytes,
+                      .in_place = true,
+                      .lanes = 1};
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(comm, plan, data, data);
+    }
+    dcommi_free(plan);
+}
+
+/* Whether to go on to longer probes: rank 0 looks at its clock. */
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
+{
+    uint64_t on = dcommi_now() < until;
+    dcommi_tune_share(t, &on, sizeof on);
+    return t->status >= 0 && on != 0;
+}
+
+/* ---- curves ---- */
+
+/* No less for more bytes, however the measurements fell out. */
+static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
+{
+    if (c->n < DCOMM_CURVE_POINTS) {
+        int64_t least = c->n > 0 ? c->ps[c->n - 1] : 0;
+        c->bytes[c->n] = bytes;
+        c->ps[c->n++] = dcommi_max64(dcommi_ps(seconds), least);
+    }
+}
+
+static int64_t dcommi_tune_trips(int64_t len)
+{
+    return len <= 4096 ? 16 : len <= 65536 ? 4 : 1;
+}
+
+/* The parts of a short message and of a signal. */
+static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int depth, bool alone)
+{
+    dcommi_probe p = {DCOMMI_PROBE_SIGNALS, 0, 32, depth, alone};
+    if (link->by_core == 0) {
+        p.trips = 8;
+    }
+    double signal = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS);
+    p.kind = DCOMMI_PROBE_MESSAGES;
+    p.len = 8;
+    double message = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS);
+    p.kind = DCOMMI_PROBE_BURSTS;
+    p.trips = 8;
+    double burst = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS);
+    /* Each message more is two steps more, and work at both ends, which both are. */
+    double overhead = ((burst - message) / (DCOMMI_PROBE_BURST - 1) - 2 * t->step) / 2;
+    overhead = overhead < 0 ? 0 : overhead > message / 3 ? message / 3 : overhead;
+    link->overhead_ps = dcommi_ps(overhead);
+    link->alpha_ps = dcommi_ps(message - 2 * overhead - 3 * t->step);
+    double tell = signal / 4 < overhead ? signal / 4 : overhead;
+    link->tell_ps = dcommi_ps(tell);
+    link->signal_ps = dcommi_ps(signal - tell - 2 * t->step);
+    t->signal = signal;
+    return message;
+}
+
+/* Within a host: messages as they are and folded, memory read and folded. */
+static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
+{
+    static const int64_t sizes[] = {512, 2048, 8192, 16384, 65536, 262144, 1 << 20, 4 << 20};
+    double until = dcommi_now() + DCOMMI_TUNE_NEAR_S;
+    double least = dcommi_tune_short(t, link, depth, false);
+    link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
+    dcommi_tune_point(&link->message, 8, 0);
+    dcommi_tune_point(&link->fold, 8, 0);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        int64_t len = sizes[i];
+        int repeats = len <= 65536 ? DCOMMI_TUNE_REPEATS : 3;
+        if (len > 16384 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        dcommi_probe p = {DCOMMI_PROBE_MESSAGES, len, dcommi_tune_trips(len), depth, false};
+        double message = dcommi_tune_time(t, &p, repeats);
+        p.kind = DCOMMI_PROBE_FOLDS;
+        double folded = dcommi_tune_time(t, &p, repeats);
+        double waits = link->eager_bytes > 0 && len > link->eager_bytes ? t->signal : 0;
+        dcommi_tune_point(&link->message, len, message - least - waits);
+        dcommi_tune_point(&link->fold, len, folded - message);
+        if (len >= 2048) {
+            double around = (2 * t->signal + t->empty) / (double)p.trips;
+            p.kind = DCOMMI_PROBE_READS;
+            dcommi_tune_point(&link->read, len, dcommi_tune_time(t, &p, repeats) - around);
+            p.kind = DCOMMI_PROBE_REDUCES;
+            dcommi_tune_point(&link->reduce, len, dcommi_tune_time(t, &p, repeats) - around);
+        }
+    }
+}
+
+/* How many of rank 0's host have a partner on another one. */
+static int dcommi_tune_crowd(const dcommi_groups *g)
+{
+    int n = 0;
+    for (int r = 0; r < g->nranks; r++) {
+        n += dcommi_group_of(g, 0, r) == 0 && dcommi_probe_partner(g, r, 0) >= 0;
+    }
+    return n;
+}
+
+/* Between hosts: one pair alone, then all at once through the same interfaces. */
+static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
+{
+    int64_t len = 4096, last = 0;
+    int crowd = dcommi_tune_crowd(t->comm->groups);
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S, least = dcommi_tune_short(t, link, 0, true);
+    link->message.n = link->shared.n = 0;
+    link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
+    dcommi_tune_point(&link->message, 8, 0);
+    while (len <= DCOMMI_TUNE_LONGEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
+        dcommi_probe p = {DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, true};
+        double took = dcommi_tune_time(t, &p, 3) - least;
+        dcommi_tune_point(&link->message, len, took);
+        last = len;
+        len *= 4;
+    }
+    /* A shaped link lets a burst through faster than it can go on: the last, longest probe has
+     * seen the rate, and shorter messages in a stream go at that rate. */
+    double slope =
+        link->message.n > 0 ? (double)link->message.ps[link->message.n - 1] / (double)last : 0;
+    for (int64_t i = 1; i < link->message.n && t->status >= 0; i++) {
+        int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
+        link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+    }
+    dcommi_tune_point(&link->shared, 0, 0);
+    double each = 1e-12 * slope * (double)last;
+    if (crowd > 1) {
+        dcommi_probe p = {DCOMMI_PROBE_MESSAGES, last, 1, 0, false};
+        each = (dcommi_tune_time(t, &p, 3) - least) / crowd;
+    }
+    dcommi_tune_point(&link->shared, last > 0 ? last : 1, each);
+}
+
+/* Work in a rank's own memory, on all ranks at once, as in a collective. */
+static void dcommi_tune_local(dcommi_tuner *t)
+{
+    static const int64_t sizes[] = {512, 8192, 65536, 1 << 20};
+    dcommi_probe p = {DCOMMI_PROBE_STEPS, 0, 64, 0, false};
+    dcommi_probe nothing = {DCOMMI_PROBE_NOTHING, 0, 1, 0, false};
+    t->empty = dcommi_tune_time(t, &nothing, DCOMMI_TUNE_REPEATS);
+    t->step = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS) - t->empty / (double)p.trips;
+    t->step = t->step > 0 ? t->step : 0;
+    t->tuning.step_ps = dcommi_ps(t->step);
+    t->tuning.call_ps = dcommi_ps(t->empty);
+    t->tuning.copy.n = t->tuning.fold.n = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        p = (dcommi_probe){DCOMMI_PROBE_COPY, sizes[i], dcommi_tune_trips(sizes[i]), 0, false};
+        double around = t->empty / (double)p.trips + t->step;
+        dcommi_tune_point(&t->tuning.copy, sizes[i], dcommi_tune_time(t, &p, 4) - around);
+        p.kind = DCOMMI_PROBE_FOLD;
+        dcommi_tune_point(&t->tuning.fold, sizes[i], dcommi_tune_time(t, &p, 4) - around);
+    }
+}
+
+/* ---- all of it ---- */
+
+/* Run the probes; every rank returns, with rank 0's findings on rank 0. */
+static void dcommi_tune_probe_all(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int known = -1;
+    t->in = dcommi_alloc(DCOMMI_TUNE_LONGEST);
+    t->out = dcommi_alloc(DCOMMI_TUNE_LONGEST);
+    if (t->in == NULL || t->out == NULL) {
+        t->status = DCOMM_ERR_NO_MEMORY;
+        return;
+    }
+    dcommi_tune_local(t);
+    for (int depth = g->nlevels; depth >= 0; depth--) {
+        int kind = depth < g->nlevels ? g->kind[depth] : (int)DCOMM_LINK_NEAR;
+        if (dcommi_probe_partner(g, 0, depth) < 0) {
+            continue; /* rank 0 has nobody there */
+        }
+        if (kind == DCOMM_LINK_HOST) {
+            dcommi_tune_far(t, &t->tuning.link[kind]);
+            t->tuning.link[kind].fold = t->tuning.fold;
+        } else {
+            dcommi_tune_near(t, &t->tuning.link[kind], depth);
+            /* Until a longer way is measured, it is taken to cost what this one does. */
+            int first = known < 0 ? DCOMM_LINK_NEAR : kind;
+            for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
+                t->tuning.link[k] = t->tuning.link[kind];
+            }
+            known = kind;
+        }
+    }
+    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s",
+             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s");
+}
+
+/* What rank 0 of this process has measured before, by who was where. */
+typedef struct dcommi_tuned {
+    struct dcommi_tuned *next;
+    uint64_t hosts;
+    dcomm_tuning tuning;
+} dcommi_tuned;
+
+static pthread_mutex_t dcommi_tuned_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_tuned *dcommi_tuned_list;
+
+static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
+{
+    const dcommi_groups *g = comm->groups;
+    uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    for (int r = 0; r < comm->size; r++) {
+        for (const char *c = comm->members[r].hostname; *c != 0; c++) {
+            key = dcommi_mix(key, (uint64_t)*c);
+        }
+        for (int l = 0; l < g->nlevels; l++) {
+            key = dcommi_mix(key, (uint64_t)dcommi_group_of(g, l, r) << 8 | g->kind[l]);
+        }
+    }
+    return key;
+}
+
+static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
+{
+    bool found = false;
+    pthread_mutex_lock(&dcommi_tuned_lock);
+    for (dcommi_tuned *k = dcommi_tuned_list; k != NULL && !found; k = k->next) {
+        if (k->hosts == key) {
+            *tuning = k->tuning;
+            found = true;
+        }
+    }
+    pthread_mutex_unlock(&dcommi_tuned_lock);
+    return found;
+}
+
+static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
+{
+    dcommi_tuned *k = dcommi_alloc(sizeof *k);
+    if (k != NULL) {
+        pthread_mutex_lock(&dcommi_tuned_lock);
+        k->hosts = key;
+        k->tuning = *tuning;
+        k->next = dcommi_tuned_list;
+        dcommi_tuned_list = k;
+        pthread_mutex_unlock(&dcommi_tuned_lock);
+    }
+}
+
+/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
+ * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+{
+    if (comm->size == 1) {
+        return DCOMM_OK;
+    }
+    dcommi_tuner *t = dcommi_alloc(sizeof *t);
+    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
+    dcomm_status status = t == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (int r = 0; status >= 0 && r < comm->size; r++) {
+        ranks[r] = r;
+    }
+    if (status >= 0) {
+        uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
+        status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
+    }
+    if (status < 0) {
+        dcommi_free(ranks);
+        dcommi_free(t);
+        return status;
+    }
+    struct {
+        uint64_t measure;
+        dcomm_tuning tuning;
+    } word = {1, {.step_ps = 0}};
+    uint64_t key = dcommi_tuned_key(comm);
+    const char *path = getenv("DCOMM_TUNE_FILE");
+    if (comm->rank == 0 && given != NULL) {
+        word.tuning = *given;
+        word.measure = 0;
+    } else if (comm->rank == 0 && !again && path != NULL && path[0] != 0) {
+        word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
+        if (word.measure != 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
+        }
+    } else if (comm->rank == 0 && !again) {
+        word.measure = !dcommi_tuned_find(key, &word.tuning);
+    }
+    dcommi_tune_share(t, &word, sizeof word);
+    if (t->status >= 0 && word.measure != 0) {
+        dcomm_tuning_default(&t->tuning);
+        dcommi_tune_probe_all(t);
+        word.tuning = t->tuning;
+        dcommi_tune_share(t, &word, sizeof word);
+        if (t->status >= 0 && comm->rank == 0) {
+            dcommi_tuned_add(key, &word.tuning);
+        }
+    }
+    status = t->status;
+    pthread_mutex_lock(&comm->lock);
+    if (status >= 0) {
+        status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
+        dcommi_cache_clear(comm);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    dcomm_comm_destroy(&t->comm);
+    dcommi_free(t->in);
+    dcommi_free(t->out);
+    dcommi_free(t);
+    dcommi_free(ranks);
+    return status;
+}
+
+/* At the end of creation. What fails here has failed the communicator: ranks that choose by
+ * different numbers must not meet. */
+static void dcommi_comm_tune_new(dcomm_comm *comm)
+{
+    dcomm_status status = comm->tunes ? dcommi_comm_tune(comm, NULL, false) : DCOMM_OK;
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        dcommi_token_take(comm->context);
+        dcommi_poison(comm, status, -1, text);
+        dcommi_token_release(comm->context);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_comm_tune"));
+    return dcommi_comm_tune(comm, tuning, true);
+}
+
+#endif
 #endif
 
 /* ==== helper macros end here =========================================================== */
@@ -21997,6 +22603,8 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 #undef DCOMMI_PRICE_BUDGET
 #undef DCOMMI_PRICE_LIMIT
 #undef DCOMMI_PRINTF
+#undef DCOMMI_PROBE_BURST
+#undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY
@@ -22050,6 +22658,10 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TUNE_FAR_S
+#undef DCOMMI_TUNE_LONGEST
+#undef DCOMMI_TUNE_NEAR_S
+#undef DCOMMI_TUNE_REPEATS
 #undef DCOMMI_TUNING_FIELDS
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN

@@ -16,4 +16,5 @@
 #include "impl/api_coll.h"
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
+#include "impl/tune_measure.h"
 #endif

@@ -136,6 +136,10 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
 
+/* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
+ * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
+ * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
 /* The numbers that a communicator chooses by. */
 DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 

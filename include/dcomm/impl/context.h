@@ -46,7 +46,7 @@ typedef struct dcommi_card {
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
-    uint32_t deterministic;
+    uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
     char algo[32];
     char hostname[64];
@@ -54,7 +54,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 1u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
