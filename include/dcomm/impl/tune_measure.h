@@ -7,17 +7,31 @@
 
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
-#define DCOMMI_TUNE_REPEATS 5          /* of each probe, the first of which only warms up */
-#define DCOMMI_TUNE_FAR_S 0.04         /* after so long no longer message is tried between hosts */
-#define DCOMMI_TUNE_NEAR_S 0.02        /* the same within a host */
+#define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_FEW 3
+#define DCOMMI_TUNE_PROBES 40       /* of a round */
+#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
+#define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of long probes is run within one */
+
+/* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
+ * of all of them, and not all of one. */
+typedef struct dcommi_rounds {
+    int n;
+    struct dcommi_timed {
+        dcommi_probe probe;
+        dcomm_plan *plan;
+        double took[DCOMMI_TUNE_ROUNDS];
+    } timed[DCOMMI_TUNE_PROBES];
+} dcommi_rounds;
 
 typedef struct dcommi_tuner {
     dcomm_comm *comm; /* for the probes alone */
     dcomm_tuning tuning;
     uint8_t *in, *out;
-    dcomm_status status; /* the first error; nothing is run after it */
-    double step;         /* seconds, as are the following, which are rank 0's */
-    double signal, empty;
+    dcommi_rounds rounds;
+    dcomm_status status;        /* the first error; nothing is run after it */
+    double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
 
 static int64_t dcommi_ps(double seconds)
@@ -26,35 +40,64 @@ static int64_t dcommi_ps(double seconds)
     return !(ps > 0) ? 0 : ps > 1e15 ? (int64_t)1e15 : (int64_t)ps;
 }
 
-/* ---- one probe ---- */
+/* ---- probes ---- */
 
-/* Seconds of one trip on this rank: the second fastest of many repeats, the fastest of few. A core
- * that was taken away for a while says nothing. */
-static double dcommi_tune_time(dcommi_tuner *t, const dcommi_probe *p, int repeats)
+static int dcommi_tune_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Put a probe into the rounds to come; returns where its time will be. */
+static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
+                           int depth, bool alone)
 {
     dcomm_comm *comm = t->comm;
-    dcomm_plan *plan = NULL;
-    double first = 1e9, second = 1e9;
-    int partner = p->kind < DCOMMI_PROBE_SIGNALS || p->kind >= DCOMMI_PROBE_COPY
-                      ? -1
-                      : dcommi_probe_partner(comm->groups, comm->rank, p->depth);
-    if (p->alone && comm->rank != 0 && partner != 0) {
+    struct dcommi_timed *timed = &t->rounds.timed[t->rounds.n];
+    bool pairs = kind >= DCOMMI_PROBE_SIGNALS && kind < DCOMMI_PROBE_COPY;
+    int partner = pairs ? dcommi_probe_partner(comm->groups, comm->rank, depth) : -1;
+    if (alone && comm->rank != 0 && partner != 0) {
         partner = -1;
     }
+    timed->probe = (dcommi_probe){kind, len, trips};
+    timed->plan = NULL;
     if (t->status >= 0) {
-        t->status = dcommi_probe_plan(p, comm->rank, comm->size, partner, &plan);
+        t->status = dcommi_probe_plan(&timed->probe, comm->rank, comm->size, partner, &timed->plan);
     }
-    for (int i = 0; i < repeats && t->status >= 0; i++) {
-        double start = dcommi_now();
-        t->status = dcommi_probe_run(comm, plan, t->in, t->out);
-        double took = dcommi_now() - start;
-        if (i > 0) {
-            second = took < first ? first : took < second ? took : second;
-            first = took < first ? took : first;
+    return t->rounds.n++;
+}
+
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+
+/* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
+static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
+{
+    dcommi_rounds *all = &t->rounds;
+    int done = 0;
+    for (int round = -1; round < rounds && t->status >= 0; round++) {
+        if (round > 0 && until > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
         }
+        for (int i = 0; i < all->n && t->status >= 0; i++) {
+            double start = dcommi_now();
+            t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
+            all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
+        }
+        done += round >= 0;
     }
-    dcommi_free(plan);
-    return (repeats >= DCOMMI_TUNE_REPEATS ? second : first) / (double)p->trips;
+    for (int i = 0; i < all->n; i++) {
+        double *took = all->timed[i].took;
+        dcommi_free(all->timed[i].plan);
+        qsort(took, (size_t)done, sizeof *took, dcommi_tune_compare);
+        took[0] = done > 0 ? took[(done - 1) / 2] / (double)all->timed[i].probe.trips : 0;
+    }
+    all->n = 0;
+}
+
+/* Seconds of one trip of a probe that has run: the median. */
+static double dcommi_tune_time(const dcommi_tuner *t, int i)
+{
+    return t->rounds.timed[i].took[0];
 }
 
 /* Everybody gets rank 0's bytes. */
@@ -98,28 +141,29 @@ static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
     }
 }
 
-static int64_t dcommi_tune_trips(int64_t len)
+static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
 {
-    return len <= 4096 ? 16 : len <= 65536 ? 4 : 1;
+    dcommi_curve k = dcommi_curve_make(c);
+    return dcommi_curve_at(&k, bytes);
 }
 
-/* The parts of a short message and of a signal. */
-static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int depth, bool alone)
+/* The probes of a short message and of a signal, and what they say. */
+static int dcommi_tune_add_short(dcommi_tuner *t, int depth, bool alone)
 {
-    dcommi_probe p = {DCOMMI_PROBE_SIGNALS, 0, 32, depth, alone};
-    if (link->by_core == 0) {
-        p.trips = 8;
-    }
-    double signal = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS);
-    p.kind = DCOMMI_PROBE_MESSAGES;
-    p.len = 8;
-    double message = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS);
-    p.kind = DCOMMI_PROBE_BURSTS;
-    p.trips = 8;
-    double burst = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS);
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, alone);
+    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, alone);
+    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, alone);
+    return first;
+}
+
+static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
+{
+    double signal = dcommi_tune_time(t, first), message = dcommi_tune_time(t, first + 1);
+    double burst = dcommi_tune_time(t, first + 2);
     /* Each message more is two steps more, and work at both ends, which both are. */
     double overhead = ((burst - message) / (DCOMMI_PROBE_BURST - 1) - 2 * t->step) / 2;
-    overhead = overhead < 0 ? 0 : overhead > message / 3 ? message / 3 : overhead;
+    double most = link->by_core ? DCOMMI_TUNE_OVERHEAD_S : message / 3;
+    overhead = overhead < 0 ? 0 : overhead > most ? most : overhead;
     link->overhead_ps = dcommi_ps(overhead);
     link->alpha_ps = dcommi_ps(message - 2 * overhead - 3 * t->step);
     double tell = signal / 4 < overhead ? signal / 4 : overhead;
@@ -129,35 +173,58 @@ static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int depth, bo
     return message;
 }
 
-/* Within a host: messages as they are and folded, memory read and folded. */
+enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   16384,
+                                                             65536, 262144, 1 << 20};
+
+/* Messages as they are and folded, memory read and folded. */
+static int dcommi_tune_add_size(dcommi_tuner *t, int64_t len, int depth)
+{
+    int64_t trips = len <= 8192 ? 8 : len <= 65536 ? 4 : 2;
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, trips, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_FOLDS, len, trips, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_READS, len, 1, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, len, 1, depth, false);
+    return first;
+}
+
+static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, double least,
+                             int first)
+{
+    double message = dcommi_tune_time(t, first), folded = dcommi_tune_time(t, first + 1);
+    double around = 2 * t->signal + t->empty;
+    double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
+    double waits = link->eager_bytes > 0 && len > link->eager_bytes ? t->signal : 0;
+    dcommi_tune_point(&link->message, len, message - least - waits);
+    dcommi_tune_point(&link->fold, len, folded - message);
+    if (len >= 2048) {
+        dcommi_tune_point(&link->read, len, dcommi_tune_time(t, first + 2) - around - copied);
+        dcommi_tune_point(&link->reduce, len, dcommi_tune_time(t, first + 3) - around);
+    }
+}
+
+/* Within a host. */
 static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
 {
-    static const int64_t sizes[] = {512, 2048, 8192, 16384, 65536, 262144, 1 << 20};
-    double until = dcommi_now() + DCOMMI_TUNE_NEAR_S;
-    double least = dcommi_tune_short(t, link, depth, false);
+    int first = dcommi_tune_add_short(t, depth, false);
+    for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
+        dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, 0);
+    double least = dcommi_tune_short(t, link, first);
     link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
     dcommi_tune_point(&link->message, 8, 0);
     dcommi_tune_point(&link->fold, 8, 0);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        int64_t len = sizes[i];
-        int repeats = len <= 65536 ? DCOMMI_TUNE_REPEATS : 4;
-        if (len > 16384 && !dcommi_tune_goes_on(t, until)) {
-            break;
-        }
-        dcommi_probe p = {DCOMMI_PROBE_MESSAGES, len, dcommi_tune_trips(len), depth, false};
-        double message = dcommi_tune_time(t, &p, repeats);
-        p.kind = DCOMMI_PROBE_FOLDS;
-        double folded = dcommi_tune_time(t, &p, repeats);
-        double waits = link->eager_bytes > 0 && len > link->eager_bytes ? t->signal : 0;
-        dcommi_tune_point(&link->message, len, message - least - waits);
-        dcommi_tune_point(&link->fold, len, folded - message);
-        if (len >= 2048) {
-            double around = (2 * t->signal + t->empty) / (double)p.trips;
-            p.kind = DCOMMI_PROBE_READS;
-            dcommi_tune_point(&link->read, len, dcommi_tune_time(t, &p, repeats) - around);
-            p.kind = DCOMMI_PROBE_REDUCES;
-            dcommi_tune_point(&link->reduce, len, dcommi_tune_time(t, &p, repeats) - around);
-        }
+    for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
+        dcommi_tune_size(t, link, dcommi_tune_sizes[i], least, first + 3 + i * DCOMMI_TUNE_KINDS);
+    }
+    for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_size(t, link, dcommi_tune_sizes[i], least,
+                         (i - DCOMMI_TUNE_SHORT_SIZES) * DCOMMI_TUNE_KINDS);
     }
 }
 
@@ -171,57 +238,66 @@ static int dcommi_tune_crowd(const dcommi_groups *g)
     return n;
 }
 
+static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len, bool alone)
+{
+    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, alone);
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, 0);
+    return dcommi_tune_time(t, at);
+}
+
 /* Between hosts: one pair alone, then all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
     int64_t len = 4096, last = 0;
     int crowd = dcommi_tune_crowd(t->comm->groups);
-    double until = dcommi_now() + DCOMMI_TUNE_FAR_S, least = dcommi_tune_short(t, link, 0, true);
+    int first = dcommi_tune_add_short(t, 0, true);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, 0);
+    double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
     link->message.n = link->shared.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
     dcommi_tune_point(&link->message, 8, 0);
     while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
-        dcommi_probe p = {DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, true};
-        double took = dcommi_tune_time(t, &p, 3) - least;
-        dcommi_tune_point(&link->message, len, took);
+        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len, true) - least);
         last = len;
         len *= 4;
     }
-    /* A shaped link lets a burst through faster than it can go on: the last, longest probe has
-     * seen the rate, and shorter messages in a stream go at that rate. */
-    double slope =
-        link->message.n > 0 ? (double)link->message.ps[link->message.n - 1] / (double)last : 0;
-    for (int64_t i = 1; i < link->message.n && t->status >= 0; i++) {
+    /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
+     * rate; in a stream, shorter messages go no faster. */
+    double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
+    for (int64_t i = 1; i < link->message.n; i++) {
         int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
         link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
     }
-    dcommi_tune_point(&link->shared, 0, 0);
     double each = 1e-12 * slope * (double)last;
     if (crowd > 1) {
-        dcommi_probe p = {DCOMMI_PROBE_MESSAGES, last, 1, 0, false};
-        each = (dcommi_tune_time(t, &p, 3) - least) / crowd;
+        each = (dcommi_tune_far_time(t, last, false) - least) / crowd;
     }
-    dcommi_tune_point(&link->shared, last > 0 ? last : 1, each);
+    dcommi_tune_point(&link->shared, 0, 0);
+    dcommi_tune_point(&link->shared, last, each);
 }
 
 /* Work in a rank's own memory, on all ranks at once, as in a collective. */
 static void dcommi_tune_local(dcommi_tuner *t)
 {
     static const int64_t sizes[] = {512, 8192, 65536, 1 << 20};
-    dcommi_probe p = {DCOMMI_PROBE_STEPS, 0, 64, 0, false};
-    dcommi_probe nothing = {DCOMMI_PROBE_NOTHING, 0, 1, 0, false};
-    t->empty = dcommi_tune_time(t, &nothing, DCOMMI_TUNE_REPEATS);
-    t->step = dcommi_tune_time(t, &p, DCOMMI_TUNE_REPEATS) - t->empty / (double)p.trips;
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    dcommi_tune_add(t, DCOMMI_PROBE_NOTHING, 0, 1, 0, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_STEPS, 0, 64, 0, false);
+    for (int i = 0; i < SIZES; i++) {
+        dcommi_tune_add(t, DCOMMI_PROBE_COPY, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
+        dcommi_tune_add(t, DCOMMI_PROBE_FOLD, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S / 4);
+    t->empty = dcommi_tune_time(t, 0);
+    t->step = dcommi_tune_time(t, 1) - t->empty / 64;
     t->step = t->step > 0 ? t->step : 0;
     t->tuning.step_ps = dcommi_ps(t->step);
     t->tuning.call_ps = dcommi_ps(t->empty);
     t->tuning.copy.n = t->tuning.fold.n = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        p = (dcommi_probe){DCOMMI_PROBE_COPY, sizes[i], dcommi_tune_trips(sizes[i]), 0, false};
-        double around = t->empty / (double)p.trips + t->step;
-        dcommi_tune_point(&t->tuning.copy, sizes[i], dcommi_tune_time(t, &p, 4) - around);
-        p.kind = DCOMMI_PROBE_FOLD;
-        dcommi_tune_point(&t->tuning.fold, sizes[i], dcommi_tune_time(t, &p, 4) - around);
+    for (int i = 0; i < SIZES; i++) {
+        double around = t->empty / (sizes[i] <= 8192 ? 8 : 1) + t->step;
+        dcommi_tune_point(&t->tuning.copy, sizes[i], dcommi_tune_time(t, 2 + 2 * i) - around);
+        dcommi_tune_point(&t->tuning.fold, sizes[i], dcommi_tune_time(t, 3 + 2 * i) - around);
     }
 }
 
@@ -232,7 +308,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
     int known = -1;
-    size_t most = t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST;
+    size_t most = 2 * (t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST);
     t->in = dcommi_alloc(most);
     t->out = dcommi_alloc(most);
     if (t->in == NULL || t->out == NULL) {

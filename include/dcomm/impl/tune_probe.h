@@ -24,8 +24,6 @@ enum dcommi_probe_kind {
 typedef struct dcommi_probe {
     enum dcommi_probe_kind kind;
     int64_t len, trips;
-    int depth;  /* which pairs */
-    bool alone; /* only rank 0's pair, else all pairs at once */
 } dcommi_probe;
 
 /* ---- pairs ---- */
@@ -84,13 +82,17 @@ static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcom
     int64_t tag = dcommi_build_tags(b, p->trips * each);
     int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
     int d = dcommi_loop(b, 0, dcommi_const(p->trips));
-    dcomm_operand in = dcommi_span(DCOMM_SPACE_IN, 0, p->len);
+    /* Each trip sends what the one before has received: memory that was just written, as in a
+     * collective. Two buffers of `each` messages take turns. */
+    dcomm_operand in =
+        dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, 2), p->len);
     for (int64_t i = 0; i < each; i++) {
         dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
     }
     for (int64_t i = 0; i < each; i++) {
         dcomm_expr order = dcommi_linear(tag + i, d, each);
-        dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, i * p->len, p->len);
+        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, 2);
+        dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
         if (p->kind == DCOMMI_PROBE_FOLDS) {
             dcommi_recv_reduce(b, 0, out, in, dcommi_msg(),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
@@ -103,20 +105,24 @@ static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcom
     dcommi_end(b, 0);
 }
 
+/* What is folded lies where it has lain, like the inputs of a collective; what is copied was just
+ * written, like its results. */
 static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
 {
     uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    bool fold = p->kind == DCOMMI_PROBE_REDUCES;
     dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
                             dcommi_peer(peer, slot, dcommi_const(0), p->len)};
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, p->len);
-    dcommi_expose(b, 0, src[0], slot, peer);
-    dcommi_loop(b, 0, dcommi_const(p->trips));
-    if (p->kind == DCOMMI_PROBE_READS) {
-        dcommi_copy(b, 0, out, src[1], 0);
-    } else {
-        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
+    if (!fold) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
     }
-    dcommi_end(b, 0);
+    dcommi_expose(b, 0, fold ? src[0] : dcommi_span(DCOMM_SPACE_OUT, 0, p->len), slot, peer);
+    if (fold) {
+        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+    } else {
+        dcommi_copy(b, 0, out, src[1], 0);
+    }
     dcommi_signal(b, 0, done, peer, dcommi_const(1));
     dcommi_await(b, 0, done, dcommi_const(1));
 }
@@ -144,7 +150,7 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
     dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
     b.head.in_bytes = p->len;
-    b.head.out_bytes = p->len * DCOMMI_PROBE_BURST;
+    b.head.out_bytes = 2 * p->len * DCOMMI_PROBE_BURST;
     if (local) {
         dcommi_probe_local(&b, p);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
