@@ -29,6 +29,7 @@ static int64_t dcommi_shape_size(const dcommi_shape *s);
 static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
                                        const dcomm_tuning *tuning)
 {
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
     memset(c->choice, 0, sizeof c->choice);
     c->tuning = *tuning;
     return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);

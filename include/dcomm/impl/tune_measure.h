@@ -12,7 +12,7 @@
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
-#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of long probes is run within one */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -210,7 +210,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, 0);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double least = dcommi_tune_short(t, link, first);
     link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
     dcommi_tune_point(&link->message, 8, 0);
@@ -251,7 +251,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     int64_t len = 4096, last = 0;
     int crowd = dcommi_tune_crowd(t->comm->groups);
     int first = dcommi_tune_add_short(t, 0, true);
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, 0);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
     link->message.n = link->shared.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
