@@ -36,8 +36,10 @@ static size_t cross_count(const cross_sweep *s, size_t bytes)
 static double cross_price(const cross_sweep *s, const char *algo, size_t bytes,
                           const dcomm_tuning *tuning)
 {
-    dcomm_check_spec spec = {
-        .coll = s->args->op->coll, .count = cross_count(s, bytes), .dtype = DCOMM_F32};
+    dcomm_check_spec spec = {.coll = s->args->op->coll,
+                             .count = cross_count(s, bytes),
+                             .dtype = DCOMM_F32,
+                             .hosts = s->hosts};
     dcomm_coll_opts opts = {.algo = algo, .chunk_bytes = s->args->chunk};
     dcomm_plan **plans = calloc((size_t)s->nranks, sizeof *plans);
     double seconds = NAN;

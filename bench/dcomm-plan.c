@@ -14,6 +14,9 @@ typedef struct arguments {
     dcomm_coll_opts opts;
     int nranks, rank; /* rank -1: not asked for */
     bool check;
+    int per_host; /* 0: as in hosts */
+    bool shuffle;
+    int hosts[DCOMMI_CHECK_RANKS], nhosts; /* nhosts: how many numbers were given */
     const char *svg, *json;
 } arguments;
 
@@ -31,8 +34,12 @@ static const char usage[] =
     "  --deterministic  fold in rank order\n"
     "  --lanes L        parallel rings or trees (default: 1)\n"
     "  --chunk BYTES    pipelining grain (default: the algorithm's own)\n"
+    "  --hosts H,H,...  the host of each rank (default: all on one)\n"
+    "  --ranks-per-host K  the same, K ranks to a host\n"
+    "  --shuffle        deal the ranks to the hosts out of order\n"
     "  --rank R         print this rank's plan (default: 0, when nothing else is asked for)\n"
-    "  --check          prove all ranks' plans right; print what they cost\n"
+    "  --check          prove all ranks' plans right; print what they cost, and with hosts what\n"
+    "                   goes between them\n"
     "  --svg FILE       draw all ranks' messages\n"
     "  --json FILE      write what --check finds as JSON (\"-\": standard output)\n"
     "  --help\n"
@@ -126,6 +133,46 @@ static bool parse_number(const char *text, int64_t low, int64_t high, int64_t *v
     return true;
 }
 
+/* H,H,... into a->hosts. */
+static bool parse_hosts(const char *text, arguments *a)
+{
+    a->nhosts = 0;
+    while (a->nhosts < DCOMMI_CHECK_RANKS) {
+        char *end = NULL;
+        long host = strtol(text, &end, 10);
+        if (end == text || host < 0 || host > INT32_MAX) {
+            return false;
+        }
+        a->hosts[a->nhosts++] = (int)host;
+        if (*end != ',') {
+            return *end == '\0';
+        }
+        text = end + 1;
+    }
+    return false;
+}
+
+/* The host of each rank, as asked for. */
+static bool place_ranks(arguments *a)
+{
+    if (a->nhosts > 0 && a->nhosts != a->nranks) {
+        fprintf(stderr, "dcomm-plan: --hosts names %d hosts for %d ranks; see --help\n", a->nhosts,
+                a->nranks);
+        return false;
+    }
+    for (int r = 0; r < a->nranks && a->nhosts == 0; r++) {
+        a->hosts[r] = a->per_host > 0 ? r / a->per_host : 0;
+    }
+    for (int r = a->nranks - 1; r > 0 && a->shuffle; r--) {
+        int other = (int)(dcommi_mix((uint64_t)a->nranks, (uint64_t)r) % (uint64_t)(r + 1));
+        int host = a->hosts[r];
+        a->hosts[r] = a->hosts[other];
+        a->hosts[other] = host;
+    }
+    a->spec.hosts = a->hosts;
+    return true;
+}
+
 static int refuse(const char *what, const char *text)
 {
     fprintf(stderr, "dcomm-plan: %s '%s'; see --help\n", what, text);
@@ -135,7 +182,22 @@ static int refuse(const char *what, const char *text)
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, arguments *a)
 {
-    enum { COUNT = 256, DTYPE, ROOT, INPLACE, ORDER, LANES, CHUNK, RANK, CHECK, SVG, JSON };
+    enum {
+        COUNT = 256,
+        DTYPE,
+        ROOT,
+        INPLACE,
+        ORDER,
+        LANES,
+        CHUNK,
+        HOSTS,
+        PER_HOST,
+        SHUFFLE,
+        RANK,
+        CHECK,
+        SVG,
+        JSON
+    };
     static const struct option options[] = {{"count", 1, NULL, COUNT},
                                             {"dtype", 1, NULL, DTYPE},
                                             {"root", 1, NULL, ROOT},
@@ -143,6 +205,9 @@ static int parse(int argc, char **argv, arguments *a)
                                             {"deterministic", 0, NULL, ORDER},
                                             {"lanes", 1, NULL, LANES},
                                             {"chunk", 1, NULL, CHUNK},
+                                            {"hosts", 1, NULL, HOSTS},
+                                            {"ranks-per-host", 1, NULL, PER_HOST},
+                                            {"shuffle", 0, NULL, SHUFFLE},
                                             {"rank", 1, NULL, RANK},
                                             {"check", 0, NULL, CHECK},
                                             {"svg", 1, NULL, SVG},
@@ -182,6 +247,16 @@ static int parse(int argc, char **argv, arguments *a)
             good = parse_number(optarg, 1, INT64_MAX / 1024, &number);
             a->opts.chunk_bytes = (size_t)number;
             break;
+        case HOSTS:
+            good = parse_hosts(optarg, a);
+            break;
+        case PER_HOST:
+            good = parse_number(optarg, 1, DCOMMI_CHECK_RANKS, &number);
+            a->per_host = (int)number;
+            break;
+        case SHUFFLE:
+            a->shuffle = true;
+            break;
         case RANK:
             good = parse_number(optarg, 0, DCOMMI_CHECK_RANKS, &rank);
             break;
@@ -217,7 +292,7 @@ static int parse(int argc, char **argv, arguments *a)
     a->spec.root = (int)root;
     a->nranks = (int)nranks;
     a->rank = (int)rank;
-    return -1;
+    return place_ranks(a) ? -1 : EXIT_USAGE;
 }
 
 static int print_plan(const dcomm_plan *plan)
@@ -286,12 +361,27 @@ static bool draw(const arguments *a, const dcommi_check_trace *trace)
     return fclose(f) == 0 && good;
 }
 
+/* Messages and payload bytes between ranks on different hosts. */
+static void count_crossings(const arguments *a, const dcommi_check_trace *trace, int64_t *messages,
+                            int64_t *bytes)
+{
+    *messages = *bytes = 0;
+    for (size_t i = 0; i < trace->n; i++) {
+        const dcommi_check_event *e = &trace->event[i];
+        if (e->peer >= 0 && a->hosts[e->peer] != a->hosts[e->rank] &&
+            e->kind != DCOMM_STEP_SIGNAL && e->kind != DCOMM_STEP_EXPOSE) {
+            ++*messages;
+            *bytes += e->bytes;
+        }
+    }
+}
+
 static int examine(const arguments *a, dcomm_plan *const *plans)
 {
     dcomm_check_report report;
     dcommi_check_trace trace = {0};
-    dcomm_status status = dcommi_check_plans((const dcomm_plan *const *)plans, a->nranks, &a->spec,
-                                             &report, a->svg != NULL ? &trace : NULL);
+    dcomm_status status =
+        dcommi_check_plans((const dcomm_plan *const *)plans, a->nranks, &a->spec, &report, &trace);
     bool good = status == DCOMM_OK;
     if (!good) {
         fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
@@ -300,6 +390,12 @@ static int examine(const arguments *a, dcomm_plan *const *plans)
                ", at most %" PRId64 " bytes from a rank, %" PRId64 " bytes in all\n",
                report.messages, report.signals, report.steps, report.max_rank_bytes,
                report.total_bytes);
+        if (a->nhosts > 0 || a->per_host > 0) {
+            int64_t messages, bytes;
+            count_crossings(a, &trace, &messages, &bytes);
+            printf("between hosts: %" PRId64 " messages or reads, %" PRId64 " bytes\n", messages,
+                   bytes);
+        }
     }
     if (a->svg != NULL && trace.n > 0) {
         good = draw(a, &trace) && good;

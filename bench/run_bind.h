@@ -64,6 +64,19 @@ static int run_bind_compare(const void *left, const void *right)
     return a->cpu < b->cpu ? -1 : a->cpu > b->cpu;
 }
 
+/* Number the threads of each core, once all CPUs are listed. */
+static void run_bind_sort(run_cpus *cpus)
+{
+    qsort(cpus->cpu, (size_t)cpus->count, sizeof cpus->cpu[0], run_bind_compare);
+    cpus->cores = 0;
+    for (int i = 0; i < cpus->count; i++) {
+        run_cpu *c = &cpus->cpu[i];
+        bool same = i > 0 && c->package == c[-1].package && c->core == c[-1].core;
+        c->thread = same ? c[-1].thread + 1 : 0;
+        cpus->cores += !same;
+    }
+}
+
 static void run_bind_read(run_cpus *cpus)
 {
     static cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE];
@@ -80,13 +93,7 @@ static void run_bind_read(run_cpus *cpus)
                           .core = run_bind_topology(i, "core_id", i)};
         }
     }
-    qsort(cpus->cpu, (size_t)cpus->count, sizeof cpus->cpu[0], run_bind_compare);
-    for (int i = 0; i < cpus->count; i++) {
-        run_cpu *c = &cpus->cpu[i];
-        bool same = i > 0 && c->package == c[-1].package && c->core == c[-1].core;
-        c->thread = same ? c[-1].thread + 1 : 0;
-        cpus->cores += !same;
-    }
+    run_bind_sort(cpus);
 }
 
 /* Whether a rank of so many gets a CPU: that of core number `core`, number `cpu` among the CPUs in
@@ -94,6 +101,9 @@ static void run_bind_read(run_cpus *cpus)
 static bool run_bind_gets(const run_cpus *cpus, enum run_bind bind, int rank, int ranks, int core,
                           int thread, int in_turn)
 {
+    if (bind == RUN_BIND_NONE) {
+        return true;
+    }
     if (ranks > cpus->cores) { /* hardware threads, then round robin */
         return in_turn == rank % cpus->count;
     }
@@ -104,14 +114,11 @@ static bool run_bind_gets(const run_cpus *cpus, enum run_bind bind, int rank, in
            core < (int)((long)(rank + 1) * cpus->cores / ranks);
 }
 
-/* Bind the calling process, which is rank `rank` of `ranks` on this machine. */
-static void run_bind_apply(const run_cpus *cpus, enum run_bind bind, int rank, int ranks)
+/* Which CPUs rank `rank` of `ranks` on this machine gets. */
+static void run_bind_mask(const run_cpus *cpus, enum run_bind bind, int rank, int ranks,
+                          cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE])
 {
-    static cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE];
-    if (bind == RUN_BIND_NONE || cpus->count == 0) {
-        return;
-    }
-    memset(mask, 0, sizeof mask);
+    memset(mask, 0, RUN_CPUS_MAX / 8);
     int core = -1;
     for (int i = 0; i < cpus->count; i++) {
         const run_cpu *c = &cpus->cpu[i];
@@ -122,9 +129,19 @@ static void run_bind_apply(const run_cpus *cpus, enum run_bind bind, int rank, i
             in_turn += d->thread < c->thread || (d->thread == c->thread && j < i);
         }
         if (run_bind_gets(cpus, bind, rank, ranks, core, c->thread, in_turn)) {
-            CPU_SET_S((size_t)c->cpu, sizeof mask, mask);
+            CPU_SET_S((size_t)c->cpu, RUN_CPUS_MAX / 8, mask);
         }
     }
+}
+
+/* Bind the calling process, which is rank `rank` of `ranks` on this machine. */
+static inline void run_bind_apply(const run_cpus *cpus, enum run_bind bind, int rank, int ranks)
+{
+    static cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE];
+    if (bind == RUN_BIND_NONE || cpus->count == 0) {
+        return;
+    }
+    run_bind_mask(cpus, bind, rank, ranks, mask);
     if (sched_setaffinity(0, sizeof mask, mask) != 0 && rank == 0) {
         perror("dcomm-run: ranks are not bound to cores");
     }

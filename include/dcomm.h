@@ -382,6 +382,8 @@ typedef struct dcomm_check_spec {
     bool rank_order;      /* folds must combine contributions in rank order */
     const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
     const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
+    const int *hosts;     /* [nranks], any numbers, equal where ranks share a host; NULL: all do.
+                             Which plans are made depends on it, what they must compute does not */
 } dcomm_check_spec;
 
 /* Totals that the checker counted, for one set of plans. */
@@ -540,6 +542,51 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Name of the machine that a rank runs on. NULL for a bad rank; owned by the communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
+
+/* ---- topology: who is near whom ----
+ *
+ * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
+ * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
+ * level above. Level 0 is always the host; of the others only those are there that divide a group
+ * of the level above. What is known is read when the context is created, and kept by the
+ * communicators that are derived from one (docs/topology.md). */
+
+typedef enum dcomm_level_kind {
+    DCOMM_LEVEL_HOST = 0,
+    DCOMM_LEVEL_PACKAGE = 1,
+    DCOMM_LEVEL_NUMA = 2,
+    DCOMM_LEVEL_CACHE = 3,
+    DCOMM_LEVEL_CORE = 4
+} dcomm_level_kind;
+
+typedef struct dcomm_level {
+    dcomm_level_kind kind; /* what the ranks of one of its groups share */
+    const char *name;      /* "host", "package", "numa", "cache", "core" */
+    int groups;
+} dcomm_level;
+
+/* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
+typedef struct dcomm_place {
+    int package, numa, cache, core; /* -1: it may run on several, or there is none */
+    int cpus;                       /* hardware threads that it may run on; 0: not known */
+    bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
+    char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
+    char nic[16];      /* device of the network interface towards other hosts, or "none" */
+    char gpu[16];      /* PCI address of the nearest GPU, or "none" */
+} dcomm_place;
+
+/* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
+/* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info);
+/* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
+ * a bad rank or level. */
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
+/* The rank at a position of the order in which rings pass through the ranks: at every level the
+ * ranks of a group stand next to each other. -1 for a bad position. */
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
+/* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus
 }
@@ -783,7 +830,8 @@ typedef struct dcomm_algo_info {
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* One rank's plan for an operation, as the engine would run it: arguments as in
- * dcomm_check_spec, opts for algo, lanes and chunk_bytes. Free with dcomm_plan_destroy.
+ * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
+ * lanes and chunk_bytes. Free with dcomm_plan_destroy.
  * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
  * cannot do this: the sentence says why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
@@ -1140,6 +1188,14 @@ static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 /* Monotonic seconds. */
+/* To a few milliseconds, for next to nothing. */
+static inline double dcommi_coarse_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static inline double dcommi_now(void)
 {
     struct timespec t;
@@ -2645,9 +2701,9 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
     /* Insertion keeps the ranks of a group together at every level, each in the order of ranks. */
     for (int r = 0; r < nranks; r++) {
         int at = r, best = -1;
-        for (int i = 0; i < r; i++) {
+        for (int i = r; i-- > 0 && best < g->nlevels;) {
             int depth = dcommi_groups_depth(g, g->order[i], r);
-            if (depth >= best) {
+            if (depth > best) {
                 best = depth;
                 at = i + 1;
             }
@@ -2687,11 +2743,11 @@ typedef struct dcommi_shape {
     int rank, nranks, root;
     dcomm_dtype dtype;
     dcomm_op op;
-    size_t count;        /* the collective's own count argument, elements */
-    bool in_place;       /* the input lies in OUT, where the collective's rules put it */
-    bool rank_order;     /* fold in rank order or refuse */
-    int lanes;           /* parallel instances, >= 1 */
-    int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
+    size_t count;                /* the collective's own count argument, elements */
+    bool in_place;               /* the input lies in OUT, where the collective's rules put it */
+    bool rank_order;             /* fold in rank order or refuse */
+    int lanes;                   /* parallel instances, >= 1 */
+    int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
@@ -8383,16 +8439,12 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
     return DCOMM_OK;
 }
 
-/* Groups of a table of host numbers; *groups_p NULL: nothing is known. */
+/* Groups of a table of host numbers (NULL: all are on one). */
 static dcomm_status dcommi_groups_of_hosts(const int *hosts, int nranks, dcommi_groups **groups_p)
 {
     static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    *groups_p = NULL;
-    if (hosts == NULL) {
-        return DCOMM_OK;
-    }
     int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
-    for (int r = 0; ids != NULL && r < nranks; r++) {
+    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
         ids[r] = hosts[r];
     }
     *groups_p = ids != NULL ? dcommi_groups_make(nranks, 1, kinds, ids) : NULL;
@@ -8460,6 +8512,15 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
  * the plan, number the operation, hand it to the engine. Requests and groups. */
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
+
+/* ==== include/dcomm/impl/express.h ========================================================= */
+/* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
+ * no run, no moves, no table. It is the same plan with the same messages; only the way through the
+ * engine is shorter. Whatever is out of the ordinary - a message that is not the one waited for, a
+ * peer that lets us wait, a poisoned communicator - is left to the engine, which takes the plan
+ * over where it stands. */
+#ifndef DCOMMI_EXPRESS_H
+#define DCOMMI_EXPRESS_H
 
 /* ==== include/dcomm/impl/comm_life.h ======================================================= */
 /* comm_life.h - communicators: derived from each other, shrunk after an error, aborted, destroyed,
@@ -12043,6 +12104,8 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
 #define DCOMMI_TRANSPORT_H
 
 
+#include <sys/random.h>
+
 typedef struct dcommi_transport dcommi_transport;
 
 /* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
@@ -12076,6 +12139,17 @@ typedef struct dcommi_transport_handlers {
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
 } dcommi_transport_handlers;
 
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
 /* Memory that peers on this host may map. */
 typedef struct dcommi_region {
     void *base;
@@ -12099,8 +12173,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* Forget a peer: close its endpoint; force = do not flush. Its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer, bool force);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
      * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
@@ -12114,6 +12188,11 @@ typedef struct dcommi_transport_vtable {
     void (*release)(dcommi_transport *t, void *desc);
     /* Never blocks; returns how much happened. */
     unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
     /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
     dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
     void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
@@ -12210,6 +12289,205 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
 }
 
 #endif
+/* ==== include/dcomm/impl/place.h =========================================================== */
+/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
+ * from all ranks' places. Knows nothing of how a place is found. */
+#ifndef DCOMMI_PLACE_H
+#define DCOMMI_PLACE_H
+
+
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
+#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
+
+/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
+ * machine, so that ranks of one machine mean the same by them. */
+typedef struct dcommi_site {
+    int32_t package, numa, cache, core;
+    int32_t cpus;                          /* hardware threads that the rank may run on */
+    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    char nic[16], gpu[16];                 /* "": none */
+} dcommi_site;
+
+_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+
+/* A place that comes from another rank; strings are ended in any case. */
+static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
+{
+    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
+    bool good = place->cpus >= 0;
+    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
+        good = good && index[i] >= DCOMMI_PLACE_MANY;
+    }
+    char *const names[] = {place->nic, place->gpu};
+    for (size_t i = 0; i < 2; i++) {
+        names[i][sizeof place->nic - 1] = 0;
+        for (char *c = names[i]; *c != 0; c++) {
+            *c = *c < ' ' || *c > '~' ? '?' : *c;
+        }
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_CORRUPT,
+                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
+                              "core %d on %d hardware threads",
+                              rank, place->package, place->numa, place->cache, place->core,
+                              place->cpus);
+}
+
+static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
+{
+    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
+}
+
+/* Whether two ranks of one host may get the same hardware thread. */
+static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        both |= a->mask[i] & b->mask[i];
+    }
+    return both != 0;
+}
+
+/* ---- groups ---- */
+
+static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
+                                             DCOMMI_LEVEL_CORE};
+enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
+
+static int32_t dcommi_place_index(const dcommi_site *p, int level)
+{
+    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
+    return index[level];
+}
+
+/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
+ * say, share with those alone that may run on exactly the same hardware threads. */
+static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int r = 0; r < n; r++) {
+        int twin = 0; /* the first rank of the same host with the same hardware threads */
+        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
+            twin++;
+        }
+        ids[r] = host[r];
+        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
+            int32_t index = dcommi_place_index(&places[r], l);
+            ids[(size_t)l * (size_t)n + (size_t)r] =
+                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
+        }
+    }
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    dcommi_free(ids);
+    return groups;
+}
+
+/* ---- ranks that may be moved ---- */
+
+/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
+ * or hardware threads that nobody else of us uses, stays out of the others' way. */
+static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    const dcommi_site *mine = &places[rank];
+    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
+        return false;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_overlap(mine, &places[r])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
+                                     size_t len)
+{
+    size_t at = 0;
+    int found = 0, first = -1;
+    text[0] = 0;
+    for (int r = 0; r <= g->nranks; r++) {
+        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
+        found += unbound;
+        if (unbound && first < 0) {
+            first = r;
+        } else if (!unbound && first >= 0) {
+            char range[32];
+            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
+                                  : snprintf(range, sizeof range, "%d", first);
+            bool fits = at + (size_t)n + 8 < len;
+            const char *comma = at > 0 ? ", " : "";
+            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
+            if (!fits) { /* count the rest only */
+                len = at + 1;
+                for (; r + 1 < g->nranks; r++) {
+                    found += dcommi_place_unbound(g, places, r + 1);
+                }
+            }
+            first = -1;
+        }
+    }
+    return found;
+}
+
+/* Once per process, in rank 0 of a communicator. */
+static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
+{
+    static _Atomic int said;
+    char list[128];
+    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
+    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+        return;
+    }
+    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
+    if (n > 0 && atomic_exchange(&said, 1) == 0) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
+            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
+            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
+            "DCOMM_WARN_UNBOUND=0",
+            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
+    }
+}
+
+/* ---- as text ---- */
+
+/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
+        int end = cpu;
+        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
+            end++;
+        }
+        if (end == cpu) {
+            continue;
+        }
+        char range[32];
+        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
+                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
+        bool fits = at + (size_t)n + 5 < len;
+        at +=
+            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
+        if (!fits) {
+            return;
+        }
+        cpu = end;
+    }
+}
+
+#endif
 
 #define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
@@ -12223,6 +12501,7 @@ typedef struct dcommi_frame dcommi_frame;
 typedef struct dcommi_lane dcommi_lane;
 typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
+typedef struct dcommi_script dcommi_script;
 
 /* ---- matching ---- */
 
@@ -12359,12 +12638,13 @@ typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
     dcommi_plan_key key;
     const dcommi_algo *algo;
-    uint32_t signature;
+    dcommi_signature signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
     dcomm_plan *plan;
-    dcomm_plan *inner; /* called by plan; NULL without */
+    dcomm_plan *inner;     /* called by plan; NULL without */
+    dcommi_script *script; /* NULL without */
 } dcommi_cached;
 
 struct dcommi_run {
@@ -12433,6 +12713,14 @@ typedef struct dcommi_member {
     char *hostname;
 } dcommi_member;
 
+/* A call that is likely to come again, with what it needs; a call without options, of a script. */
+#define DCOMMI_RECENT 4
+typedef struct dcommi_recent {
+    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
+    size_t count;
+    dcommi_cached *cached; /* with a reference */
+} dcommi_recent;
+
 #define DCOMMI_CACHE_PLANS 64
 #define DCOMMI_CACHE_BUCKETS 128
 
@@ -12444,13 +12732,17 @@ struct dcomm_comm {
     int rank, size, nhosts;
     dcommi_groups *groups;
     struct dcommi_chooser *chooser; /* with lock */
+    dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
     bool deterministic;
     bool tunes; /* measures what things cost when it is created */
     int64_t chunk_bytes;
-    pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
+    _Atomic int lock; /* sequence numbers, plan cache, free runs */
+    dcommi_recent recent[DCOMMI_RECENT];
+    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
+    uint8_t *scratch;                 /* of scripts */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
     uint64_t shrinks;
@@ -12503,10 +12795,13 @@ typedef struct dcommi_stray {
 
 struct dcomm_context {
     _Atomic int refs;  /* its creator, its communicators */
-    _Atomic int token; /* who holds it progresses */
+    _Atomic int token; /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];
+    dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
     dcommi_remote *peers;
@@ -12557,6 +12852,7 @@ static void dcommi_cached_free(dcommi_cached *cached)
 {
     dcommi_free(cached->plan);
     dcommi_free(cached->inner);
+    dcommi_free(cached->script);
     dcommi_free(cached);
 }
 
@@ -12645,6 +12941,32 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
     return cached;
 }
 
+/* ---- recent calls ---- */
+
+static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
+{
+    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
+    if (last->call != 0) {
+        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
+            return; /* another thread is in it */
+        }
+        dcommi_cached_release(comm, last->cached);
+    }
+    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
+    comm->recent[0] = (dcommi_recent){call, count, cached};
+    cached->refs++;
+}
+
+static void dcommi_recent_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        if (comm->recent[i].call != 0) {
+            dcommi_cached_release(comm, comm->recent[i].cached);
+            comm->recent[i].call = 0;
+        }
+    }
+}
+
 #endif
 /* ==== include/dcomm/impl/context.h ========================================================= */
 /* context.h - the life of a context: transports, peers, the optional progress thread. */
@@ -12712,6 +13034,133 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 #ifndef DCOMMI_MATCH_H
 #define DCOMMI_MATCH_H
 
+/* ==== include/dcomm/impl/token.h =========================================================== */
+/* token.h - who may be inside a context. As long as only the thread that made it has come, that
+ * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
+ * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
+ * the kernel put a barrier into every running thread (membarrier), and waits for the owner to
+ * leave. */
+#ifndef DCOMMI_TOKEN_H
+#define DCOMMI_TOKEN_H
+
+
+#include <sched.h>
+#include <sys/syscall.h>
+#if __has_include(<linux/membarrier.h>)
+#include <linux/membarrier.h>
+#endif
+
+/* Whose a context is: it alone, soon not any more, everybody's. */
+enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
+
+static _Thread_local char dcommi_this_thread; /* its address names the thread */
+
+static bool dcommi_barrier_all(bool prepare)
+{
+#if defined(SYS_membarrier) && defined(MEMBARRIER_CMD_FLAG_SYNC_CORE)
+    int command =
+        prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)prepare;
+    return false;
+#endif
+}
+
+/* By the thread that makes the context. */
+static void dcommi_token_own(dcomm_context *context)
+{
+    context->owner = &dcommi_this_thread;
+    atomic_store(&context->sharing, dcommi_barrier_all(true) ? DCOMMI_OWNED : DCOMMI_SHARED);
+}
+
+/* Another thread comes. */
+static void dcommi_token_share(dcomm_context *context)
+{
+    int owned = DCOMMI_OWNED;
+    if (atomic_compare_exchange_strong(&context->sharing, &owned, DCOMMI_SHARING)) {
+        dcommi_barrier_all(false);
+        while (atomic_load_explicit(&context->owner_in, memory_order_acquire) != 0) {
+            sched_yield();
+        }
+        atomic_store_explicit(&context->sharing, DCOMMI_SHARED, memory_order_release);
+    }
+}
+
+/* Whether this is the owner, inside by plain stores from now on. */
+static inline bool dcommi_token_enter(dcomm_context *context)
+{
+    if (context->owner != &dcommi_this_thread ||
+        atomic_load_explicit(&context->sharing, memory_order_relaxed) != DCOMMI_OWNED ||
+        atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0) {
+        return false;
+    }
+    atomic_store_explicit(&context->owner_in, 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real one when it matters */
+    if (DCOMMI_LIKELY(atomic_load_explicit(&context->sharing, memory_order_relaxed) ==
+                      DCOMMI_OWNED)) {
+        atomic_signal_fence(memory_order_acquire);
+        return true;
+    }
+    atomic_store_explicit(&context->owner_in, 0, memory_order_release);
+    return false;
+}
+
+static inline bool dcommi_token_try(dcomm_context *context)
+{
+    if (dcommi_token_enter(context)) {
+        return true;
+    }
+    int sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    if (sharing == DCOMMI_OWNED && context->owner != &dcommi_this_thread) {
+        dcommi_token_share(context);
+        sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    }
+    return sharing == DCOMMI_SHARED &&
+           atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
+}
+
+/* Only the owner is inside by `owner_in`, and then nobody by the token. */
+static inline void dcommi_token_release(dcomm_context *context)
+{
+    _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
+                            ? &context->owner_in
+                            : &context->token;
+    atomic_store_explicit(held, 0, memory_order_release);
+}
+
+static void dcommi_token_take(dcomm_context *context)
+{
+    while (!dcommi_token_try(context)) {
+        sched_yield();
+    }
+}
+
+/* ---- a communicator's lock ---- */
+
+/* An owner that is inside needs no lock: whoever else wants it must come past this first. */
+static inline void dcommi_comm_lock(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    if (context != NULL && context->owner != &dcommi_this_thread &&
+        DCOMMI_UNLIKELY(atomic_load_explicit(&context->sharing, memory_order_acquire) !=
+                        DCOMMI_SHARED)) {
+        dcommi_token_share(context);
+        while (atomic_load_explicit(&context->sharing, memory_order_acquire) != DCOMMI_SHARED) {
+            sched_yield();
+        }
+    }
+    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(&comm->lock, 1, memory_order_acquire) != 0)) {
+        sched_yield();
+    }
+}
+
+static inline void dcommi_comm_unlock(dcomm_comm *comm)
+{
+    atomic_store_explicit(&comm->lock, 0, memory_order_release);
+}
+
+#endif
 
 static inline dcommi_match_node **dcommi_bucket(dcomm_comm *comm, const dcommi_match_node *key)
 {
@@ -14865,7 +15314,7 @@ static void dcommi_run_unref(dcommi_run *run)
         run->children = frame->next;
         dcommi_free(frame);
     }
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (run->cached != NULL) {
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
@@ -14873,7 +15322,7 @@ static void dcommi_run_unref(dcommi_run *run)
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -15414,23 +15863,6 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 
-static inline bool dcommi_token_try(dcomm_context *context)
-{
-    return atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
-}
-
-static inline void dcommi_token_release(dcomm_context *context)
-{
-    atomic_store_explicit(&context->token, 0, memory_order_release);
-}
-
-static void dcommi_token_take(dcomm_context *context)
-{
-    while (!dcommi_token_try(context)) {
-        sched_yield();
-    }
-}
-
 /* Start what other threads have submitted, oldest first. */
 static void dcommi_start_submitted(dcomm_context *context)
 {
@@ -15560,17 +15992,212 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx.h ============================================================= */
-/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
- * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
- * worker with both polls ten times slower and would listen on every interface. */
-#ifndef DCOMMI_UCX_H
-#define DCOMMI_UCX_H
+/* ==== include/dcomm/impl/local.h =========================================================== */
+/* local.h - the transport between the processes of one host: messages through fifos in memory that
+ * they map from each other over UCX (fifo.h), and that memory itself for whoever else wants it. */
+#ifndef DCOMMI_LOCAL_H
+#define DCOMMI_LOCAL_H
 
-/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
-/* ucx_iface.h - which network interface connects this host with the others. */
-#ifndef DCOMMI_UCX_IFACE_H
-#define DCOMMI_UCX_IFACE_H
+/* ==== include/dcomm/impl/local_peer.h ====================================================== */
+/* local_peer.h - what the transport between the processes of a host knows of each: the fifo in
+ * which it writes to us, ours at it, and what has found no room yet. */
+#ifndef DCOMMI_LOCAL_PEER_H
+#define DCOMMI_LOCAL_PEER_H
+
+/* ==== include/dcomm/impl/fifo.h ============================================================ */
+/* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
+ * between two processes of a host. A record is a word, which is written last and says that the rest
+ * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
+ * one transfer of that line. A process that dies leaves at most a record without its word, so that
+ * only its own queue is touched by its death. */
+#ifndef DCOMMI_FIFO_H
+#define DCOMMI_FIFO_H
+
+
+#define DCOMMI_LINE 64
+#define DCOMMI_FIFO_AHEAD 512 /* bytes */
+
+/* What lies in shared memory. The reader trusts none of it. */
+typedef struct dcommi_fifo {
+    _Alignas(
+        DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
+    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* by the writer, when it leaves */
+    _Alignas(DCOMMI_LINE) unsigned char lines[];
+} dcommi_fifo;
+
+/* A record's word: turn (32 bits, never that of the lap before), payload length (20), header
+ * length (8), kind (4, not 0). The word behind the last record is 0. */
+typedef struct dcommi_record {
+    unsigned kind;
+    size_t header_len, len;
+    const unsigned char *header, *data;
+} dcommi_record;
+
+#define DCOMMI_FIFO_SKIP 15u /* a record of nothing, to the end of the fifo */
+
+/* One side's view. */
+typedef struct dcommi_fifo_end {
+    unsigned char *lines;
+    uint64_t at;    /* bytes written or read so far */
+    uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
+    uint64_t clear; /* writer: words at line starts are 0 from `at` to here, this one included */
+    uint32_t size;  /* of the lines, a power of two */
+    dcommi_fifo *fifo;
+} dcommi_fifo_end;
+
+static inline size_t dcommi_fifo_bytes(size_t size)
+{
+    return sizeof(dcommi_fifo) + size;
+}
+
+static inline uint64_t dcommi_fifo_turn(uint64_t at)
+{
+    return (uint64_t)(uint32_t)(at / DCOMMI_LINE + 1) << 32;
+}
+
+static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint64_t at)
+{
+    return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
+}
+
+static inline size_t dcommi_fifo_lines(size_t bytes)
+{
+    return (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
+}
+
+/* ---- writing ---- */
+
+/* The word behind a record must be 0 before the record is seen, or what lies there might be taken
+ * for one. Clearing a line that the reader has in its cache takes as long as a message, and the
+ * record's own word could only follow: so some lines ahead are cleared when that holds up nobody.
+ */
+static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                       size_t len, size_t lines)
+{
+    uint64_t at = e->at;
+    e->at = at + lines;
+    if (e->clear < e->at) {
+        e->clear = e->at;
+        atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    }
+    atomic_store_explicit(dcommi_fifo_word(e, at),
+                          dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
+                          memory_order_release);
+    for (int i = 0; i < 2 && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
+                    e->clear + 2 * DCOMMI_LINE <= e->limit + e->size;
+         i++) {
+        e->clear += DCOMMI_LINE;
+        atomic_store_explicit(dcommi_fifo_word(e, e->clear), 0, memory_order_relaxed);
+    }
+}
+
+/* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
+static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes)
+{
+    size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
+    size_t skip = lines > left ? left : 0;
+    /* One line more: the word behind the record. */
+    if (DCOMMI_UNLIKELY(e->at + skip + lines + DCOMMI_LINE > e->limit + e->size)) {
+        uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
+        if (consumed < e->limit || consumed > e->at) {
+            return NULL; /* nonsense */
+        }
+        e->limit = consumed;
+        if (e->at + skip + lines + DCOMMI_LINE > e->limit + e->size) {
+            return NULL;
+        }
+    }
+    if (DCOMMI_UNLIKELY(skip > 0)) {
+        dcommi_fifo_publish(e, DCOMMI_FIFO_SKIP, 0, 0, skip);
+    }
+    return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
+}
+
+/* Make what was reserved visible. */
+static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                      size_t len)
+{
+    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(header_len + len));
+}
+
+/* ---- reading ---- */
+
+/* Whether a record is there. */
+static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
+{
+    uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
+    return (word & ~(uint64_t)UINT32_MAX) == dcommi_fifo_turn(e->at) && (word & 15) != 0;
+}
+
+static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
+{
+    e->at += lines;
+    if (DCOMMI_UNLIKELY(e->at - e->limit >= e->size / 4)) {
+        e->limit = e->at;
+        atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
+    }
+}
+
+/* The next record, which stays until it is passed. 0: none; -1: nonsense lies there. */
+static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
+{
+    for (;;) {
+        uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
+        if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
+            return 0;
+        }
+        size_t left = e->size - (e->at & (e->size - 1));
+        r->kind = word & 15;
+        r->header_len = word >> 4 & 255;
+        r->len = (uint32_t)word >> 12;
+        if (DCOMMI_UNLIKELY(r->kind == DCOMMI_FIFO_SKIP)) {
+            dcommi_fifo_forward(e, left);
+            continue;
+        }
+        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(r->header_len + r->len) > left)) {
+            return -1;
+        }
+        r->header = (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof word;
+        r->data = r->header + r->header_len;
+        return 1;
+    }
+}
+
+static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
+{
+    dcommi_fifo_forward(e, dcommi_fifo_lines(r->header_len + r->len));
+}
+
+/* ---- coming and leaving ---- */
+
+/* The reader's memory, zeroed: its end. */
+static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = {.lines = fifo->lines, .size = size, .fifo = fifo};
+    return e;
+}
+
+static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
+    e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
+    e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
+    e.clear = e.at; /* the word behind the last record */
+    return e;
+}
+
+static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
+{
+    atomic_store_explicit(&writer->fifo->produced, writer->at, memory_order_release);
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
+/* ucx_region.h - memory that the processes of a host map from each other, by UCX's shared-memory
+ * keys. A UCX context of its own, over which nothing is ever sent: no process can leave anything
+ * half-written in another's queue. */
+#ifndef DCOMMI_UCX_REGION_H
+#define DCOMMI_UCX_REGION_H
 
 /* ==== include/dcomm/impl/ucx_config.h ====================================================== */
 /* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
@@ -15689,7 +16316,46 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
     return DCOMM_OK;
 }
 
+/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
+                                     const dcommi_ucx_option *options, size_t n_options,
+                                     ucp_context_h *context, ucp_worker_h *worker)
+{
+    ucp_config_t *config = NULL;
+    *context = NULL;
+    *worker = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s", name,
+                           ucs_status_string(status));
+    }
+    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
+    if (set == DCOMM_OK) {
+        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
+        status = ucp_init(&params, config, context);
+    }
+    ucp_config_release(config);
+    DCOMMI_TRY(set);
+    if (status != UCS_OK) {
+        *context = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", name,
+                           ucs_status_string(status));
+    }
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(*context, &params, worker);
+    if (status != UCS_OK) {
+        *worker = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
 /* ---- shared memory's limits ---- */
+
+/* What a worker's own queues take of /dev/shm at first. */
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* A tmpfs that is full kills its users by SIGBUS when they first touch a page: ask before. */
 static dcomm_status dcommi_ucx_shm_check(size_t need)
@@ -15723,6 +16389,1223 @@ static bool dcommi_ucx_is_netdev(const char *name)
 }
 
 #endif
+
+/* What must be given back before the worker goes: our own memory, or a peer's key. */
+typedef struct dcommi_ucx_mapping {
+    struct dcommi_ucx_mapping *prev, *next;
+    ucp_mem_h memory;
+    void *key;
+    ucp_rkey_h rkey;
+} dcommi_ucx_mapping;
+
+/* The context, and a worker that gives an address and endpoints for unpacking keys. */
+typedef struct dcommi_ucx_maps {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    size_t address_len;
+    dcommi_ucx_mapping mappings; /* head of a ring */
+} dcommi_ucx_maps;
+
+static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
+{
+    m->prev = list;
+    m->next = list->next;
+    list->next->prev = m;
+    list->next = m;
+}
+
+static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
+{
+    m->prev->next = m->next;
+    m->next->prev = m->prev;
+    if (m->rkey != NULL) {
+        ucp_rkey_destroy(m->rkey);
+    }
+    if (m->key != NULL) {
+        ucp_rkey_buffer_release(m->key);
+    }
+    if (m->memory != NULL) {
+        ucp_mem_unmap(context, m->memory);
+    }
+    dcommi_free(m);
+}
+
+static dcomm_status dcommi_ucx_region_allocate(dcommi_ucx_maps *maps, size_t len,
+                                               dcommi_region *region)
+{
+    ucp_context_h context = maps->context;
+    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_ucx_mapping_add(&maps->mappings, m);
+    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+                                   .length = len,
+                                   .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK};
+    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
+    size_t key_len = 0;
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        m->memory = NULL;
+    } else {
+        status = ucp_mem_query(m->memory, &attr);
+    }
+    if (status == UCS_OK) {
+        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
+    }
+    if (status != UCS_OK) {
+        dcommi_ucx_mapping_drop(context, m);
+        return dcommi_fail(
+            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
+            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
+            "of /dev/shm)",
+            len, ucs_status_string(status));
+    }
+    *region = (dcommi_region){
+        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_ucx_region_attach(dcommi_ucx_maps *maps, ucp_ep_h ep, const void *key,
+                                             void *remote_base, void **ptr, void **map)
+{
+    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_ucx_mapping_add(&maps->mappings, m);
+    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
+    if (status != UCS_OK) {
+        m->rkey = NULL;
+    } else {
+        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
+    }
+    if (status != UCS_OK) {
+        dcommi_ucx_mapping_drop(maps->context, m);
+        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
+                           ucs_status_string(status));
+    }
+    *map = m;
+    return DCOMM_OK;
+}
+
+/* ---- the worker ---- */
+
+/* An endpoint that serves only to unpack keys: nothing is sent for it. */
+static dcomm_status dcommi_ucx_maps_reach(dcommi_ucx_maps *maps, const void *address, ucp_ep_h *ep)
+{
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_ep_create(maps->worker, &params, ep);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        *ep = NULL;
+        return dcommi_fail(dcommi_ucx_status(status),
+                           "a process of this host cannot be reached over shared memory: %s",
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_ucx_maps_leave(dcommi_ucx_maps *maps, ucp_ep_h ep)
+{
+    ucp_request_param_t param = {0};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+    ucp_worker_progress(maps->worker);
+    if (UCS_PTR_IS_PTR(request)) {
+        ucp_request_free(request);
+    }
+}
+
+static void dcommi_ucx_maps_close(dcommi_ucx_maps *maps)
+{
+    while (maps->mappings.next != NULL && maps->mappings.next != &maps->mappings) {
+        dcommi_ucx_mapping_drop(maps->context, maps->mappings.next);
+    }
+    if (maps->address != NULL) {
+        ucp_worker_release_address(maps->worker, maps->address);
+    }
+    if (maps->worker != NULL) {
+        ucp_worker_destroy(maps->worker);
+    }
+    if (maps->context != NULL) {
+        ucp_cleanup(maps->context);
+    }
+    memset(maps, 0, sizeof *maps);
+}
+
+static dcomm_status dcommi_ucx_maps_open(dcommi_ucx_maps *maps)
+{
+    static const dcommi_ucx_option options[] = {
+        {"TLS", "posix,sysv,self", NULL},
+        {"SHM_DEVICES", "all", NULL},
+        {"SELF_DEVICES", "all", NULL},
+        {"NET_DEVICES", "all", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
+    };
+    maps->mappings.next = maps->mappings.prev = &maps->mappings;
+    dcommi_ucx_tame_once();
+    dcomm_status set = dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED);
+    if (set == DCOMM_OK) {
+        set = dcommi_ucx_start("local", UCP_FEATURE_RMA, options, sizeof options / sizeof *options,
+                               &maps->context, &maps->worker);
+    }
+    if (set == DCOMM_OK) {
+        ucs_status_t status =
+            ucp_worker_get_address(maps->worker, &maps->address, &maps->address_len);
+        if (status != UCS_OK) {
+            maps->address = NULL;
+            set = dcommi_fail(dcommi_ucx_status(status), "local: UCX gives no address: %s",
+                              ucs_status_string(status));
+        }
+    }
+    if (set != DCOMM_OK) {
+        dcommi_ucx_maps_close(maps);
+    }
+    return set;
+}
+
+#endif
+/* ==== include/dcomm/impl/watch.h =========================================================== */
+/* watch.h - sees the processes of this host end, zombies among them. */
+#ifndef DCOMMI_WATCH_H
+#define DCOMMI_WATCH_H
+
+
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+/* A process, as others find it. */
+typedef struct dcommi_watch_card {
+    uint64_t pid_space;
+    int64_t pid;
+} dcommi_watch_card;
+
+static dcommi_watch_card dcommi_watch_me(void)
+{
+    dcommi_watch_card card = {.pid = getpid()};
+    struct stat space = {0};
+    if (stat("/proc/self/ns/pid", &space) == 0) {
+        card.pid_space = (uint64_t)space.st_ino;
+    }
+    return card;
+}
+
+/* A descriptor that becomes readable when the process ends, registered in the epoll set with
+ * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
+static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
+                            const dcommi_watch_card *theirs, void *user)
+{
+#ifdef SYS_pidfd_open
+    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
+        theirs->pid <= 0) {
+        return -1;
+    }
+    if (*epoll < 0) {
+        *epoll = epoll_create1(EPOLL_CLOEXEC);
+    }
+    int fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0u);
+    if (fd < 0) {
+        return -1;
+    }
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
+    if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+#else
+    (void)epoll, (void)mine, (void)theirs, (void)user;
+    return -1;
+#endif
+}
+
+/* The users of some processes that have ended, each once. */
+static int dcommi_watch_poll(int epoll, void **users, int max)
+{
+    struct epoll_event events[16];
+    int n = epoll < 0 ? 0 : epoll_wait(epoll, events, max < 16 ? max : 16, 0);
+    for (int i = 0; i < n; i++) {
+        users[i] = events[i].data.ptr;
+    }
+    return n < 0 ? 0 : n;
+}
+
+#endif
+
+#define DCOMMI_LOCAL_EAGER 8192 /* longest payload of one record */
+#define DCOMMI_LOCAL_FIFO 65536
+#define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
+#define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
+#define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
+#define DCOMMI_LOCAL_KEY_MAX 244
+
+/* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
+ * says go when it has a place (or no), then it comes in fragments between other records. */
+enum dcommi_local_kind {
+    DCOMMI_LOCAL_MSG = 1,
+    DCOMMI_LOCAL_OFFER, /* behind the header: dcommi_local_offer_tail */
+    DCOMMI_LOCAL_GO,    /* header: the offer's id */
+    DCOMMI_LOCAL_NO,    /* likewise */
+    DCOMMI_LOCAL_FRAG   /* likewise */
+};
+
+typedef struct dcommi_local_offer_tail {
+    uint64_t id, len;
+} dcommi_local_offer_tail;
+
+/* ---- what lies in shared memory ---- */
+
+/* Each process owns the memory of the fifos that others write to it, and says here which is whose.
+ * Blocks of fifos are allocated as peers are added. */
+typedef struct dcommi_local_directory {
+    _Atomic uint32_t count, closed;
+    struct dcommi_local_block {
+        uint64_t base;
+        uint32_t key_len;
+        uint8_t key[DCOMMI_LOCAL_KEY_MAX];
+    } blocks[DCOMMI_LOCAL_BLOCKS];
+    uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+} dcommi_local_directory;
+
+/* How a transport is found: its address, followed by the directory's key and UCX's address. */
+typedef struct dcommi_local_card {
+    uint64_t id;
+    dcommi_watch_card process;
+    uint64_t directory;
+    uint32_t key_len, ucx_len;
+} dcommi_local_card;
+
+/* ---- peers ---- */
+
+/* A long message under way, out or in; in a list of its peer, then of those that are done. */
+typedef struct dcommi_local_flight {
+    struct dcommi_local_flight *next;
+    dcommi_op *op;
+    dcomm_status status;
+    uint64_t id;
+    unsigned char *bytes; /* read from, or written to */
+    size_t len, at;
+    bool going;
+} dcommi_local_flight;
+
+/* A record for which the fifo had no room. */
+typedef struct dcommi_local_queued {
+    struct dcommi_local_queued *next;
+    unsigned kind;
+    size_t header_len, len;
+    unsigned char bytes[];
+} dcommi_local_queued;
+
+typedef struct dcommi_local dcommi_local;
+
+typedef struct dcommi_local_peer {
+    dcommi_fifo_end in, out; /* out.lines NULL: not connected yet */
+    dcommi_local *local;
+    struct dcommi_local_peer *next; /* among the removed */
+    int index, pidfd;
+    uint32_t fifo; /* number of the one that it writes to */
+    dcommi_local_card card;
+    uint8_t *keys; /* the directory's key, UCX's address */
+    ucp_ep_h ep;
+    const dcommi_local_directory *directory; /* mapped */
+    void *directory_map, *fifo_map;
+    dcommi_local_queued *queue, *queue_last;
+    dcommi_local_flight *sends, *fetches;
+    bool waiting; /* something is queued or going: to be looked at in progress */
+    bool ended;   /* its process, or its transport; what it wrote is still read */
+    bool lost, removed;
+    const char *why;
+} dcommi_local_peer;
+
+/* A long message that was offered to us and not taken yet: the engine knows it as desc. */
+typedef struct dcommi_local_offer {
+    struct dcommi_local_offer *next, **prev;
+    dcommi_local_peer *peer; /* NULL: lost or removed */
+    uint64_t id;
+} dcommi_local_offer;
+
+struct dcommi_local {
+    dcommi_transport base;
+    dcommi_ucx_maps maps;
+    dcommi_local_peer **polled; /* all that are not removed or lost */
+    size_t npolled, polled_capacity;
+    unsigned turns; /* of progress */
+    size_t nwaiting, nended;
+    dcommi_local_flight *done;
+    dcommi_local_peer *removed; /* in the course of progress */
+    bool inside;                /* progress is on the stack */
+    bool closing;
+    dcommi_record peeked;
+    uint64_t id, next_flight;
+    dcommi_watch_card process;
+    double last_watch;
+    int epoll; /* of the peers' pidfds; -1: none */
+    dcommi_local_peer **peers;
+    size_t peers_capacity;
+    dcommi_local_offer *offers;
+    dcommi_local_directory *directory;
+    dcommi_region directory_region, blocks[DCOMMI_LOCAL_BLOCKS];
+    dcommi_fifo_end
+        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
+};
+
+static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int peer)
+{
+    return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+
+/* ---- the fifos that peers write to ---- */
+
+static inline dcommi_fifo *dcommi_local_fifo_at(void *block, uint32_t fifo)
+{
+    return (dcommi_fifo *)(void *)((char *)block + (fifo % DCOMMI_LOCAL_PER_BLOCK) *
+                                                       dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+}
+
+/* The fifo of a writer: its own from an earlier time, or a new one. */
+static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uint32_t *fifo_p)
+{
+    dcommi_local_directory *d = u->directory;
+    uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
+    for (uint32_t i = 0; i < count; i++) {
+        if (d->writer[i] == writer) {
+            *fifo_p = i;
+            return DCOMM_OK;
+        }
+    }
+    if (count == DCOMMI_LOCAL_PEERS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "local: more than %d processes of this host, counting those that have "
+                           "left; make a new context",
+                           DCOMMI_LOCAL_PEERS);
+    }
+    uint32_t block = count / DCOMMI_LOCAL_PER_BLOCK;
+    if (u->blocks[block].base == NULL) {
+        dcommi_region *region = &u->blocks[block];
+        DCOMMI_TRY(dcommi_ucx_region_allocate(
+            &u->maps, DCOMMI_LOCAL_PER_BLOCK * dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO), region));
+        if (region->key_len > DCOMMI_LOCAL_KEY_MAX) {
+            return dcommi_fail(DCOMM_ERR_INTERNAL, "local: a memory key of %zu bytes",
+                               region->key_len);
+        }
+        d->blocks[block].base = (uint64_t)(uintptr_t)region->base;
+        d->blocks[block].key_len = (uint32_t)region->key_len;
+        memcpy(d->blocks[block].key, region->key, region->key_len);
+    }
+    u->fifos[count] =
+        dcommi_fifo_reader(dcommi_local_fifo_at(u->blocks[block].base, count), DCOMMI_LOCAL_FIFO);
+    d->writer[count] = writer;
+    atomic_store_explicit(&d->count, count + 1, memory_order_release);
+    *fifo_p = count;
+    return DCOMM_OK;
+}
+
+/* ---- reaching a peer ---- */
+
+static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    if (p->ep == NULL) {
+        DCOMMI_TRY(dcommi_ucx_maps_reach(&u->maps, p->keys + p->card.key_len, &p->ep));
+    }
+    return DCOMM_OK;
+}
+
+/* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
+static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    void *ptr = NULL;
+    DCOMMI_TRY(dcommi_local_reach(p));
+    if (p->directory == NULL) {
+        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, p->keys,
+                                            (void *)(uintptr_t)p->card.directory, &ptr,
+                                            &p->directory_map));
+        p->directory = ptr;
+    }
+    uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
+    for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
+        if (p->directory->writer[i] != u->id) {
+            continue;
+        }
+        const struct dcommi_local_block *b = &p->directory->blocks[i / DCOMMI_LOCAL_PER_BLOCK];
+        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, b->key, (void *)(uintptr_t)b->base,
+                                            &ptr, &p->fifo_map));
+        p->out = dcommi_fifo_writer(dcommi_local_fifo_at(ptr, i), DCOMMI_LOCAL_FIFO);
+        return DCOMM_OK;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_disconnect(dcommi_local_peer *p)
+{
+    dcommi_local *u = p->local;
+    if (p->out.lines != NULL) {
+        dcommi_fifo_leave(&p->out);
+        p->out.lines = NULL;
+    }
+    if (p->fifo_map != NULL) {
+        dcommi_ucx_mapping_drop(u->maps.context, p->fifo_map);
+    }
+    if (p->directory_map != NULL) {
+        dcommi_ucx_mapping_drop(u->maps.context, p->directory_map);
+    }
+    if (p->ep != NULL) {
+        dcommi_ucx_maps_leave(&u->maps, p->ep);
+    }
+    p->fifo_map = p->directory_map = NULL;
+    p->directory = NULL;
+    p->ep = NULL;
+}
+
+/* ---- the end of a peer ---- */
+
+static void dcommi_local_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+{
+    f->status = status;
+    f->next = u->done;
+    u->done = f;
+}
+
+static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
+{
+    if (p->waiting != waiting) {
+        p->waiting = waiting;
+        p->local->nwaiting += waiting ? 1 : (size_t)-1;
+    }
+}
+
+/* Nothing more will go to or come from the peer. */
+static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
+{
+    dcommi_local *u = p->local;
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        p->queue = q->next;
+        dcommi_free(q);
+    }
+    p->queue_last = NULL;
+    for (dcommi_local_flight **list = &p->sends; list != NULL;
+         list = list == &p->sends ? &p->fetches : NULL) {
+        while (*list != NULL) {
+            dcommi_local_flight *f = *list;
+            *list = f->next;
+            dcommi_local_done(u, f, status);
+        }
+    }
+    for (dcommi_local_offer *o = u->offers; o != NULL; o = o->next) {
+        o->peer = o->peer == p ? NULL : o->peer;
+    }
+    dcommi_local_waiting(p, false);
+}
+
+static void dcommi_local_peer_free(dcommi_local_peer *p)
+{
+    dcommi_local_disconnect(p);
+    if (p->pidfd >= 0) {
+        epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
+        close(p->pidfd);
+    }
+    dcommi_free(p->keys);
+    dcommi_free(p);
+}
+
+static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
+{
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (u->polled[i] == p) {
+            u->polled[i] = u->polled[--u->npolled];
+            return;
+        }
+    }
+}
+
+#endif
+
+#include <sched.h>
+
+/* Records taken from one peer before the next gets its turn. */
+#define DCOMMI_LOCAL_BURST 32
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+
+/* ---- peers ---- */
+
+static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
+                                          size_t len)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_card card;
+    if (peer < 0 || len < sizeof card || dcommi_local_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    memcpy(&card, address, sizeof card);
+    if (card.key_len == 0 || (uint64_t)card.key_len + card.ucx_len != len - sizeof card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the address of peer %d has a wrong length",
+                           t->name, peer);
+    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
+    uint32_t fifo = 0;
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.id, &fifo));
+    dcommi_local_peer *p = dcommi_alloc(sizeof *p);
+    if (p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    p->keys = dcommi_alloc(len - sizeof card);
+    if (p->keys == NULL) {
+        dcommi_free(p);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(p->keys, (const char *)address + sizeof card, len - sizeof card);
+    p->local = u;
+    p->index = peer;
+    p->card = card;
+    p->fifo = fifo;
+    p->in = u->fifos[fifo];
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->process, &card.process, p);
+    u->peers[peer] = p;
+    u->polled[u->npolled++] = p;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_sweep(dcommi_local *u)
+{
+    while (u->removed != NULL) {
+        dcommi_local_peer *p = u->removed;
+        u->removed = p->next;
+        dcommi_local_peer_free(p);
+    }
+}
+
+static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL) {
+        return;
+    }
+    u->peers[peer] = NULL;
+    u->fifos[p->fifo] = p->in;
+    dcommi_local_unpoll(u, p);
+    dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+    u->nended -= p->ended && !p->lost;
+    p->removed = true;
+    p->next = u->removed;
+    u->removed = p;
+    if (!u->inside) {
+        dcommi_local_sweep(u);
+    }
+}
+
+/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+{
+    if (!p->ended && !p->lost) {
+        p->ended = true;
+        p->why = why;
+        p->local->nended++;
+    }
+}
+
+/* ---- sending ---- */
+
+/* Put a record into the peer's fifo, or behind those that wait for room. */
+static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
+        unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
+        if (DCOMMI_LIKELY(body != NULL)) {
+            memcpy(body, header, header_len);
+            if (len > 0) {
+                memcpy(body + header_len, data, len);
+            }
+            dcommi_fifo_commit(&p->out, kind, header_len, len);
+            return DCOMM_OK;
+        }
+    }
+    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + len);
+    if (q == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *q = (dcommi_local_queued){.kind = kind, .header_len = header_len, .len = len};
+    memcpy(q->bytes, header, header_len);
+    if (len > 0) {
+        memcpy(q->bytes + header_len, data, len);
+    }
+    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
+    p->queue_last = q;
+    dcommi_local_waiting(p, true);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_local_peer **p_p)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (DCOMMI_UNLIKELY(p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d was never added", u->base.name, peer);
+    }
+    if (DCOMMI_UNLIKELY(p->lost || u->closing)) {
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
+                           p->lost ? p->why : "closed");
+    }
+    if (DCOMMI_UNLIKELY(p->out.lines == NULL && !p->ended)) {
+        dcomm_status status = dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+    }
+    *p_p = p;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void *header,
+                                      size_t header_len, const void *data, size_t len,
+                                      dcommi_op *op)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = NULL;
+    if (DCOMMI_UNLIKELY(header_len > DCOMMI_HEADER_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
+    }
+    DCOMMI_TRY(dcommi_local_writable(u, peer, &p));
+    if (len <= DCOMMI_LOCAL_EAGER) {
+        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = u->next_flight++;
+    f->bytes = (unsigned char *)(uintptr_t)data;
+    f->len = len;
+    unsigned char long_header[DCOMMI_HEADER_MAX + sizeof(dcommi_local_offer_tail)];
+    dcommi_local_offer_tail tail = {f->id, len};
+    memcpy(long_header, header, header_len);
+    memcpy(long_header + header_len, &tail, sizeof tail);
+    dcomm_status status =
+        dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header, header_len + sizeof tail, NULL, 0);
+    if (status < 0) {
+        dcommi_free(f);
+        return status;
+    }
+    f->next = p->sends;
+    p->sends = f;
+    return DCOMM_IN_PROGRESS;
+}
+
+/* What waits for room in the fifo, as far as there is some. */
+static unsigned dcommi_local_pump(dcommi_local_peer *p)
+{
+    unsigned n = 0;
+    if (p->out.lines == NULL) {
+        dcomm_status status = p->ended ? DCOMM_IN_PROGRESS : dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+        if (status != DCOMM_OK) {
+            return 0;
+        }
+    }
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        unsigned char *body = dcommi_fifo_reserve(&p->out, q->header_len + q->len);
+        if (body == NULL) {
+            return n;
+        }
+        memcpy(body, q->bytes, q->header_len + q->len);
+        dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
+        p->queue = q->next;
+        dcommi_free(q);
+        n++;
+    }
+    bool going = false;
+    for (dcommi_local_flight **at = &p->sends; *at != NULL;) {
+        dcommi_local_flight *f = *at;
+        while (f->going && f->at < f->len) {
+            size_t part = f->len - f->at;
+            part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
+            unsigned char *body = dcommi_fifo_reserve(&p->out, sizeof f->id + part);
+            if (body == NULL) {
+                return n;
+            }
+            memcpy(body, &f->id, sizeof f->id);
+            memcpy(body + sizeof f->id, f->bytes + f->at, part);
+            dcommi_fifo_commit(&p->out, DCOMMI_LOCAL_FRAG, sizeof f->id, part);
+            f->at += part;
+            n++;
+        }
+        if (f->going) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        } else {
+            at = &f->next;
+        }
+        going = going || (*at != NULL && (*at)->going);
+    }
+    dcommi_local_waiting(p, going);
+    return n;
+}
+
+/* ---- receiving ---- */
+
+static void dcommi_local_offer_free(dcommi_local_offer *o)
+{
+    *o->prev = o->next;
+    if (o->next != NULL) {
+        o->next->prev = o->prev;
+    }
+    dcommi_free(o);
+}
+
+static void dcommi_local_release(dcommi_transport *t, void *desc)
+{
+    dcommi_local_offer *o = desc;
+    (void)t;
+    if (o->peer != NULL) {
+        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0);
+    }
+    dcommi_local_offer_free(o);
+}
+
+static dcomm_status dcommi_local_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                       dcommi_op *op)
+{
+    dcommi_local_offer *o = desc;
+    dcommi_local_peer *p = o->peer;
+    if (p == NULL) {
+        dcommi_local_offer_free(o);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = o->id;
+    f->bytes = buf;
+    f->len = len;
+    f->next = p->fetches;
+    p->fetches = f;
+    dcommi_local_offer_free(o);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0);
+    if (status < 0) {
+        p->fetches = f->next;
+        dcommi_free(f);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    dcommi_local_offer_tail tail;
+    if (r->header_len < sizeof tail) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    dcommi_arrival arrival = {
+        .peer = p->index, .header = r->header, .header_len = r->header_len - sizeof tail};
+    memcpy(&tail, r->header + arrival.header_len, sizeof tail);
+    dcommi_local_offer *o = dcommi_alloc(sizeof *o);
+    if (o == NULL || tail.len == 0) {
+        dcommi_free(o);
+        dcommi_local_end(p, "there is no memory for what it sends");
+        return;
+    }
+    *o = (dcommi_local_offer){.next = u->offers, .prev = &u->offers, .peer = p, .id = tail.id};
+    if (o->next != NULL) {
+        o->next->prev = &o->next;
+    }
+    u->offers = o;
+    arrival.len = tail.len;
+    arrival.desc = o;
+    u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+}
+
+/* GO and NO: a send of ours is wanted, or not. */
+static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
+{
+    for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (go) {
+            f->going = true;
+            dcommi_local_waiting(p, true);
+        } else {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dcommi_record *r)
+{
+    for (dcommi_local_flight **at = &p->fetches; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (r->len > f->len - f->at) {
+            dcommi_local_end(p, "what it sent cannot be right");
+            return;
+        }
+        memcpy(f->bytes + f->at, r->data, r->len);
+        f->at += r->len;
+        if (f->at == f->len) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    uint64_t id;
+    if (r->kind == DCOMMI_LOCAL_MSG) {
+        dcommi_arrival arrival = {.peer = p->index,
+                                  .header = r->header,
+                                  .header_len = r->header_len,
+                                  .data = r->data,
+                                  .len = r->len};
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return;
+    }
+    if (r->kind == DCOMMI_LOCAL_OFFER) {
+        dcommi_local_on_offer(p, r);
+        return;
+    }
+    if (r->header_len != sizeof id || r->kind > DCOMMI_LOCAL_FRAG) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    memcpy(&id, r->header, sizeof id);
+    if (r->kind == DCOMMI_LOCAL_FRAG) {
+        dcommi_local_on_fragment(p, id, r);
+    } else {
+        dcommi_local_on_verdict(p, id, r->kind == DCOMMI_LOCAL_GO);
+    }
+}
+
+static unsigned dcommi_local_poll(dcommi_local_peer *p)
+{
+    dcommi_record r;
+    unsigned n = 0;
+    int got = 0;
+    while (n < DCOMMI_LOCAL_BURST && (got = dcommi_fifo_next(&p->in, &r)) > 0) {
+        n++;
+        dcommi_local_handle(p, &r);
+        dcommi_fifo_pass(&p->in, &r);
+        if (p->removed) {
+            p->local->fifos[p->fifo] = p->in;
+            return n;
+        }
+    }
+    if (DCOMMI_UNLIKELY(got < 0)) {
+        dcommi_local_end(p, "what it sent cannot be right");
+    }
+    return n;
+}
+
+/* ---- progress ---- */
+
+/* Have peers ended? */
+static void dcommi_local_watch(dcommi_local *u)
+{
+    double now = dcommi_coarse_now();
+    void *users[16];
+    if (now - u->last_watch < DCOMMI_LOCAL_WATCH) {
+        return;
+    }
+    u->last_watch = now;
+    int n = dcommi_watch_poll(u->epoll, users, 16);
+    for (int i = 0; i < n; i++) {
+        dcommi_local_end(users[i], "its process has ended");
+    }
+    for (size_t i = 0; i < u->npolled; i++) {
+        dcommi_local_peer *p = u->polled[i];
+        if (p->directory != NULL &&
+            atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
+            dcommi_local_end(p, "it has closed its connections");
+        }
+    }
+}
+
+/* What the peers that ended had sent is read: now they are lost. */
+static unsigned dcommi_local_bury(dcommi_local *u)
+{
+    unsigned n = 0;
+    for (size_t i = u->npolled; i-- > 0;) {
+        dcommi_local_peer *p = i < u->npolled ? u->polled[i] : NULL;
+        dcommi_record r;
+        if (p == NULL || !p->ended || dcommi_fifo_next(&p->in, &r) > 0) {
+            continue;
+        }
+        p->lost = true;
+        u->nended--;
+        u->fifos[p->fifo] = p->in;
+        dcommi_local_unpoll(u, p);
+        dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+        n++;
+        if (!u->closing) {
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why);
+        }
+    }
+    return n;
+}
+
+static unsigned dcommi_local_deliver(dcommi_local *u)
+{
+    unsigned n = 0;
+    while (u->done != NULL) {
+        dcommi_local_flight *f = u->done;
+        dcommi_op *op = f->op;
+        dcomm_status status = f->status;
+        u->done = f->next;
+        dcommi_free(f);
+        op->done(op, status);
+        n++;
+    }
+    return n;
+}
+
+static unsigned dcommi_local_progress(dcommi_transport *t)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    unsigned n = 0;
+    if (DCOMMI_UNLIKELY(u->inside)) {
+        return 0;
+    }
+    u->inside = true;
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (dcommi_fifo_ready(&u->polled[i]->in)) {
+            n += dcommi_local_poll(u->polled[i]);
+        }
+    }
+    for (size_t i = 0; u->nwaiting > 0 && i < u->npolled; i++) {
+        n += u->polled[i]->waiting ? dcommi_local_pump(u->polled[i]) : 0;
+    }
+    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
+        dcommi_local_watch(u);
+    }
+    if (DCOMMI_UNLIKELY(u->nended > 0)) {
+        n += dcommi_local_bury(u);
+    }
+    u->inside = false;
+    if (DCOMMI_UNLIKELY(u->done != NULL)) {
+        n += dcommi_local_deliver(u);
+    }
+    if (DCOMMI_UNLIKELY(u->removed != NULL)) {
+        dcommi_local_sweep(u);
+    }
+    return n;
+}
+
+static bool dcommi_local_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    dcommi_record *r = &u->peeked;
+    if (p == NULL || u->inside || p->lost || dcommi_fifo_next(&p->in, r) <= 0 ||
+        r->kind != DCOMMI_LOCAL_MSG) {
+        return false;
+    }
+    *arrival = (dcommi_arrival){.peer = peer,
+                                .header = r->header,
+                                .header_len = r->header_len,
+                                .data = r->data,
+                                .len = r->len};
+    return true;
+}
+
+static void dcommi_local_pass(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_fifo_pass(&dcommi_local_peer_at(u, peer)->in, &u->peeked);
+}
+
+/* ---- mapped memory ---- */
+
+static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
+                                               dcommi_region *region)
+{
+    if (len == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: mapped memory of 0 bytes", t->name);
+    }
+    return dcommi_ucx_region_allocate(&((dcommi_local *)t)->maps, len, region);
+}
+
+static void dcommi_local_region_destroy(dcommi_transport *t, dcommi_region *region)
+{
+    if (region->handle != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, region->handle);
+    }
+    *region = (dcommi_region){0};
+}
+
+static dcomm_status dcommi_local_region_map(dcommi_transport *t, int peer, const void *key,
+                                            size_t key_len, void *remote_base, void **ptr,
+                                            void **map)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL || key_len == 0) {
+        return dcommi_fail(p == NULL ? DCOMM_ERR_INTERNAL : DCOMM_ERR_CORRUPT,
+                           "%s: peer %d has no memory key of %zu bytes", t->name, peer, key_len);
+    }
+    DCOMMI_TRY(dcommi_local_reach(p));
+    return dcommi_ucx_region_attach(&u->maps, p->ep, key, remote_base, ptr, map);
+}
+
+static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
+{
+    if (map != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, map);
+    }
+}
+
+/* ---- opening and closing ---- */
+
+static bool dcommi_local_is_busy(const dcommi_local *u)
+{
+    bool busy = u->done != NULL;
+    for (size_t i = 0; i < u->npolled && !busy; i++) {
+        const dcommi_local_peer *p = u->polled[i];
+        busy = p->queue != NULL || p->sends != NULL || p->fetches != NULL;
+    }
+    return busy;
+}
+
+static void dcommi_local_free(dcommi_local *u)
+{
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        if (u->peers[i] != NULL) {
+            dcommi_local_drop_all(u->peers[i], DCOMM_ERR_ABORTED);
+            dcommi_local_peer_free(u->peers[i]);
+        }
+    }
+    dcommi_local_sweep(u);
+    dcommi_local_deliver(u);
+    while (u->offers != NULL) {
+        dcommi_local_offer_free(u->offers);
+    }
+    dcommi_ucx_maps_close(&u->maps);
+    if (u->epoll >= 0) {
+        close(u->epoll);
+    }
+    dcommi_free(u->peers);
+    dcommi_free(u->polled);
+    dcommi_free((void *)(uintptr_t)u->base.address);
+    dcommi_free(u);
+}
+
+static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    double deadline = dcommi_now() + timeout_s;
+    while (!force && dcommi_local_is_busy(u) && dcommi_now() < deadline) {
+        if (dcommi_local_progress(t) == 0) {
+            sched_yield();
+        }
+    }
+    u->closing = true;
+    /* Peers keep what they have mapped for as long as they want. */
+    atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    dcommi_local_free(u);
+}
+
+static const dcommi_transport_vtable dcommi_local_vtable = {
+    .add_peer = dcommi_local_add_peer,
+    .remove_peer = dcommi_local_remove_peer,
+    .send = dcommi_local_send,
+    .fetch = dcommi_local_fetch,
+    .release = dcommi_local_release,
+    .progress = dcommi_local_progress,
+    .peek = dcommi_local_peek,
+    .pass = dcommi_local_pass,
+    .region_create = dcommi_local_region_create,
+    .region_destroy = dcommi_local_region_destroy,
+    .region_map = dcommi_local_region_map,
+    .region_unmap = dcommi_local_region_unmap,
+    .close = dcommi_local_close,
+};
+
+static dcomm_status dcommi_local_start(dcommi_local *u)
+{
+    DCOMMI_TRY(dcommi_ucx_maps_open(&u->maps));
+    DCOMMI_TRY(dcommi_ucx_region_allocate(&u->maps, sizeof *u->directory, &u->directory_region));
+    u->directory = u->directory_region.base;
+    u->id = dcommi_transport_id();
+    u->process = dcommi_watch_me();
+    dcommi_local_card card = {.id = u->id,
+                              .process = u->process,
+                              .directory = (uint64_t)(uintptr_t)u->directory,
+                              .key_len = (uint32_t)u->directory_region.key_len,
+                              .ucx_len = (uint32_t)u->maps.address_len};
+    size_t len = sizeof card + card.key_len + card.ucx_len;
+    uint8_t *address = dcommi_alloc(len);
+    if (address == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(address, &card, sizeof card);
+    memcpy(address + sizeof card, u->directory_region.key, card.key_len);
+    memcpy(address + sizeof card + card.key_len, u->maps.address, card.ucx_len);
+    u->base.address = address;
+    u->base.address_len = len;
+    return DCOMM_OK;
+}
+
+/* Shared memory with the processes of this host. */
+static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
+                                      dcommi_transport **t_p)
+{
+    dcommi_local *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "local",
+                                 .call = &dcommi_local_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_LOCAL_EAGER};
+    u->epoll = -1;
+    dcomm_status status = dcommi_local_start(u);
+    if (status < 0) {
+        dcommi_local_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/topo.h ============================================================ */
+/* topo.h - finds out, with hwloc, where on its machine this process runs. */
+#ifndef DCOMMI_TOPO_H
+#define DCOMMI_TOPO_H
+
+/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
+/* ucx_iface.h - which network interface connects this host with the others. */
+#ifndef DCOMMI_UCX_IFACE_H
+#define DCOMMI_UCX_IFACE_H
+
 
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -15910,194 +17793,259 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 }
 
 #endif
+
+#include <hwloc.h>
+#include <sched.h>
+
+/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
+static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
+{
+    /* Plugins that start up a graphics driver to say what PCI already says. */
+    static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
+    }
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
+        hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
+    }
+    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
+    hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
+        hwloc_topology_load(topology) != 0) {
+        int error = errno;
+        hwloc_topology_destroy(topology);
+        return xml != NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s",
+                                 xml, strerror(error))
+                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
+                                 strerror(error));
+    }
+    *topology_p = topology;
+    return DCOMM_OK;
+}
+
+/* ---- a place in a topology ---- */
+
+/* The object of a type in which all of `set` lies. */
+static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
+                                  hwloc_const_cpuset_t set)
+{
+    int found = DCOMMI_PLACE_NONE;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(topology, type, o)) != NULL;) {
+        if (hwloc_bitmap_isincluded(set, o->cpuset)) {
+            return (int32_t)o->logical_index;
+        }
+        found = DCOMMI_PLACE_MANY;
+    }
+    return found;
+}
+
+/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
+static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
+{
+    static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
+                                             HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE,
+                                             HWLOC_OBJ_L1CACHE};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (hwloc_get_nbobjs_by_type(topology, types[i]) > 0) {
+            return types[i];
+        }
+    }
+    return HWLOC_OBJ_PU;
+}
+
+/* How near a device is to `set`: the depth of the smallest object that holds both. */
+static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
+                                hwloc_const_cpuset_t set)
+{
+    hwloc_obj_t o = hwloc_get_non_io_ancestor_obj(topology, device);
+    while (o != NULL && o->parent != NULL && !hwloc_bitmap_isincluded(set, o->cpuset)) {
+        o = o->parent;
+    }
+    return o != NULL ? o->depth : -1;
+}
+
+/* Screens of servers are driven by chips that compute nothing. */
+static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
+{
+    bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
+    return pci->class_id == 0x0302 || pci->class_id == 0x1200 ||
+           (maker && pci->class_id >> 8 == 0x03);
+}
+
+/* The nearest GPU, by its PCI address. */
+static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
+{
+    int best = -1;
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_pcidev(topology, o)) != NULL;) {
+        int near =
+            dcommi_topo_is_gpu(&o->attr->pcidev) ? dcommi_topo_nearness(topology, o, set) : -1;
+        if (near > best) {
+            const struct hwloc_pcidev_attr_s *pci = &o->attr->pcidev;
+            best = near;
+            snprintf(name, 16, "%04x:%02x:%02x.%x", (unsigned)pci->domain & 0xffff, pci->bus,
+                     pci->dev, (unsigned)pci->func & 0xf);
+        }
+    }
+}
+
+/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
+ * bridge); wanted NULL: the nearest. */
+static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
+                            char name[16])
+{
+    int best = -1;
+    size_t len = wanted != NULL ? strcspn(wanted, ":") : 0; /* "mlx5_0:1" is a port of mlx5_0 */
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_osdev(topology, o)) != NULL;) {
+        hwloc_obj_osdev_type_t type = o->attr->osdev.type;
+        bool named =
+            wanted == NULL || (strlen(o->name) == len && memcmp(o->name, wanted, len) == 0);
+        int near = (type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS) && named
+                       ? dcommi_topo_nearness(topology, o, set)
+                       : -1;
+        if (near > best && strlen(o->name) < 16) {
+            best = near;
+            strcpy(name, o->name);
+        }
+    }
+}
+
+/* The place of a process that may run on `set`, by the system's numbers. */
+static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
+                               const char *iface, dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = dcommi_topo_within(topology, HWLOC_OBJ_PACKAGE, set);
+    place->numa = dcommi_topo_within(topology, HWLOC_OBJ_NUMANODE, set);
+    place->cache = dcommi_topo_within(topology, dcommi_topo_last_cache(topology), set);
+    place->core = dcommi_topo_within(topology, HWLOC_OBJ_CORE, set);
+    place->cpus = (int32_t)dcommi_max64(hwloc_bitmap_weight(set), 0);
+    place->unknown = hwloc_bitmap_last(set) >= DCOMMI_PLACE_CPUS;
+    for (int i = hwloc_bitmap_first(set); i >= 0 && i < DCOMMI_PLACE_CPUS;
+         i = hwloc_bitmap_next(set, i)) {
+        place->mask[i / 64] |= (uint64_t)1 << (i % 64);
+    }
+    dcommi_topo_nic(topology, set, iface, place->nic);
+    dcommi_topo_gpu(topology, set, place->gpu);
+}
+
+/* ---- this process ---- */
+
+/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
+static void dcommi_topo_nowhere(dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
+    place->unknown = 1;
+}
+
+/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
+ * all of it when that is nothing. */
+static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
+                             dcommi_site *place)
+{
+    hwloc_const_cpuset_t all = hwloc_topology_get_topology_cpuset(topology);
+    hwloc_bitmap_and(set, set, all);
+    if (hwloc_bitmap_iszero(set)) {
+        hwloc_bitmap_copy(set, all);
+    }
+    dcommi_topo_locate(topology, set, iface, place);
+}
+
+/* What was found last. Programs make one context after the other, and the machine stays. */
+typedef struct dcommi_topo_memory {
+    pthread_mutex_t lock;
+    bool known;
+    hwloc_cpuset_t set;
+    dcommi_ucx_name iface;
+    dcommi_site place;
+} dcommi_topo_memory;
+
+static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_site *place)
+{
+    static dcommi_topo_memory last = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    hwloc_topology_t topology = NULL;
+    pthread_mutex_lock(&last.lock);
+    if (!last.known || !hwloc_bitmap_isequal(set, last.set) || strcmp(iface, last.iface) != 0) {
+        dcommi_topo_nowhere(&last.place);
+        strcpy(last.iface, iface);
+        last.set = last.set != NULL ? last.set : hwloc_bitmap_alloc();
+        last.known = last.set != NULL && hwloc_bitmap_copy(last.set, set) == 0;
+        dcommi_topo_load(NULL, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, iface, &last.place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    *place = last.place;
+    pthread_mutex_unlock(&last.lock);
+}
+
+/* What the kernel lets this thread run on. */
+static void dcommi_topo_allowed(hwloc_cpuset_t set)
+{
+    enum { BYTES = 8192 / 8 };
+    cpu_set_t *mine = dcommi_alloc(BYTES);
+    if (mine != NULL && sched_getaffinity(0, BYTES, mine) == 0) {
+        for (int i = 0; i < BYTES * 8; i++) {
+            if (CPU_ISSET_S((size_t)i, BYTES, mine)) {
+                hwloc_bitmap_set(set, (unsigned)i);
+            }
+        }
+    }
+    dcommi_free(mine);
+}
+
+/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
+ * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
+static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
+{
+    const char *xml = getenv("DCOMM_TOPO_XML"), *given = getenv("DCOMM_TOPO_CPUS");
+    dcommi_ucx_name chosen = "";
+    hwloc_topology_t topology = NULL;
+    hwloc_cpuset_t set = hwloc_bitmap_alloc();
+    bool tcp;
+    dcommi_topo_nowhere(place);
+    if (set == NULL) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
+    }
+    dcommi_topo_allowed(set);
+    dcomm_status status = DCOMM_OK;
+    if (xml == NULL || *xml == 0) {
+        dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
+        dcommi_topo_machine(set, chosen, place);
+    } else {
+        if (given != NULL) {
+            hwloc_bitmap_list_sscanf(set, given);
+        }
+        status = dcommi_topo_load(xml, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, NULL, place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    hwloc_bitmap_free(set);
+    return status;
+}
+
+#endif
+/* ==== include/dcomm/impl/ucx.h ============================================================= */
+/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
+ * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
+ * polls ten times slower and would listen on every interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
 /* ==== include/dcomm/impl/ucx_peer.h ======================================================== */
 /* ucx_peer.h - one UCX worker's state: its peers and their endpoints, the sends and fetches under
  * way, the messages that the engine keeps. */
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
 
-/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
-/* ucx_region.h - memory that peers on this host can map, by UCX's shared-memory keys. */
-#ifndef DCOMMI_UCX_REGION_H
-#define DCOMMI_UCX_REGION_H
-
-
-/* What must be given back before the worker goes: our own memory, or a peer's key. */
-typedef struct dcommi_ucx_mapping {
-    struct dcommi_ucx_mapping *prev, *next;
-    ucp_mem_h memory;
-    void *key;
-    ucp_rkey_h rkey;
-} dcommi_ucx_mapping;
-
-static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
-{
-    m->prev = list;
-    m->next = list->next;
-    list->next->prev = m;
-    list->next = m;
-}
-
-static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
-{
-    m->prev->next = m->next;
-    m->next->prev = m->prev;
-    if (m->rkey != NULL) {
-        ucp_rkey_destroy(m->rkey);
-    }
-    if (m->key != NULL) {
-        ucp_rkey_buffer_release(m->key);
-    }
-    if (m->memory != NULL) {
-        ucp_mem_unmap(context, m->memory);
-    }
-    dcommi_free(m);
-}
-
-static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx_mapping *list,
-                                               size_t len, dcommi_region *region)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(list, m);
-    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-                                   .length = len,
-                                   .flags = UCP_MEM_MAP_ALLOCATE};
-    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
-    size_t key_len = 0;
-    dcommi_ucx_hush++;
-    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
-    dcommi_ucx_hush--;
-    if (status != UCS_OK) {
-        m->memory = NULL;
-    } else {
-        status = ucp_mem_query(m->memory, &attr);
-    }
-    if (status == UCS_OK) {
-        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(
-            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
-            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
-            "of /dev/shm)",
-            len, ucs_status_string(status));
-    }
-    *region = (dcommi_region){
-        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_ucx_region_attach(ucp_context_h context, dcommi_ucx_mapping *list,
-                                             ucp_ep_h ep, const void *key, void *remote_base,
-                                             void **ptr, void **map)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(list, m);
-    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
-    if (status != UCS_OK) {
-        m->rkey = NULL;
-    } else {
-        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
-                           ucs_status_string(status));
-    }
-    *map = m;
-    return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/ucx_watch.h ======================================================= */
-/* ucx_watch.h - sees the processes of this host end. UCX's own check needs an endpoint, comes once
- * a second and takes a zombie for alive; a pidfd has none of these faults. */
-#ifndef DCOMMI_UCX_WATCH_H
-#define DCOMMI_UCX_WATCH_H
-
-
-#include <sys/epoll.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-
-/* What stands before UCX's own bytes in an address. */
-typedef struct dcommi_ucx_card {
-    uint64_t id; /* of the transport, random: long messages name their sender by it */
-    uint64_t pid_space;
-    int64_t pid;
-} dcommi_ucx_card;
-
-static void dcommi_ucx_card_make(dcommi_ucx_card *card)
-{
-    static _Atomic uint64_t counter;
-    struct stat space = {0};
-    *card = (dcommi_ucx_card){.pid = getpid()};
-    if (stat("/proc/self/ns/pid", &space) == 0) {
-        card->pid_space = (uint64_t)space.st_ino;
-    }
-    if (getrandom(&card->id, sizeof card->id, GRND_NONBLOCK) != (ssize_t)sizeof card->id) {
-        card->id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)card->pid);
-    }
-    card->id = dcommi_mix(card->id, atomic_fetch_add(&counter, 1)) | 1;
-}
-
-/* A descriptor that becomes readable when the process ends, registered in the epoll set with
- * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
-static int dcommi_ucx_watch_add(int *epoll, const dcommi_ucx_card *mine,
-                                const dcommi_ucx_card *theirs, void *user)
-{
-#ifdef SYS_pidfd_open
-    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
-        theirs->pid <= 0) {
-        return -1;
-    }
-    if (*epoll < 0) {
-        *epoll = epoll_create1(EPOLL_CLOEXEC);
-    }
-    int fd = (int)syscall(SYS_pidfd_open, (pid_t)theirs->pid, 0u);
-    if (fd < 0) {
-        return -1;
-    }
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
-    if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-#else
-    (void)epoll, (void)mine, (void)theirs, (void)user;
-    return -1;
-#endif
-}
-
-/* The users of some processes that have ended, each once. */
-static int dcommi_ucx_watch_poll(int epoll, void **users, int max)
-{
-    struct epoll_event events[16];
-    int n = epoll < 0 ? 0 : epoll_wait(epoll, events, max < 16 ? max : 16, 0);
-    for (int i = 0; i < n; i++) {
-        users[i] = events[i].data.ptr;
-    }
-    return n < 0 ? 0 : n;
-}
-
-static inline double dcommi_ucx_coarse_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-#endif
 
 typedef struct dcommi_ucx dcommi_ucx;
 
@@ -16106,11 +18054,9 @@ typedef struct dcommi_ucx_peer {
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
-    int pidfd;
     void *address;
     ucp_ep_h ep; /* NULL: not opened yet, or closed */
     ucs_status_t failure;
-    bool ended;    /* its process, but what it sent may still be on its way */
     bool reported; /* its loss */
     bool flushing;
     double closed_at; /* coarse clock; 0: not closed */
@@ -16150,17 +18096,13 @@ struct dcommi_ucx {
     dcommi_transport base;
     ucp_context_h context;
     ucp_worker_h worker;
-    dcommi_ucx_card card;
-    bool maps;   /* peers' memory can be mapped */
+    uint64_t id;
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
     bool chores; /* something waits for the end of progress */
     bool closing;
     unsigned turns;    /* of progress */
     double last_watch; /* coarse clock */
-    int epoll;         /* of the peers' pidfds; -1: none */
-    int ended;         /* processes that ended, not reported yet */
-    int ended_turns;
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
     dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
@@ -16169,7 +18111,6 @@ struct dcommi_ucx {
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept;
     dcommi_ucx_slab *slabs;
-    dcommi_ucx_mapping mappings; /* head of a ring */
 };
 
 /* ---- flights ---- */
@@ -16392,9 +18333,8 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
         dcommi_ucx_hush--;
         if (status != UCS_OK) {
             p->ep = NULL;
-            return dcommi_fail(p->ended ? DCOMM_ERR_PEER : dcommi_ucx_status(status),
-                               "%s: peer %d cannot be reached: %s", u->base.name, peer,
-                               ucs_status_string(status));
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, peer, ucs_status_string(status));
         }
     }
     *p_p = p;
@@ -16405,7 +18345,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
     if (p->closed_at <= 0) {
-        p->closed_at = dcommi_ucx_coarse_now();
+        p->closed_at = dcommi_coarse_now();
     }
     if (p->ep == NULL) {
         return;
@@ -16448,10 +18388,6 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     if (p == NULL) {
         return;
     }
-    if (p->pidfd >= 0) {
-        epoll_ctl(p->ucx->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
-        close(p->pidfd);
-    }
     dcommi_free(p->address);
     dcommi_free(p);
 }
@@ -16485,29 +18421,20 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          p->ended ? "its process has ended"
-                                                   : ucs_status_string(p->failure));
+                                          ucs_status_string(p->failure));
         }
     }
     return n;
 }
 
-/* ---- the watch ---- */
-
-/* Now and then: have processes ended, must ops be given up? */
+/* Now and then: must ops be given up? */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
-    double now = dcommi_ucx_coarse_now();
+    double now = dcommi_coarse_now();
     if (now - u->last_watch < 0.05) {
         return 0;
     }
     u->last_watch = now;
-    void *users[16];
-    int n = dcommi_ucx_watch_poll(u->epoll, users, 16);
-    for (int i = 0; i < n; i++) {
-        ((dcommi_ucx_peer *)users[i])->ended = true;
-    }
-    u->ended += n;
     unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
     if (u->removed != NULL) {
         dcommi_ucx_sweep_removed(u);
@@ -16515,37 +18442,13 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
     return given_up;
 }
 
-/* What the ended processes had sent is read: now they are lost. */
-static void dcommi_ucx_bury(dcommi_ucx *u)
-{
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p != NULL && p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
-        if (p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    u->ended = 0;
-    u->ended_turns = 0;
-    u->chores = true;
-}
-
 #endif
 
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. The local one and
- * our largest header fill one segment (DCOMMI_UCX_SEG) of UCX's shared-memory queue. */
-#define DCOMMI_UCX_EAGER_LOCAL 8192
-#define DCOMMI_UCX_EAGER_NET 65536
-#define DCOMMI_UCX_SEG "8448"
-/* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
+/* Longest payload that is sent without asking the receiver for a place first. */
+#define DCOMMI_UCX_EAGER 65536
 
 /* ---- the table ---- */
 
@@ -16553,8 +18456,8 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
                                         size_t len)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_card card;
-    if (peer < 0 || len <= sizeof card || dcommi_ucx_peer_at(u, peer) != NULL) {
+    uint64_t id;
+    if (peer < 0 || len <= sizeof id || dcommi_ucx_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
@@ -16562,23 +18465,19 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     u->peers = array;
     dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
-    void *copy = p != NULL ? dcommi_alloc(len - sizeof card) : NULL;
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof id) : NULL;
     if (copy == NULL) {
         dcommi_free(p);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(&card, address, sizeof card);
-    memcpy(copy, (const char *)address + sizeof card, len - sizeof card);
-    *p = (dcommi_ucx_peer){
-        .ucx = u, .index = peer, .id = card.id, .pidfd = -1, .address = copy, .failure = UCS_OK};
-    if (u->maps) {
-        p->pidfd = dcommi_ucx_watch_add(&u->epoll, &u->card, &card, p);
-    }
+    memcpy(&id, address, sizeof id);
+    memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
+    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
 }
 
-static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
+static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -16592,9 +18491,6 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
     p->next = u->removed;
     u->removed = p;
     u->chores = true;
-    if (!force) {
-        dcommi_ucx_peer_flush(p);
-    }
     if (!u->inside) {
         dcommi_ucx_sweep_removed(u);
     }
@@ -16633,8 +18529,8 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
     if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->card.id, sizeof u->card.id);
-        header_len += sizeof u->card.id;
+        memcpy(f->header + header_len, &u->id, sizeof u->id);
+        header_len += sizeof u->id;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
@@ -16771,53 +18667,45 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
-    if (DCOMMI_UNLIKELY(u->ended > 0) && (n == 0 || ++u->ended_turns > 1000)) {
-        dcommi_ucx_bury(u);
-    }
     if (DCOMMI_UNLIKELY(u->chores)) {
         n += dcommi_ucx_chores(u);
     }
     return n;
 }
 
+/* Memory cannot be mapped across hosts. */
 static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    if (!u->maps || len == 0) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name,
-                           len);
-    }
-    return dcommi_ucx_region_allocate(u->context, &u->mappings, len, region);
+    (void)region;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name, len);
 }
 
 static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
 {
-    if (region->handle != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, region->handle);
-    }
-    *region = (dcommi_region){0};
+    (void)t, (void)region;
 }
 
 static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
                                           size_t key_len, void *remote_base, void **ptr, void **map)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (!u->maps) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory", t->name);
-    }
-    if (key_len == 0) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "peer %d's memory key is empty", peer);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    return dcommi_ucx_region_attach(u->context, &u->mappings, p->ep, key, remote_base, ptr, map);
+    (void)key, (void)key_len, (void)remote_base, (void)ptr, (void)map;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of peer %d", t->name, peer);
 }
 
 static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
 {
-    if (map != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, map);
-    }
+    (void)t, (void)map;
+}
+
+static bool dcommi_ucx_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    (void)t, (void)peer, (void)arrival;
+    return false;
+}
+
+static void dcommi_ucx_pass(dcommi_transport *t, int peer)
+{
+    (void)t, (void)peer;
 }
 
 /* ---- closing ---- */
@@ -16848,9 +18736,6 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
-    while (u->mappings.next != &u->mappings) {
-        dcommi_ucx_mapping_drop(u->context, u->mappings.next);
-    }
     if (u->worker != NULL) {
         ucp_worker_destroy(u->worker);
     }
@@ -16864,9 +18749,6 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         dcommi_ucx_peer_free(u->peers[i]);
-    }
-    if (u->epoll >= 0) {
-        close(u->epoll);
     }
     while (u->removed != NULL) {
         dcommi_ucx_peer *p = u->removed;
@@ -16922,6 +18804,8 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .fetch = dcommi_ucx_fetch,
     .release = dcommi_ucx_release,
     .progress = dcommi_ucx_progress,
+    .peek = dcommi_ucx_peek,
+    .pass = dcommi_ucx_pass,
     .region_create = dcommi_ucx_region_create,
     .region_destroy = dcommi_ucx_region_destroy,
     .region_map = dcommi_ucx_region_map,
@@ -16931,35 +18815,11 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
 
 /* ---- opening ---- */
 
-static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
-                                           const dcommi_ucx_option *options, size_t n_options)
+static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_option *options,
+                                           size_t n_options)
 {
-    ucp_config_t *config = NULL;
-    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) {
-        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s",
-                           u->base.name, ucs_status_string(status));
-    }
-    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
-    if (set == DCOMM_OK) {
-        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
-        status = ucp_init(&params, config, &u->context);
-    }
-    ucp_config_release(config);
-    DCOMMI_TRY(set);
-    if (status != UCS_OK) {
-        u->context = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", u->base.name,
-                           ucs_status_string(status));
-    }
-    ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    status = ucp_worker_create(u->context, &worker_params, &u->worker);
-    if (status != UCS_OK) {
-        u->worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", u->base.name,
-                           ucs_status_string(status));
-    }
+    DCOMMI_TRY(dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context,
+                                &u->worker));
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -16967,7 +18827,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = dcommi_ucx_on_am,
         .arg = u};
-    status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    ucs_status_t status = ucp_worker_set_am_recv_handler(u->worker, &handler);
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     if (status == UCS_OK) {
         status = ucp_worker_query(u->worker, &attr);
@@ -16976,68 +18836,16 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
                            ucs_status_string(status));
     }
-    dcommi_ucx_card_make(&u->card);
-    char *copy = dcommi_alloc(sizeof u->card + attr.address_length);
+    u->id = dcommi_transport_id();
+    char *copy = dcommi_alloc(sizeof u->id + attr.address_length);
     if (copy != NULL) {
-        memcpy(copy, &u->card, sizeof u->card);
-        memcpy(copy + sizeof u->card, attr.address, attr.address_length);
+        memcpy(copy, &u->id, sizeof u->id);
+        memcpy(copy + sizeof u->id, attr.address, attr.address_length);
         u->base.address = copy;
-        u->base.address_len = sizeof u->card + attr.address_length;
+        u->base.address_len = sizeof u->id + attr.address_length;
     }
     ucp_worker_release_address(u->worker, attr.address);
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_handlers *handlers,
-                                    size_t eager_max, uint64_t features,
-                                    const dcommi_ucx_option *options, size_t n_options,
-                                    dcommi_transport **t_p)
-{
-    dcommi_ucx *u = dcommi_alloc(sizeof *u);
-    if (u == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    u->base = (dcommi_transport){
-        .name = name, .call = &dcommi_ucx_vtable, .handlers = *handlers, .eager_max = eager_max};
-    u->maps = (features & UCP_FEATURE_RMA) != 0;
-    u->pending.next = u->pending.prev = &u->pending;
-    u->done.next = u->done.prev = &u->done;
-    u->kept.next = u->kept.prev = &u->kept;
-    u->mappings.next = u->mappings.prev = &u->mappings;
-    u->epoll = -1;
-    dcomm_status status = dcommi_ucx_make_worker(u, features, options, n_options);
-    if (status != DCOMM_OK) {
-        dcommi_ucx_free(u);
-        return status;
-    }
-    *t_p = &u->base;
-    return DCOMM_OK;
-}
-
-/* Shared memory with the processes of this host. */
-static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handlers,
-                                          dcommi_transport **t_p)
-{
-    static const dcommi_ucx_option options[] = {
-        {"TLS", "posix,sysv,self", NULL},
-        {"SHM_DEVICES", "all", NULL},
-        {"SELF_DEVICES", "all", NULL},
-        {"NET_DEVICES", "all", NULL},
-        {"MM_ERROR_HANDLING", "y", NULL},
-        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
-        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
-        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
-        /* Messages of some hundred bytes go within the queue, not by a segment beside it. */
-        {"MM_FIFO_ELEM_SIZE", "512", NULL},
-        {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
-        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
-    };
-    dcommi_ucx_tame_once();
-    DCOMMI_TRY(dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED));
-    return dcommi_ucx_open("local", handlers, DCOMMI_UCX_EAGER_LOCAL,
-                           UCP_FEATURE_AM | UCP_FEATURE_RMA, options,
-                           sizeof options / sizeof *options, t_p);
 }
 
 /* One network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
@@ -17074,8 +18882,24 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
-    return dcommi_ucx_open("net", handlers, DCOMMI_UCX_EAGER_NET, UCP_FEATURE_AM, options,
-                           sizeof options / sizeof *options, t_p);
+    dcommi_ucx *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "net",
+                                 .call = &dcommi_ucx_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_UCX_EAGER};
+    u->pending.next = u->pending.prev = &u->pending;
+    u->done.next = u->done.prev = &u->done;
+    u->kept.next = u->kept.prev = &u->kept;
+    dcomm_status status = dcommi_ucx_make_worker(u, options, sizeof options / sizeof *options);
+    if (status != DCOMM_OK) {
+        dcommi_ucx_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
 }
 
 #endif
@@ -17124,6 +18948,7 @@ typedef struct dcommi_card {
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
+    dcommi_site place;
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
@@ -17221,6 +19046,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         return DCOMM_ERR_NO_MEMORY;
     }
     atomic_store(&context->refs, 1);
+    dcommi_token_own(context);
     context->spin_limit = dcommi_spin_limit();
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
@@ -17232,8 +19058,11 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         }
     }
     if (status >= 0) {
+        status = dcommi_topo_here(context->iface, &context->place);
+    }
+    if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
-        status = dcommi_ucx_open_local(&handlers, &context->local);
+        status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
@@ -17374,8 +19203,34 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
  * that every rank decides alike. */
 #define DCOMMI_PEER_READ_MIN 4097
 
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. A lane may own only
- * the part of each block that begins at `skip`. */
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
 typedef struct dcommi_blocks {
     int64_t n;
     int64_t base;   /* where the blocks begin in their space */
@@ -17383,8 +19238,9 @@ typedef struct dcommi_blocks {
     int64_t length; /* equal blocks: bytes of each */
     int64_t clip;   /* cut all off here, 0: never */
     int64_t skip;
-    bool listed;
+    bool listed, ordered;
     int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
 } dcommi_blocks;
 
 /* A block number that depends on a loop: index + coef * i[depth]. */
@@ -17414,6 +19270,10 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
     dcomm_expr offset = k->listed
                             ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
                             : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
     dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
     o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
     o.length =
@@ -17473,16 +19333,24 @@ static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
     return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
 }
 
-/* Put a list of n element counts into the table as bytes; returns the first index. */
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
-                                         const size_t *elements)
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
 {
     int64_t first = (int64_t)b->ntable;
     for (int i = 0; i < s->nranks; i++) {
-        int64_t bytes = dcommi_shape_bytes(s, elements[i]);
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
         dcommi_build_table(b, &bytes, 1);
     }
     return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
 }
 
 /* The longest of n counts, in bytes. */
@@ -17512,21 +19380,33 @@ static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *
     dcommi_end(b, 0);
 }
 
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them. */
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
                                              int64_t *longest)
 {
-    dcommi_blocks blocks = {.n = s->nranks};
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
     if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
         s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
         blocks.listed = true;
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
         *longest = dcommi_longest(s, s->counts);
     } else {
         blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
     }
     return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
 }
 
 /* Where this rank's own block begins, and how long it is. */
@@ -18726,7 +20606,12 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
  *
  * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
  * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards. */
+ * Several rings split the buffer; every other one runs backwards.
+ *
+ * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
+ * package and so on once, however the ranks are numbered. What is said above of ranks holds for
+ * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
+ * ranks that stand there. */
 #ifndef DCOMMI_ALGO_RING_H
 #define DCOMMI_ALGO_RING_H
 
@@ -18734,7 +20619,8 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
 /* One ring: who the neighbours are and how far the chunks go. */
 typedef struct dcommi_ring {
     dcommi_builder *b;
-    int64_t n, rank, step; /* step: +1, or -1 for a ring that runs backwards */
+    int64_t n, rank, next, previous;
+    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
@@ -18752,20 +20638,13 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .recv_lane = 2 * index + 1,
                         .chunk = chunk,
                         .chunks = chunks};
+    ring.position = dcommi_order_position(s, s->rank);
+    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
+    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
     ring.sent = dcommi_build_counter(b);
     return ring;
-}
-
-static dcomm_expr dcommi_ring_next(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank + ring->step + ring->n) % ring->n);
-}
-
-static dcomm_expr dcommi_ring_previous(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank - ring->step + ring->n) % ring->n);
 }
 
 /* Where a run of steps is: step u = first + i[u], chunk i[c]. */
@@ -18802,7 +20681,7 @@ static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_r
 static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
                                     int64_t ahead)
 {
-    dcommi_turn t = {ring->rank - ring->step * (run->first + ahead), run->u,
+    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
                      run->trips > 1 ? -ring->step : 0};
     return t;
 }
@@ -18825,7 +20704,7 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_send(
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -18844,7 +20723,7 @@ static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
-                dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -18860,11 +20739,11 @@ static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(ring->b, lane,
-                       dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-                       dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk),
-                       dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), flags);
+    dcommi_recv_reduce(
+        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
+        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcommi_ring_count(ring, &run, ring->tag), flags);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -18902,7 +20781,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -18916,7 +20795,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
         dcommi_send(
             b, ring.send_lane,
             dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_ring_next(&ring), dcommi_linear(ring.tag, c, 1), 0);
+            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
         dcommi_end_many(b, ring.send_lane, p.chunks);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
         if (i == 0 && !s->in_place) {
@@ -18935,7 +20814,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -18958,7 +20837,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_ring_next(&ring),
+            dcommi_send(b, send, part, dcommi_const(ring.next),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
@@ -18973,7 +20852,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_ring_previous(&ring),
+                               dcommi_const(ring.previous),
                                dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, recv, &run);
@@ -18984,8 +20863,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
                               last.c),
             dcommi_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(s->rank), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_ring_previous(&ring),
+            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
+            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
             dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
         dcommi_ring_close(&ring, recv, &last);
     }
@@ -19001,7 +20880,12 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
  * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
  * other, and each tree carries half of the data, so that every rank sends and receives about S per
  * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further. */
+ * is on its way further.
+ *
+ * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
+ * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
+ * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
+ * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
 
@@ -19015,12 +20899,12 @@ typedef struct dcommi_node {
     int child[DCOMMI_TREE_CHILDREN];
 } dcommi_node;
 
-/* Binomial tree over n ranks from `root`: the parent is the relative rank without its lowest set
- * bit. Children in order of growing distance. */
-static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
+/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
+ * lowest set bit. Children in order of growing distance. */
+static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
 {
     dcommi_node node = {.parent = -1};
-    int v = (rank - root + n) % n;
+    int v = (unit - root + n) % n;
     for (int64_t bit = 1; bit < n; bit *= 2) {
         if (v & bit) {
             node.parent = (int)((v - bit + root) % n);
@@ -19036,10 +20920,10 @@ static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
 /* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
  * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
  * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to ranks by adding `shift` modulo `nranks`; the root of the tree gets `above` as its
+ * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
  * parent. */
 static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
-                                      int64_t nranks, int above)
+                                      int64_t units, int above)
 {
     dcommi_node node = {.parent = above};
     int64_t x = position + 1;
@@ -19065,31 +20949,134 @@ static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, in
         if (which == 1) {
             at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
         }
-        int rank = (int)((at + shift) % nranks);
+        int unit = (int)((at + shift) % units);
         if (i == 0) {
-            node.parent = rank;
+            node.parent = unit;
         } else {
-            node.child[node.nchildren++] = rank;
+            node.child[node.nchildren++] = unit;
         }
     }
     return node;
 }
 
-/* The same trees over all ranks but `root`, which stands above both. */
-static dcommi_node dcommi_tree_rooted(const dcommi_shape *s, int which)
+/* The same trees over all units but `root`, which stands above both. */
+static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
 {
-    int64_t n = s->nranks, v = (s->rank - s->root + n) % n;
+    int64_t v = (unit - root + n) % n;
     if (v > 0) {
-        return dcommi_tree_binary(n - 1, which, v - 1, s->root + 1, n, s->root);
+        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
     }
-    dcommi_node top = {.parent = -1, .nchildren = 1};
+    dcommi_node top = {.parent = -1};
     for (int64_t position = 0; position < n - 1; position++) {
-        dcommi_node node = dcommi_tree_binary(n - 1, which, position, s->root + 1, n, s->root);
-        if (node.parent == s->root) {
-            top.child[0] = (int)((position + s->root + 1) % n);
+        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
+        if (node.parent == root) {
+            top.child[top.nchildren++] = (int)((position + root + 1) % n);
         }
     }
     return top;
+}
+
+/* ---- levels ---- */
+
+enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
+
+/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
+ * groups of `level`. */
+typedef struct dcommi_tree_span {
+    int first, end, level;
+} dcommi_tree_span;
+
+static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
+{
+    const dcommi_groups *g = s->groups;
+    return a == b ||
+           (g != NULL && level < g->nlevels &&
+            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
+}
+
+/* How many units a span has up to position `until`. */
+static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
+{
+    int units = 0;
+    for (int i = span->first; i < until; i++) {
+        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
+    }
+    return units;
+}
+
+static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
+                                         int unit)
+{
+    dcommi_tree_span part = {span->first, span->first, span->level + 1};
+    for (; unit >= 0; unit--) {
+        part.first = part.end++;
+        while (part.end < span->end &&
+               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
+            part.end++;
+        }
+    }
+    return part;
+}
+
+/* The node of one unit in the tree over the units of a span. root: position of the rank that must
+ * be on top, -1: none, or none within the span. */
+static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
+                                     const dcommi_tree_span *span, int root, int unit)
+{
+    int n = dcommi_tree_units(s, span, span->end);
+    bool inside = root >= span->first && root < span->end;
+    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
+    if (kind == DCOMMI_TREE_BINOMIAL) {
+        return dcommi_tree_binomial(n, top, unit);
+    }
+    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
+                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
+}
+
+/* The position that stands on top of the tree of a span. */
+static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
+                           int root)
+{
+    while (span.end - span.first > 1) {
+        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
+        if (root >= span.first && root < span.end) {
+            return root;
+        }
+        while (kind != DCOMMI_TREE_BINOMIAL &&
+               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
+            unit++;
+        }
+        span = dcommi_tree_unit(s, &span, unit);
+    }
+    return span.first;
+}
+
+/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
+{
+    dcommi_node all = {.parent = -1};
+    dcommi_tree_span span = {0, s->nranks, 0};
+    int position = (int)dcommi_order_position(s, s->rank);
+    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
+    while (span.end - span.first > 1) {
+        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
+        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
+        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
+            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
+            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
+            all.nchildren += node.nchildren; /* the nearest come first */
+            for (int i = -1; i < node.nchildren; i++) {
+                int relative = i < 0 ? node.parent : node.child[i];
+                if (relative >= 0) {
+                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
+                    int top = dcommi_tree_top(s, kind, other, root);
+                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
+                }
+            }
+        }
+        span = part;
+    }
+    return all;
 }
 
 /* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
@@ -19255,7 +21242,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
     int lane = 0, flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_binary(s->nranks, i % 2, s->rank, 0, s->nranks, -1);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
         lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
     }
     return b->status;
@@ -19264,7 +21251,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
 static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, 0, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
     dcommi_tree_both_ways(s, b, 0, &f, &node);
     return b->status;
 }
@@ -19275,7 +21262,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
                          dcommi_build_tags(b, f.chunks), -1);
     }
@@ -19287,7 +21274,7 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
                      -1);
     dcommi_tree_keep_own(s, b, total);
@@ -19299,7 +21286,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
@@ -19308,7 +21295,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }
@@ -19448,6 +21435,7 @@ static int64_t dcommi_shape_size(const dcommi_shape *s);
 static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
                                        const dcomm_tuning *tuning)
 {
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
     memset(c->choice, 0, sizeof c->choice);
     c->tuning = *tuning;
     return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
@@ -19584,12 +21572,16 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     return best;
 }
 
-/* The choice of a plan that is for no communicator: on one host, by the built-in numbers. */
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
 static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
 {
     static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
-    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks) | 1;
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
     dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
     if (last.key == key) {
         return last.algo;
     }
@@ -19873,7 +21865,6 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
         comm->refs = 1;
-        pthread_mutex_init(&comm->lock, NULL);
         comm->context = context;
         if (context != NULL) {
             atomic_fetch_add(&context->refs, 1);
@@ -19890,16 +21881,18 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
+    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_free(comm->scratch);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
     dcommi_free(comm->chooser);
+    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
-    pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
 
@@ -19908,9 +21901,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -20021,6 +22014,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
+    card->place = comm->context->place;
 }
 
 /* The card at the start of a rank's blob, if it is one of ours. */
@@ -20047,7 +22041,7 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent addresses of a wrong length", rank);
     }
-    return DCOMM_OK;
+    return dcommi_place_check(&card->place, rank);
 }
 
 /* Every rank's blob, parsed: cards[size] and where each blob starts. */
@@ -20092,19 +22086,25 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
 /* Who is where. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
-    for (int r = 0; ids != NULL && r < comm->size; r++) {
-        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
-            ids[r]++;
+    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
+            host[r]++;
         }
     }
-    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
-    dcommi_free(ids);
+    comm->groups = host != NULL && comm->places != NULL
+                       ? dcommi_place_groups(comm->size, host, comm->places)
+                       : NULL;
+    dcommi_free(host);
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->nhosts = comm->groups->count[0];
+    if (comm->rank == 0) {
+        dcommi_place_warn(comm->groups, comm->places);
+    }
     return DCOMM_OK;
 }
 
@@ -20117,6 +22117,43 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
                                                       from != NULL ? &from->tuning : &tuning)
                                  : DCOMM_ERR_NO_MEMORY;
+}
+
+/* What each rank says in the end of its creation. */
+typedef struct dcommi_verdict_card {
+    int32_t status;
+    char text[252];
+} dcommi_verdict_card;
+
+/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
+static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
+                                      dcomm_status status)
+{
+    dcommi_verdict_card mine = {.status = status};
+    void *all = NULL;
+    size_t *lens = NULL, at = 0;
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
+    if (exchanged < 0) {
+        return status < 0 ? status : exchanged;
+    }
+    for (int r = 0; r < comm->size; at += lens[r++]) {
+        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
+        if (lens[r] == sizeof theirs) {
+            memcpy(&theirs, (const char *)all + at, sizeof theirs);
+            theirs.text[sizeof theirs.text - 1] = 0;
+        }
+        if (theirs.status < 0 && status == DCOMM_OK) {
+            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                     : DCOMM_ERR_CORRUPT,
+                                 "rank %d: %s", r, theirs.text);
+        }
+    }
+    dcommi_free(all);
+    dcommi_free(lens);
+    return status;
 }
 
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
@@ -20182,7 +22219,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         }
     }
     dcommi_token_release(context);
-    return status;
+    return dcommi_comm_agree(comm, boot, status);
 }
 
 static void dcommi_comm_tune_new(dcomm_comm *comm);
@@ -20311,13 +22348,15 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
-    bool bad = comm->members == NULL || comm->groups == NULL ||
+    comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL ||
                dcommi_comm_chooser(comm, parent->chooser) < 0;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
         dcommi_member *m = &comm->members[i];
         m->peer = from->peer;
+        comm->places[i] = parent->places[ranks[i]];
         m->hostname = dcommi_strdup(from->hostname);
         bad = m->hostname == NULL;
         if (ranks[i] == parent->rank) {
@@ -20359,9 +22398,9 @@ static int dcommi_color_compare(const void *a, const void *b)
 /* The number of a derivation, the same on all ranks, which derive in the same order. */
 static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 {
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     uint64_t n = ++comm->children;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return n;
 }
 
@@ -20438,9 +22477,9 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         /* The parent may be beyond use, so the id comes from what the survivors know alike: who
          * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
-        pthread_mutex_lock(&comm->lock);
+        dcommi_comm_lock(comm);
         salt = dcommi_mix(salt, ++comm->shrinks);
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -20466,13 +22505,13 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
                  reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
     }
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
     /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
     for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
@@ -20558,7 +22597,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         int peer = comm->members[r].peer;
         if (peer >= 0 && --context->peers[peer].users == 0 && context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer, true);
+            t->call->remove_peer(t, peer);
         }
     }
     dcommi_token_release(context);
@@ -20617,6 +22656,66 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
                                                                       : NULL;
 }
 
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
+}
+
+_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
+                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
+               "one numbering");
+
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
+        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
+                                          comm->groups->nlevels);
+    }
+    info->kind = (dcomm_level_kind)comm->groups->kind[level];
+    info->name = names[info->kind];
+    info->groups = comm->groups->count[level];
+    return DCOMM_OK;
+}
+
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
+                   level < comm->groups->nlevels
+               ? dcommi_group_of(comm->groups, level, rank)
+               : -1;
+}
+
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
+{
+    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
+               ? comm->groups->order[position]
+               : -1;
+}
+
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (place == NULL || rank < 0 || rank >= comm->size) {
+        return place == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+    }
+    const dcommi_site *p = &comm->places[rank];
+    place->package = (int)dcommi_max64(p->package, -1);
+    place->numa = (int)dcommi_max64(p->numa, -1);
+    place->cache = (int)dcommi_max64(p->cache, -1);
+    place->core = (int)dcommi_max64(p->core, -1);
+    place->cpus = p->cpus;
+    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
+    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
+    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
+    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
@@ -20625,11 +22724,652 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     }
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
-    pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
+    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;
-    pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&comm->lock);
+    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/script.h ========================================================== */
+/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
+ * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * plans whose steps are all known beforehand and complete by themselves have one. */
+#ifndef DCOMMI_SCRIPT_H
+#define DCOMMI_SCRIPT_H
+
+
+#define DCOMMI_SCRIPT_OPS 64
+#define DCOMMI_SCRIPT_PIECES 128
+#define DCOMMI_SCRIPT_PEERS 8
+#define DCOMMI_SCRIPT_COUNTERS 16
+#define DCOMMI_SCRIPT_SCRATCH 131072
+#define DCOMMI_SCRIPT_BYTES 8192 /* longest message */
+
+typedef struct dcommi_script_piece {
+    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
+    uint32_t offset;
+} dcommi_script_piece;
+
+typedef struct dcommi_script_op {
+    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
+    bool final, async;
+    uint16_t pieces, npieces; /* sources */
+    int32_t rank;
+    uint32_t tag, len;
+    dcommi_script_piece dst, stage;
+    uint16_t slot; /* SIGNAL, WAIT */
+    uint64_t value;
+    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
+     * asynchronous the fence behind it. */
+    uint32_t order, resume_order, pc;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_script_op;
+
+struct dcommi_script {
+    uint32_t nops, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
+    const dcommi_script_piece *pieces;
+    dcommi_script_op ops[];
+};
+
+/* ---- writing one ---- */
+
+typedef struct dcommi_scribe {
+    const dcomm_plan *plan;
+    uint32_t nops, npieces, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS];
+    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
+    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
+    uint32_t pc, order;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint32_t ndeferred; /* asynchronous receives, held until a fence */
+    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
+} dcommi_scribe;
+
+static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
+{
+    *value = 0;
+    if (e->kind == DCOMM_EXPR_WORD) {
+        return false;
+    }
+    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
+    return true;
+}
+
+/* An operand of one piece in memory of this rank. */
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+                                  dcommi_script_piece *piece, uint32_t *len)
+{
+    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
+                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
+                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
+    int64_t offset, length;
+    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
+        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+        return false;
+    }
+    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
+    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
+        length > DCOMMI_SCRIPT_BYTES) {
+        return false;
+    }
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
+    *len = (uint32_t)length;
+    return true;
+}
+
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+{
+    if (rank < 0 || rank >= s->plan->nranks || rank == comm->rank ||
+        !comm->context->peers[comm->members[rank].peer].same_host) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->npeers; i++) {
+        if (s->peers[i] == rank) {
+            return true;
+        }
+    }
+    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
+        return false;
+    }
+    s->peers[s->npeers++] = (int32_t)rank;
+    return true;
+}
+
+/* An op of the current step. NULL: too many. */
+static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
+{
+    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
+        return NULL;
+    }
+    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
+    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
+    memset(op, 0, sizeof *op);
+    op->kind = (uint8_t)step->kind;
+    op->final = step->flags & DCOMM_STEP_FINAL;
+    op->async = defer;
+    op->order = op->resume_order = s->order++;
+    op->pc = s->pc;
+    op->depth = s->depth;
+    memcpy(op->index, s->index, sizeof op->index);
+    memcpy(op->trips, s->trips, sizeof op->trips);
+    return op;
+}
+
+/* A fence, or the end of the lane: what was put off comes now. */
+static void dcommi_scribe_fence(dcommi_scribe *s)
+{
+    uint32_t order = s->order++;
+    for (uint32_t i = 0; i < s->ndeferred; i++) {
+        dcommi_script_op *op = &s->ops[s->nops++];
+        *op = s->held[i];
+        op->resume_order = order;
+        op->pc = s->pc;
+        op->depth = s->depth;
+        memcpy(op->index, s->index, sizeof op->index);
+        memcpy(op->trips, s->trips, sizeof op->trips);
+    }
+    s->ndeferred = 0;
+}
+
+static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
+{
+    op->pieces = (uint16_t)s->npieces;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &s->plan->operands[step->src + i];
+        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
+        for (uint32_t r = 0; r < repeat; r++) {
+            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
+                return false;
+            }
+            dcommi_script_piece *piece = &s->pieces[s->npieces++];
+            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
+                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
+            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
+                return false;
+            }
+        }
+    }
+    op->npieces = (uint16_t)(s->npieces - op->pieces);
+    return op->npieces <= DCOMMI_FOLD_MAX;
+}
+
+static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer, value;
+    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
+        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+        return false;
+    }
+    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
+    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
+    for (int64_t r = first; r <= last; r++) {
+        if (r == comm->rank && peer == DCOMM_ALL_PEERS) {
+            continue;
+        }
+        dcommi_script_op *op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+            return false;
+        }
+        op->rank = (int32_t)r;
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+    }
+    return true;
+}
+
+static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer = 0, tag = 0, value = 0;
+    dcommi_script_op *op;
+    dcommi_script_piece piece;
+    uint32_t room;
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        op->dst = piece;
+        return true;
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        return step->kind == DCOMM_STEP_RECV ||
+               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
+                dcommi_scribe_sources(s, step, op));
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        return op != NULL && !op->async &&
+               dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+               dcommi_scribe_sources(s, step, op);
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_scribe_tell(s, comm, step);
+    case DCOMM_STEP_WAIT:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
+            step->slot >= s->plan->ncounters) {
+            return false;
+        }
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+        return value >= 0;
+    default:
+        return false;
+    }
+}
+
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+{
+    const dcomm_step *steps = s->plan->steps + lane->first;
+    int64_t trips;
+    for (; s->pc < lane->count; s->pc++) {
+        const dcomm_step *step = &steps[s->pc];
+        if (step->kind == DCOMM_STEP_FENCE) {
+            dcommi_scribe_fence(s);
+        } else if (step->kind == DCOMM_STEP_LOOP) {
+            if (!dcommi_scribe_value(s, &step->value, &trips)) {
+                return false;
+            }
+            if (trips <= 0) {
+                s->pc += step->body + 1;
+                continue;
+            }
+            s->trips[s->depth] = trips;
+            s->index[s->depth++] = 0;
+        } else if (step->kind == DCOMM_STEP_END) {
+            int d = s->depth - 1;
+            if (++s->index[d] < s->trips[d]) {
+                s->pc -= step->body + 1;
+            } else {
+                s->index[d] = 0;
+                s->depth = d;
+            }
+            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
+                return false;
+            }
+        } else if (!dcommi_scribe_step(s, comm, step)) {
+            return false;
+        }
+    }
+    dcommi_scribe_fence(s);
+    return true;
+}
+
+/* The script of a plan for the ranks of `comm`; NULL: it has none. */
+static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
+        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
+        return NULL;
+    }
+    dcommi_scribe *s = dcommi_alloc(sizeof *s);
+    dcommi_script *script = NULL;
+    if (s != NULL) {
+        s->plan = plan;
+        size_t ops = sizeof *script, pieces = ops;
+        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
+            pieces += s->nops * sizeof *s->ops;
+            script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
+        }
+        if (script != NULL) {
+            script->nops = s->nops;
+            script->npeers = s->npeers;
+            memcpy(script->peers, s->peers, sizeof s->peers);
+            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
+            script->pieces =
+                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
+            if (plan->op == DCOMM_SUM) {
+                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
+            }
+        }
+    }
+    dcommi_free(s);
+    return script;
+}
+
+#endif
+
+/* Every so many operations go through the engine, which also looks after everything else. */
+#define DCOMMI_EXPRESS_TURN 64
+
+typedef struct dcommi_express {
+    dcomm_comm *comm;
+    dcommi_cached *cached;
+    uint64_t seq;
+    uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
+    dcommi_header header;
+    uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
+} dcommi_express;
+
+static inline void dcommi_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Whether the next operation can run by a script now. With the token and comm->lock. */
+static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
+{
+    const dcomm_context *context = comm->context;
+    uint64_t seq = comm->next_seq;
+    if (context->active != 0 || seq % DCOMMI_EXPRESS_TURN == DCOMMI_EXPRESS_TURN - 1 ||
+        comm->entered != seq || comm->started != seq || comm->early_count != 0 ||
+        atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL ||
+        atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < script->npeers; i++) {
+        const dcommi_member *m = &comm->members[script->peers[i]];
+        if (seq >= m->done + DCOMMI_WINDOW || context->peers[m->peer].lost) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_piece piece)
+{
+    return e->base[piece.space] + piece.offset;
+}
+
+static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
+                                               const void *data, size_t len)
+{
+    dcomm_comm *comm = e->comm;
+    dcommi_member *m = &comm->members[op->rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    m->told = comm->done;
+    m->addressed = true;
+    return t->call->send(t, m->peer, &e->header, sizeof e->header, data, len, NULL);
+}
+
+/* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
+ * with, -1 something for the engine. */
+static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_script_op *op,
+                                      dcommi_arrival *arrival)
+{
+    dcomm_comm *comm = e->comm;
+    dcommi_member *m = &comm->members[rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    dcommi_header h;
+    if (!t->call->peek(t, m->peer, arrival)) {
+        return 0;
+    }
+    if (arrival->header_len != sizeof h) {
+        return -1;
+    }
+    memcpy(&h, arrival->header, sizeof h);
+    if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
+        return -1;
+    }
+    bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
+    if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
+        arrival->len == op->len) {
+        m->heard = true;
+        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        return 1;
+    }
+    if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < e->cached->plan->ncounters) {
+        m->heard = true;
+        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        e->counters[h.slot] += h.a;
+        t->call->pass(t, m->peer);
+        return 0;
+    }
+    if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
+        dcommi_learn_done(comm, &h);
+        t->call->pass(t, m->peer);
+        return 0;
+    }
+    return -1;
+}
+
+/* Sources of a fold or copy; `message` stands for what is being received. */
+static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dcommi_script_op *op,
+                                               const void *message)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcomm_plan *plan = e->cached->plan;
+    const unsigned char *src[DCOMMI_FOLD_MAX];
+    uint8_t *dst = dcommi_express_at(e, op->dst);
+    for (uint32_t i = 0; i < op->npieces; i++) {
+        dcommi_script_piece piece = script->pieces[op->pieces + i];
+        src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_express_at(e, piece);
+    }
+    if (op->kind == DCOMM_STEP_COPY) {
+        if (dst != src[0]) {
+            memcpy(dst, src[0], op->len);
+        }
+        return DCOMM_OK;
+    }
+    if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
+        script->fold(dst, src, op->npieces, op->len, 0, 0);
+        return DCOMM_OK;
+    }
+    return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,
+                              op->len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                              op->final && plan->op == DCOMM_AVG ? plan->nranks : 1);
+}
+
+/* Wait for the message of a receive, or for signals. False: the engine must go on. */
+static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_op *op,
+                                        dcommi_arrival *arrival)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcomm_context *context = e->comm->context;
+    bool message = op->kind != DCOMM_STEP_WAIT;
+    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+        if (message) {
+            int found = dcommi_express_look(e, op->rank, op, arrival);
+            if (found != 0) {
+                return found > 0;
+            }
+        } else {
+            if (e->counters[op->slot] >= op->value) {
+                return true;
+            }
+            for (uint32_t i = 0; i < script->npeers; i++) {
+                if (dcommi_express_look(e, script->peers[i], NULL, arrival) != 0) {
+                    return false;
+                }
+            }
+        }
+        dcommi_relax();
+    }
+    return !message && e->counters[op->slot] >= op->value;
+}
+
+/* Run ops until the end, or the first that cannot be done now: its index. */
+static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *status)
+{
+    const dcommi_script *script = e->cached->script;
+    dcomm_comm *comm = e->comm;
+    dcommi_arrival arrival;
+    for (uint32_t k = 0; k < script->nops; k++) {
+        const dcommi_script_op *op = &script->ops[k];
+        switch (op->kind) {
+        case DCOMM_STEP_SEND:
+            e->header.type = DCOMMI_MSG_DATA;
+            e->header.slot = 0;
+            e->header.tag = op->tag;
+            e->header.a = op->len;
+            if (dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len) < 0) {
+                return k;
+            }
+            comm->stats.messages_sent++;
+            comm->stats.bytes_sent += op->len;
+            break;
+        case DCOMM_STEP_SIGNAL:
+            e->header.type = DCOMMI_MSG_SIGNAL;
+            e->header.slot = op->slot;
+            e->header.tag = 0;
+            e->header.a = op->value;
+            if (dcommi_express_send(e, op, NULL, 0) < 0) {
+                return k;
+            }
+            break;
+        case DCOMM_STEP_RECV:
+        case DCOMM_STEP_RECV_REDUCE: {
+            if (!dcommi_express_await(e, op, &arrival)) {
+                return k;
+            }
+            if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+                *status = dcommi_express_fold(e, op, arrival.data);
+            } else if (op->len > 0) {
+                memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
+            }
+            int peer = comm->members[op->rank].peer;
+            dcommi_transport *t = comm->context->peers[peer].transport;
+            t->call->pass(t, peer);
+            break;
+        }
+        case DCOMM_STEP_WAIT:
+            if (e->counters[op->slot] < op->value && !dcommi_express_await(e, op, &arrival)) {
+                return k;
+            }
+            break;
+        default:
+            *status = dcommi_express_fold(e, op, NULL);
+            break;
+        }
+        if (DCOMMI_UNLIKELY(*status < 0)) {
+            dcommi_poison(comm, *status, -1, dcommi_message);
+            return k;
+        }
+    }
+    return script->nops;
+}
+
+/* ---- leaving it to the engine ---- */
+
+/* The receive of an op that the plan has already posted. */
+static void dcommi_express_post(const dcommi_express *e, dcommi_run *run, dcommi_lane *lane,
+                                const dcommi_script_op *op)
+{
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        dcommi_poison(e->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->async = true;
+    move->final = op->final;
+    move->kind = DCOMMI_MOVE_RECV;
+    move->buf = move->dst = dcommi_express_at(e, op->dst);
+    move->len = op->len;
+    if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+        move->kind = DCOMMI_MOVE_FOLD;
+        move->buf = dcommi_express_at(e, op->stage);
+        move->nsrc = (uint8_t)op->npieces;
+        for (uint32_t i = 0; i < op->npieces; i++) {
+            dcommi_script_piece piece = e->cached->script->pieces[op->pieces + i];
+            if (piece.space == DCOMM_SPACE_MSG) {
+                move->msg_at = (uint8_t)i;
+            } else {
+                move->src[i] = dcommi_express_at(e, piece);
+            }
+        }
+    }
+    lane->pending++;
+    dcommi_recv_post(move, op->rank, op->tag);
+}
+
+/* Put a run that has just been started to where op k would come next. With the token. */
+static void dcommi_express_resume(dcommi_express *e, dcommi_run *run, uint32_t k)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcommi_script_op *at = &script->ops[k];
+    dcommi_lane *lane = &run->root.lanes[0];
+    lane->pc = at->pc;
+    lane->depth = at->depth;
+    memcpy(lane->index, at->index, sizeof lane->index);
+    memcpy(lane->trips, at->trips, sizeof lane->trips);
+    if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
+        memcpy(run->root.space[DCOMM_SPACE_SCRATCH], e->base[DCOMM_SPACE_SCRATCH],
+               (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);
+        e->base[DCOMM_SPACE_SCRATCH] = run->root.space[DCOMM_SPACE_SCRATCH];
+    }
+    for (uint32_t i = 0; i < run->plan->ncounters; i++) {
+        run->counters[i] += e->counters[i];
+    }
+    for (uint32_t i = k; i < script->nops && run->active; i++) {
+        if (script->ops[i].async && script->ops[i].order < at->resume_order) {
+            dcommi_express_post(e, run, lane, &script->ops[i]);
+        }
+    }
+}
+
+/* ---- the whole operation ---- */
+
+/* All that a script needs beyond what `able` has checked; NULL base: no memory. With comm->lock. */
+static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dcommi_cached *cached,
+                                        const void *in, void *out)
+{
+    if (DCOMMI_UNLIKELY(comm->scratch == NULL && cached->plan->scratch_bytes > 0)) {
+        comm->scratch = dcommi_alloc_raw(DCOMMI_SCRIPT_SCRATCH);
+        if (comm->scratch == NULL) {
+            return false;
+        }
+    }
+    e->comm = comm;
+    e->cached = cached;
+    e->seq = comm->next_seq++;
+    e->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
+    e->base[DCOMM_SPACE_OUT] = out;
+    e->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
+    e->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
+                                .signature = cached->signature.hash,
+                                .src = (uint32_t)comm->rank,
+                                .comm = comm->id,
+                                .seq = e->seq,
+                                .done = (uint32_t)comm->done};
+    for (uint32_t i = 0; i < cached->plan->ncounters; i++) {
+        e->counters[i] = 0;
+    }
+    atomic_store_explicit(&comm->running, cached, memory_order_release);
+    return true;
+}
+
+/* Run it. script->nops: complete; else the engine goes on at the op returned. With the token. */
+static inline uint32_t dcommi_express_run(dcommi_express *e)
+{
+    dcomm_comm *comm = e->comm;
+    dcomm_status status = DCOMM_OK;
+    uint32_t k = dcommi_express_ops(e, &status);
+    if (DCOMMI_LIKELY(k == e->cached->script->nops)) {
+        dcommi_history *entry = &comm->history[e->seq % DCOMMI_HISTORY];
+        entry->seq = e->seq;
+        entry->known = true;
+        entry->signature = e->cached->signature;
+        comm->started++;
+        comm->entered = e->seq + 1;
+        comm->stats.operations++;
+        dcommi_advance_done(comm);
+    }
+    return k;
 }
 
 #endif
@@ -20883,52 +23623,183 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    (*cached_p)->algo = algo;
-    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    (*cached_p)->signature = (dcommi_signature){.hash = dcommi_shape_signature(s, algo),
+                                                .coll = (uint8_t)s->coll,
+                                                .dtype = (uint8_t)s->dtype,
+                                                .op = (uint8_t)s->op,
+                                                .root = s->root,
+                                                .count = s->count,
+                                                .algo = algo->name};
+    if (s->coll != DCOMM_COLL_SEND && s->coll != DCOMM_COLL_RECV) {
+        (*cached_p)->script = dcommi_script_make(comm, plan);
+    }
     return DCOMM_OK;
 }
+
+/* A run of a cached plan, whose reference it takes over; with comm->lock. */
+static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
+{
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        dcommi_cached_release(comm, cached);
+        return NULL;
+    }
+    run->cached = cached;
+    run->plan = cached->plan;
+    run->signature = cached->signature;
+    run->stream = DCOMMI_STREAM_COLL;
+    run->p2p_peer = -1;
+    run->in = in;
+    run->out = out;
+    return run;
+}
+
+/* ---- scripts ---- */
+
+/* The engine takes over at op k. With the token, which it gives back. */
+static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double timeout_s)
+{
+    dcomm_comm *comm = e->comm;
+    dcomm_context *context = comm->context;
+    dcommi_comm_lock(comm);
+    e->cached->refs++;
+    dcommi_run *run =
+        dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
+    dcommi_comm_unlock(comm);
+    if (run == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_token_release(context);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->seq = e->seq;
+    run->timeout_s = timeout_s;
+    run->blocking = true;
+    dcommi_run_start(run);
+    if (run->active) {
+        dcommi_express_resume(e, run, k);
+    }
+    dcommi_progress(context);
+    dcommi_token_release(context);
+    return dcommi_run_wait(run);
+}
+
+/* Run the script of a plan that is held by a reference. With the token, which it gives back. */
+static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s)
+{
+    dcomm_comm *comm = e->comm;
+    uint32_t k = dcommi_express_run(e);
+    if (DCOMMI_UNLIKELY(k < e->cached->script->nops)) {
+        dcomm_status status = dcommi_express_leave(e, k, timeout_s);
+        atomic_store_explicit(&comm->running, NULL, memory_order_release);
+        return status;
+    }
+    atomic_store_explicit(&comm->running, NULL, memory_order_release);
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+
+/* A call in a few numbers: what a recent call is known by. Never 0. */
+static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
+                                        bool in_place)
+{
+    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)root << 25 | (uint64_t)in_place << 24 |
+           (uint64_t)((unsigned)coll & 255) << 16 | (uint64_t)((unsigned)dtype & 255) << 8 |
+           ((unsigned)op & 255);
+}
+
+/* Options that say nothing. */
+static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
+{
+    return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0);
+}
+
+/* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
+ * DCOMM_IN_PROGRESS: it must go the long way. */
+static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
+                                             const void *in, void *out)
+{
+    dcommi_express e;
+    if (dcommi_this_group.depth > 0 || comm == NULL ||
+        atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
+        !dcommi_token_enter(comm->context)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        const dcommi_recent *r = &comm->recent[i];
+        if (r->call != code || r->count != count) {
+            continue;
+        }
+        if (dcommi_express_able(comm, r->cached->script) &&
+            dcommi_express_begin(&e, comm, r->cached, in, out)) {
+            comm->stats.plans_reused++;
+            return dcommi_express_go(&e, comm->timeout_s);
+        }
+        break;
+    }
+    dcommi_token_release(comm->context);
+    return DCOMM_IN_PROGRESS;
+}
+
+/* ---- the call ---- */
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
 static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                       void *out, int p2p, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
+    double timeout_s = opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s;
+    dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
-    dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
-    if (run == NULL) {
-        if (cached != NULL) {
-            dcommi_cached_release(comm, cached);
-        }
-        pthread_mutex_unlock(&comm->lock);
-        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    if (status < 0) {
+        dcommi_comm_unlock(comm);
+        return status;
     }
-    run->cached = cached;
-    run->plan = cached->plan;
-    run->in = in;
-    run->out = out;
+    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
+            uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
+            bool known = false;
+            for (int i = 0; i < DCOMMI_RECENT; i++) {
+                known =
+                    known || (comm->recent[i].call == code && comm->recent[i].count == s->count);
+            }
+            if (!known) {
+                dcommi_recent_set(comm, code, s->count, cached);
+            }
+        }
+        if (dcommi_token_try(comm->context)) {
+            dcommi_express e;
+            if (dcommi_express_able(comm, cached->script) &&
+                dcommi_express_begin(&e, comm, cached, in, out)) {
+                dcommi_comm_unlock(comm);
+                status = dcommi_express_go(&e, timeout_s);
+                dcommi_comm_lock(comm);
+                dcommi_cached_release(comm, cached);
+                dcommi_comm_unlock(comm);
+                return status;
+            }
+            dcommi_token_release(comm->context);
+        }
+    }
+    dcommi_run *run = dcommi_run_of(comm, cached, in, out);
+    if (run == NULL) {
+        dcommi_comm_unlock(comm);
+        return DCOMM_ERR_NO_MEMORY;
+    }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = cached->signature;
-    run->signature.coll = (uint8_t)s->coll;
-    run->signature.dtype = (uint8_t)s->dtype;
-    run->signature.op = (uint8_t)s->op;
-    run->signature.root = s->root;
-    run->signature.count = s->count;
-    run->signature.algo = cached->algo->name;
-    run->p2p_peer = p2p;
     if (p2p < 0) {
-        run->stream = DCOMMI_STREAM_COLL;
         run->seq = comm->next_seq++;
     } else {
         run->stream = DCOMMI_STREAM_P2P;
+        run->p2p_peer = p2p;
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
     }
-    pthread_mutex_unlock(&comm->lock);
-    return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
-                             request_p);
+    dcommi_comm_unlock(comm);
+    return dcommi_run_launch(run, timeout_s, request_p);
 }
 
 /* ---- requests ---- */
@@ -21072,6 +23943,14 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
+    if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
+        const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
+        uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf);
+        dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
@@ -21183,6 +24062,13 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
                                    dcomm_request **request_p)
 {
     dcommi_shape s;
+    if (request_p == NULL && dcommi_opts_plain(opts)) {
+        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false);
+        dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
     return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
@@ -21329,10 +24215,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -21346,7 +24232,7 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }
@@ -21759,10 +24645,16 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
+    dcommi_groups *groups = NULL;
+    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
+    s.groups = groups;
+    if (status >= 0) {
+        status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
+    }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
+    dcommi_groups_free(&groups);
     dcommi_free(counts);
     return status;
 }
@@ -21787,10 +24679,10 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcomm_status status =
         dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     DCOMMI_TRY(status);
     *algo_p = algo->name;
     return DCOMM_OK;
@@ -21868,10 +24760,10 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
                                               soft, rows, max, n_p);
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return status;
 }
 
@@ -21914,9 +24806,9 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
     if (tuning == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
     }
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return DCOMM_OK;
 }
 
@@ -22100,10 +24992,10 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
 static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                      void *out)
 {
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -22116,7 +25008,7 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     run->timeout_s = comm->timeout_s;
     run->blocking = true;
     dcommi_submit(comm->context, run);
@@ -22132,7 +25024,7 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
-#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of long probes is run within one */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -22330,7 +25222,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, 0);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double least = dcommi_tune_short(t, link, first);
     link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
     dcommi_tune_point(&link->message, 8, 0);
@@ -22371,7 +25263,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     int64_t len = 4096, last = 0;
     int crowd = dcommi_tune_crowd(t->comm->groups);
     int first = dcommi_tune_add_short(t, 0, true);
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, 0);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
     link->message.n = link->shared.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
@@ -22560,12 +25452,13 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
         }
     }
     status = t->status;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
+        dcommi_recent_clear(comm);
         dcommi_cache_clear(comm);
     }
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     dcomm_comm_destroy(&t->comm);
     dcommi_free(t->in);
     dcommi_free(t->out);
@@ -22641,8 +25534,11 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FIFO_AHEAD
+#undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
 #undef DCOMMI_FOLD_TABLE
@@ -22659,10 +25555,22 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ID_VERSION
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
+#undef DCOMMI_LINE
 #undef DCOMMI_LINK_FIELDS
+#undef DCOMMI_LOCAL_BLOCKS
+#undef DCOMMI_LOCAL_BURST
+#undef DCOMMI_LOCAL_EAGER
+#undef DCOMMI_LOCAL_FIFO
+#undef DCOMMI_LOCAL_KEY_MAX
+#undef DCOMMI_LOCAL_PEERS
+#undef DCOMMI_LOCAL_PER_BLOCK
+#undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_PEER_READ_MIN
+#undef DCOMMI_PLACE_CPUS
+#undef DCOMMI_PLACE_MANY
+#undef DCOMMI_PLACE_NONE
 #undef DCOMMI_PMIX_ANY_RANK
 #undef DCOMMI_PMI_LINE
 #undef DCOMMI_PMI_NAME
@@ -22717,7 +25625,14 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN
 #undef DCOMMI_RDV_WIRE_VERSION
+#undef DCOMMI_RECENT
 #undef DCOMMI_RTS_BYTES
+#undef DCOMMI_SCRIPT_BYTES
+#undef DCOMMI_SCRIPT_COUNTERS
+#undef DCOMMI_SCRIPT_OPS
+#undef DCOMMI_SCRIPT_PEERS
+#undef DCOMMI_SCRIPT_PIECES
+#undef DCOMMI_SCRIPT_SCRATCH
 #undef DCOMMI_SECRET_MAX
 #undef DCOMMI_SHA256_BLOCK
 #undef DCOMMI_SHA256_BYTES
@@ -22754,9 +25669,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
-#undef DCOMMI_UCX_EAGER_LOCAL
-#undef DCOMMI_UCX_EAGER_NET
-#undef DCOMMI_UCX_SEG
+#undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY

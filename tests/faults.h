@@ -21,7 +21,6 @@ typedef struct fault_rank {
     procs_shared *s;
     int round;
     dcomm_comm *comm;
-    bool may_be_deaf;
 } fault_rank;
 
 /* Meet the others, without dcomm. words[r]: the round that rank r has reached. */
@@ -146,17 +145,6 @@ static inline int fault_leave(fault_rank *f)
     return 0;
 }
 
-/* A process that is killed while it writes into a survivor's shared-memory queue leaves UCX 1.13's
- * queue stuck there: that survivor hears nothing more on this host (docs/errors.md). */
-enum { FAULT_DEAF = 78 };
-
-static inline void fault_deaf(const fault_rank *f, dcomm_status status)
-{
-    if (f->may_be_deaf && (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_PEER)) {
-        _exit(FAULT_DEAF);
-    }
-}
-
 /* The survivors, `dead` excluded (-1: nobody), shrink and work on. f->comm is the new one. */
 static inline void fault_recover(fault_rank *f, int dead)
 {
@@ -168,13 +156,11 @@ static inline void fault_recover(fault_rank *f, int dead)
     }
     dcomm_comm *small = NULL;
     dcomm_status status = dcomm_comm_shrink(f->comm, &dead, dead >= 0 ? 1 : 0, &small);
-    fault_deaf(f, status);
     PROCS_CHECK(status == DCOMM_OK, "rank %d: shrink: %s", f->rank, dcomm_last_error());
     PROCS_TRUE(dcomm_comm_size(small) == n);
     fault_destroy(&f->comm, 1.5);
     for (size_t count = 1; count <= 100000; count *= 100) {
         status = fault_allreduce(small, f->rank, of, count, NULL);
-        fault_deaf(f, status); /* another survivor's shrink may fail after ours */
         PROCS_CHECK(status == DCOMM_OK, "rank %d: %s", f->rank, dcomm_last_error());
     }
     f->comm = small;

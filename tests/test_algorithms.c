@@ -20,6 +20,7 @@ typedef struct call {
     bool in_place, spread; /* spread: displacements with gaps */
     int pattern;           /* of the counts of v-collectives */
     bool half;             /* bf16 instead of f32 (checker only) */
+    int placement;         /* of the ranks; 0: nothing is known */
 } call;
 
 /* The arguments and buffers of all ranks. */
@@ -56,9 +57,9 @@ static const char *text_of(const call *c)
     static char text[256];
     snprintf(text, sizeof text,
              "coll %d %s: n %d count %zu chunk %" PRId64 " lanes %d root %d in_place %d pattern %d "
-             "spread %d",
+             "spread %d placement %d",
              c->algo->coll, c->algo->name, c->n, c->count, c->chunk, c->lanes, c->root, c->in_place,
-             c->pattern, c->spread);
+             c->pattern, c->spread, c->placement);
     return text;
 }
 
@@ -144,6 +145,23 @@ static void layout(const world *w, int rank, dcomm_plan *head)
     head->out_bytes = out;
 }
 
+/* Ranks dealt round to three hosts; to hosts at random, some with many ranks; to packages of hosts
+ * and cores of packages. */
+static dcommi_groups *groups_of(const call *c)
+{
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE, DCOMMI_LEVEL_CORE};
+    int64_t ids[3 * MAX_N];
+    for (int r = 0; r < c->n; r++) {
+        uint64_t chance = dcommi_mix((uint64_t)r + 77, (uint64_t)c->n);
+        ids[r] = c->placement == 1   ? r % 3
+                 : c->placement == 2 ? (int64_t)(chance % 9 * (chance % 9) / 12)
+                                     : (int64_t)(chance % 4);
+        ids[c->n + r] = (int64_t)(chance >> 8) % 3;
+        ids[2 * c->n + r] = (int64_t)(chance >> 16) % 2;
+    }
+    return c->placement > 0 ? dcommi_groups_make(c->n, c->placement > 2 ? 3 : 1, kinds, ids) : NULL;
+}
+
 static void world_open(world *w, const call *c)
 {
     memset(w, 0, sizeof *w);
@@ -173,6 +191,7 @@ static void world_open(world *w, const call *c)
             received += w->recv_counts[r][p] + (c->spread ? 1 : 0);
         }
     }
+    dcommi_groups *groups = groups_of(c);
     for (int r = 0; r < c->n; r++) {
         dcommi_builder *b = dcommi_alloc(sizeof *b);
         dcommi_build_begin(b, c->algo->name, r, c->n, dtype_of(c), DCOMM_AVG);
@@ -188,6 +207,7 @@ static void world_open(world *w, const call *c)
                               .in_place = c->in_place,
                               .lanes = c->lanes,
                               .chunk_bytes = c->chunk,
+                              .groups = groups,
                               .counts = a2av ? w->recv_counts[r] : w->counts,
                               .displs = a2av ? w->recv_displs[r] : w->displs,
                               .send_counts = w->send_counts[r],
@@ -197,6 +217,7 @@ static void world_open(world *w, const call *c)
         cr_assert(made == DCOMM_OK && finished == DCOMM_OK, "%s: %s", text_of(c), dcommi_message);
         dcommi_free(b);
     }
+    dcommi_groups_free(&groups);
 }
 
 static void world_close(world *w)
@@ -397,7 +418,7 @@ static void check_only(const call *c)
 
 /* Try one algorithm with n ranks: counts around the rank count and the thresholds, several chunks,
  * in place or not, lanes, roots, patterns. `thin` tries fewer of the combinations. */
-static void try_all(const dcommi_algo *algo, int n, int thin, call_fn fn)
+static void try_placed(const dcommi_algo *algo, int n, int placement, int thin, call_fn fn)
 {
     size_t nn = (size_t)n;
     size_t counts[] = {
@@ -418,6 +439,7 @@ static void try_all(const dcommi_algo *algo, int n, int thin, call_fn fn)
                               .lanes = lanes,
                               .in_place = in_place,
                               .pattern = pattern,
+                              .placement = placement,
                               .root = is_rooted(algo->coll) ? pick % n : 0,
                               .chunk = pick % 3 == 0      ? 0
                                        : counts[k] > 2000 ? 5000
@@ -430,6 +452,11 @@ static void try_all(const dcommi_algo *algo, int n, int thin, call_fn fn)
             }
         }
     }
+}
+
+static void try_all(const dcommi_algo *algo, int n, int thin, call_fn fn)
+{
+    try_placed(algo, n, 0, thin, fn);
 }
 
 static bool is_p2p(const dcommi_algo *algo)
@@ -473,6 +500,31 @@ Test(algorithms, right_on_real_data, .timeout = 120)
         for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
             if (!is_p2p(&dcommi_algo_table[k])) {
                 try_all(&dcommi_algo_table[k], ranks[i], ranks[i] > 5 ? 5 : 2, simulate);
+            }
+        }
+    }
+}
+
+Test(algorithms, right_wherever_the_ranks_are, .timeout = 240)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        const dcommi_algo *algo = &dcommi_algo_table[k];
+        for (int placement = 1; placement <= 3 && !is_p2p(algo); placement++) {
+            for (int n = 2; n <= 9; n++) {
+                try_placed(algo, n, placement, 3, check_only);
+                try_placed(algo, n, placement, 11, simulate);
+            }
+            for (int n = 9 + placement; n <= MAX_N; n += 3) {
+                call c = {.algo = algo,
+                          .n = n,
+                          .count = n % 2 == 0 ? 1 : 11 * (size_t)n + 3,
+                          .lanes = 1 + n % 2,
+                          .root = is_rooted(algo->coll) ? (n * 7 + placement) % n : 0,
+                          .pattern = n % 4,
+                          .placement = placement,
+                          .chunk = n % 3 == 2 ? 1500 : 0,
+                          .in_place = n % 5 < 2 && algo->coll != DCOMM_COLL_ALLTOALLV};
+                check_call(&c);
             }
         }
     }

@@ -28,6 +28,14 @@ check "a picture" "$plan" allreduce ring -n 4 --count 4096 --svg "$scratch/ring.
 check "with an arrow for each message" drawn '^<path d="M' 24
 check "which is well-formed" python3 -c \
     'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$scratch/ring.svg"
+expect "ranks on several hosts" 0 "^right: 24 messages" \
+    "$plan" allreduce ring -n 4 --count 4096 --hosts 0,1,0,1 --check
+expect "what they say to each other" 0 "^between hosts: 12 messages or reads, 49152 bytes" \
+    "$plan" allreduce ring -n 4 --count 4096 --hosts 0,1,0,1 --check
+expect "ranks dealt to hosts out of order" 0 "^right: " \
+    "$plan" allreduce tree -n 8 --ranks-per-host 3 --shuffle --check
+expect "a host too few" 2 "names 2 hosts for 4 ranks" "$plan" allreduce ring -n 4 --hosts 0,1
+expect "no list of hosts" 2 "bad value '0,x'" "$plan" allreduce ring -n 2 --hosts 0,x
 expect "no such operation" 2 "unknown operation 'allreduced'" "$plan" allreduced ring -n 4
 expect "no such algorithm" 2 "rung" "$plan" allreduce rung -n 4
 expect "too many ranks" 2 "bad value '65'" "$plan" allreduce ring -n 65

@@ -200,7 +200,7 @@ static int several_in_one(int rank, int n, procs_shared *s, void *arg)
         nodes[i] = calloc(1, sizeof **nodes);
         dcommi_transport_handlers handlers = {nodes[i], on_message, on_lost};
         dcomm_status status = i >= 2 ? dcommi_ucx_open_net(&handlers, "lo", &nodes[i]->t)
-                                     : dcommi_ucx_open_local(&handlers, &nodes[i]->t);
+                                     : dcommi_local_open(&handlers, &nodes[i]->t);
         PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
         nodes[i]->rank = i % 2;
     }
@@ -280,7 +280,7 @@ static int small_shm(int rank, int n, procs_shared *s, void *arg)
     }
     dcommi_transport_handlers handlers = {0};
     dcommi_transport *t = NULL;
-    dcomm_status status = dcommi_ucx_open_local(&handlers, &t);
+    dcomm_status status = dcommi_local_open(&handlers, &t);
     if (rank == 0) {
         PROCS_CHECK(status == DCOMM_ERR_SYSTEM, "%d", status);
         PROCS_CHECK(strstr(dcommi_message, "/dev/shm") != NULL, "%s", dcommi_message);

@@ -47,7 +47,7 @@ static int killed_idle(int rank, int n, procs_shared *s, void *arg)
     expect_loss(me, victim, 3);
     PROCS_TRUE(post(me, victim, 0, 10, PLAIN, sizeof(head)) == DCOMM_ERR_PEER);
     still_works(me, victim, 2, 1);
-    me->t->call->remove_peer(me->t, victim, true);
+    me->t->call->remove_peer(me->t, victim);
     still_works(me, victim, 3, 2);
     leave(me, false);
     return 0;
@@ -107,7 +107,7 @@ static int killed_busy(int rank, int n, procs_shared *s, void *arg)
         work(me);
     }
     PROCS_TRUE(me->lost[victim] == 1);
-    me->t->call->remove_peer(me->t, victim, true);
+    me->t->call->remove_peer(me->t, victim);
     start = procs_now();
     while (me->under_way > 0 && procs_now() - start < 3) {
         work(me);
@@ -144,7 +144,7 @@ static int stopped(int rank, int n, procs_shared *s, void *arg)
         work(me);
     }
     int hanging = me->under_way;
-    me->t->call->remove_peer(me->t, 1, true);
+    me->t->call->remove_peer(me->t, 1);
     for (double start = procs_now(); me->under_way > 0 && procs_now() - start < 2;) {
         work(me);
     }
@@ -264,7 +264,7 @@ static int remove_and_add(int rank, int n, procs_shared *s, void *arg)
             work(me);
         }
         meet(me, 3 * round + 1, -1);
-        me->t->call->remove_peer(me->t, 1 - rank, round % 2 == 1);
+        me->t->call->remove_peer(me->t, 1 - rank);
         meet(me, 3 * round + 2, -1);
         for (double start = procs_now(); procs_now() - start < 0.05;) {
             work(me);

@@ -3,6 +3,7 @@
 #ifndef TRANSPORT_NODE_H
 #define TRANSPORT_NODE_H
 
+#include "../include/dcomm/impl/local.h"
 #include "../include/dcomm/impl/ucx.h"
 #include "procs.h"
 
@@ -169,7 +170,7 @@ static inline node *join(int rank, int n, procs_shared *s, int kind)
     me->s = s;
     fill_pattern();
     dcomm_status status = kind == NET ? dcommi_ucx_open_net(&handlers, "lo", &me->t)
-                                      : dcommi_ucx_open_local(&handlers, &me->t);
+                                      : dcommi_local_open(&handlers, &me->t);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
     procs_give(s, rank, me->t->address, me->t->address_len);
     for (int r = 0; r < n; r++) {

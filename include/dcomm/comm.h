@@ -126,6 +126,51 @@ DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Name of the machine that a rank runs on. NULL for a bad rank; owned by the communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 
+/* ---- topology: who is near whom ----
+ *
+ * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
+ * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
+ * level above. Level 0 is always the host; of the others only those are there that divide a group
+ * of the level above. What is known is read when the context is created, and kept by the
+ * communicators that are derived from one (docs/topology.md). */
+
+typedef enum dcomm_level_kind {
+    DCOMM_LEVEL_HOST = 0,
+    DCOMM_LEVEL_PACKAGE = 1,
+    DCOMM_LEVEL_NUMA = 2,
+    DCOMM_LEVEL_CACHE = 3,
+    DCOMM_LEVEL_CORE = 4
+} dcomm_level_kind;
+
+typedef struct dcomm_level {
+    dcomm_level_kind kind; /* what the ranks of one of its groups share */
+    const char *name;      /* "host", "package", "numa", "cache", "core" */
+    int groups;
+} dcomm_level;
+
+/* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
+typedef struct dcomm_place {
+    int package, numa, cache, core; /* -1: it may run on several, or there is none */
+    int cpus;                       /* hardware threads that it may run on; 0: not known */
+    bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
+    char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
+    char nic[16];      /* device of the network interface towards other hosts, or "none" */
+    char gpu[16];      /* PCI address of the nearest GPU, or "none" */
+} dcomm_place;
+
+/* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
+/* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info);
+/* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
+ * a bad rank or level. */
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
+/* The rank at a position of the order in which rings pass through the ranks: at every level the
+ * ranks of a group stand next to each other. -1 for a bad position. */
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
+/* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place);
+
 #ifdef __cplusplus
 }
 #endif

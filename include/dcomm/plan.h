@@ -247,6 +247,8 @@ typedef struct dcomm_check_spec {
     bool rank_order;      /* folds must combine contributions in rank order */
     const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
     const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
+    const int *hosts;     /* [nranks], any numbers, equal where ranks share a host; NULL: all do.
+                             Which plans are made depends on it, what they must compute does not */
 } dcomm_check_spec;
 
 /* Totals that the checker counted, for one set of plans. */

@@ -22,7 +22,8 @@ typedef struct dcomm_algo_info {
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* One rank's plan for an operation, as the engine would run it: arguments as in
- * dcomm_check_spec, opts for algo, lanes and chunk_bytes. Free with dcomm_plan_destroy.
+ * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
+ * lanes and chunk_bytes. Free with dcomm_plan_destroy.
  * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
  * cannot do this: the sentence says why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,

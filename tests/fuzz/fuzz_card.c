@@ -19,7 +19,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             uint64_t behind = (uint64_t)card.local_address + card.net_address;
             if (sizeof card + behind != size || strlen(card.algo) >= sizeof card.algo ||
                 strlen(card.hostname) >= sizeof card.hostname ||
-                strlen(card.host_id) >= sizeof card.host_id) {
+                strlen(card.host_id) >= sizeof card.host_id ||
+                strlen(card.place.nic) >= sizeof card.place.nic ||
+                strlen(card.place.gpu) >= sizeof card.place.gpu || card.place.core < -2 ||
+                card.place.cpus < 0) {
                 abort();
             }
         }
@@ -28,6 +31,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             card.magic = DCOMMI_CARD_MAGIC;
             card.version = DCOMMI_CARD_VERSION;
             card.size = 4;
+            if (card.pid % 2 == 0) {
+                card.place.package = card.place.numa = card.place.cache = -2;
+                card.place.core &= 0xff;
+                card.place.cpus &= 0xff;
+            }
             if (card.net_address % 2 == 0) {
                 card.net_address = (uint32_t)(size - sizeof card) - card.local_address;
             }

@@ -34,9 +34,15 @@ static dcomm_status fake_add_peer(dcommi_transport *t, int peer, const void *add
     return DCOMM_OK;
 }
 
-static void fake_remove_peer(dcommi_transport *t, int peer, bool force)
+static void fake_remove_peer(dcommi_transport *t, int peer)
 {
-    (void)t, (void)peer, (void)force;
+    (void)t, (void)peer;
+}
+
+static bool fake_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    (void)t, (void)peer, (void)arrival;
+    return false;
 }
 
 static dcomm_status fake_take(dcommi_op *op, void *buf, const void *data, size_t len)
@@ -121,6 +127,7 @@ static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
                                                     .fetch = fake_fetch,
                                                     .release = fake_release,
                                                     .progress = fake_progress,
+                                                    .peek = fake_peek,
                                                     .close = fake_close};
 
 /* ---- a communicator on it ---- */

@@ -10,8 +10,34 @@
  * that every rank decides alike. */
 #define DCOMMI_PEER_READ_MIN 4097
 
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. A lane may own only
- * the part of each block that begins at `skip`. */
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
 typedef struct dcommi_blocks {
     int64_t n;
     int64_t base;   /* where the blocks begin in their space */
@@ -19,8 +45,9 @@ typedef struct dcommi_blocks {
     int64_t length; /* equal blocks: bytes of each */
     int64_t clip;   /* cut all off here, 0: never */
     int64_t skip;
-    bool listed;
+    bool listed, ordered;
     int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
 } dcommi_blocks;
 
 /* A block number that depends on a loop: index + coef * i[depth]. */
@@ -50,6 +77,10 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
     dcomm_expr offset = k->listed
                             ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
                             : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
     dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
     o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
     o.length =
@@ -109,16 +140,24 @@ static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
     return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
 }
 
-/* Put a list of n element counts into the table as bytes; returns the first index. */
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
-                                         const size_t *elements)
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
 {
     int64_t first = (int64_t)b->ntable;
     for (int i = 0; i < s->nranks; i++) {
-        int64_t bytes = dcommi_shape_bytes(s, elements[i]);
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
         dcommi_build_table(b, &bytes, 1);
     }
     return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
 }
 
 /* The longest of n counts, in bytes. */
@@ -148,21 +187,33 @@ static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *
     dcommi_end(b, 0);
 }
 
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them. */
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
                                              int64_t *longest)
 {
-    dcommi_blocks blocks = {.n = s->nranks};
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
     if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
         s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
         blocks.listed = true;
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
         *longest = dcommi_longest(s, s->counts);
     } else {
         blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
     }
     return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
 }
 
 /* Where this rank's own block begins, and how long it is. */

@@ -8,7 +8,12 @@
  *
  * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
  * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards. */
+ * Several rings split the buffer; every other one runs backwards.
+ *
+ * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
+ * package and so on once, however the ranks are numbered. What is said above of ranks holds for
+ * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
+ * ranks that stand there. */
 #ifndef DCOMMI_ALGO_RING_H
 #define DCOMMI_ALGO_RING_H
 
@@ -17,7 +22,8 @@
 /* One ring: who the neighbours are and how far the chunks go. */
 typedef struct dcommi_ring {
     dcommi_builder *b;
-    int64_t n, rank, step; /* step: +1, or -1 for a ring that runs backwards */
+    int64_t n, rank, next, previous;
+    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
     int send_lane, recv_lane;
     int64_t chunk, chunks, tag;
     uint16_t received; /* counter of chunks that the receiving lane has */
@@ -35,20 +41,13 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
                         .recv_lane = 2 * index + 1,
                         .chunk = chunk,
                         .chunks = chunks};
+    ring.position = dcommi_order_position(s, s->rank);
+    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
+    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
     ring.tag = dcommi_build_tags(b, steps * chunks);
     ring.received = dcommi_build_counter(b);
     ring.sent = dcommi_build_counter(b);
     return ring;
-}
-
-static dcomm_expr dcommi_ring_next(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank + ring->step + ring->n) % ring->n);
-}
-
-static dcomm_expr dcommi_ring_previous(const dcommi_ring *ring)
-{
-    return dcommi_const((ring->rank - ring->step + ring->n) % ring->n);
 }
 
 /* Where a run of steps is: step u = first + i[u], chunk i[c]. */
@@ -85,7 +84,7 @@ static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_r
 static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
                                     int64_t ahead)
 {
-    dcommi_turn t = {ring->rank - ring->step * (run->first + ahead), run->u,
+    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
                      run->trips > 1 ? -ring->step : 0};
     return t;
 }
@@ -108,7 +107,7 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_send(
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_ring_next(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -127,7 +126,7 @@ static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *bloc
     dcommi_recv(ring->b, lane,
                 dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
                                    ring->chunk, run.c),
-                dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), 0);
+                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -143,11 +142,11 @@ static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(ring->b, lane,
-                       dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-                       dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk),
-                       dcommi_ring_previous(ring), dcommi_ring_count(ring, &run, ring->tag), flags);
+    dcommi_recv_reduce(
+        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
+        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcommi_ring_count(ring, &run, ring->tag), flags);
     dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
@@ -185,7 +184,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -199,7 +198,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
         dcommi_send(
             b, ring.send_lane,
             dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_ring_next(&ring), dcommi_linear(ring.tag, c, 1), 0);
+            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
         dcommi_end_many(b, ring.send_lane, p.chunks);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
         if (i == 0 && !s->in_place) {
@@ -218,7 +217,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
@@ -241,7 +240,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
             part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
             dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_ring_next(&ring),
+            dcommi_send(b, send, part, dcommi_const(ring.next),
                         dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, send, &run);
@@ -256,7 +255,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_recv_reduce(b, recv, part, dcommi_msg(),
                                dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_ring_previous(&ring),
+                               dcommi_const(ring.previous),
                                dcommi_ring_count(&ring, &run, ring.tag), 0);
             dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
             dcommi_ring_close(&ring, recv, &run);
@@ -267,8 +266,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
                               last.c),
             dcommi_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(s->rank), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_ring_previous(&ring),
+            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
+            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
             dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
         dcommi_ring_close(&ring, recv, &last);
     }

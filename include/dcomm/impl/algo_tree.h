@@ -5,7 +5,12 @@
  * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
  * other, and each tree carries half of the data, so that every rank sends and receives about S per
  * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further. */
+ * is on its way further.
+ *
+ * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
+ * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
+ * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
+ * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
 
@@ -20,12 +25,12 @@ typedef struct dcommi_node {
     int child[DCOMMI_TREE_CHILDREN];
 } dcommi_node;
 
-/* Binomial tree over n ranks from `root`: the parent is the relative rank without its lowest set
- * bit. Children in order of growing distance. */
-static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
+/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
+ * lowest set bit. Children in order of growing distance. */
+static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
 {
     dcommi_node node = {.parent = -1};
-    int v = (rank - root + n) % n;
+    int v = (unit - root + n) % n;
     for (int64_t bit = 1; bit < n; bit *= 2) {
         if (v & bit) {
             node.parent = (int)((v - bit + root) % n);
@@ -41,10 +46,10 @@ static dcommi_node dcommi_tree_binomial(int n, int root, int rank)
 /* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
  * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
  * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to ranks by adding `shift` modulo `nranks`; the root of the tree gets `above` as its
+ * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
  * parent. */
 static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
-                                      int64_t nranks, int above)
+                                      int64_t units, int above)
 {
     dcommi_node node = {.parent = above};
     int64_t x = position + 1;
@@ -70,31 +75,134 @@ static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, in
         if (which == 1) {
             at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
         }
-        int rank = (int)((at + shift) % nranks);
+        int unit = (int)((at + shift) % units);
         if (i == 0) {
-            node.parent = rank;
+            node.parent = unit;
         } else {
-            node.child[node.nchildren++] = rank;
+            node.child[node.nchildren++] = unit;
         }
     }
     return node;
 }
 
-/* The same trees over all ranks but `root`, which stands above both. */
-static dcommi_node dcommi_tree_rooted(const dcommi_shape *s, int which)
+/* The same trees over all units but `root`, which stands above both. */
+static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
 {
-    int64_t n = s->nranks, v = (s->rank - s->root + n) % n;
+    int64_t v = (unit - root + n) % n;
     if (v > 0) {
-        return dcommi_tree_binary(n - 1, which, v - 1, s->root + 1, n, s->root);
+        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
     }
-    dcommi_node top = {.parent = -1, .nchildren = 1};
+    dcommi_node top = {.parent = -1};
     for (int64_t position = 0; position < n - 1; position++) {
-        dcommi_node node = dcommi_tree_binary(n - 1, which, position, s->root + 1, n, s->root);
-        if (node.parent == s->root) {
-            top.child[0] = (int)((position + s->root + 1) % n);
+        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
+        if (node.parent == root) {
+            top.child[top.nchildren++] = (int)((position + root + 1) % n);
         }
     }
     return top;
+}
+
+/* ---- levels ---- */
+
+enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
+
+/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
+ * groups of `level`. */
+typedef struct dcommi_tree_span {
+    int first, end, level;
+} dcommi_tree_span;
+
+static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
+{
+    const dcommi_groups *g = s->groups;
+    return a == b ||
+           (g != NULL && level < g->nlevels &&
+            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
+}
+
+/* How many units a span has up to position `until`. */
+static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
+{
+    int units = 0;
+    for (int i = span->first; i < until; i++) {
+        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
+    }
+    return units;
+}
+
+static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
+                                         int unit)
+{
+    dcommi_tree_span part = {span->first, span->first, span->level + 1};
+    for (; unit >= 0; unit--) {
+        part.first = part.end++;
+        while (part.end < span->end &&
+               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
+            part.end++;
+        }
+    }
+    return part;
+}
+
+/* The node of one unit in the tree over the units of a span. root: position of the rank that must
+ * be on top, -1: none, or none within the span. */
+static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
+                                     const dcommi_tree_span *span, int root, int unit)
+{
+    int n = dcommi_tree_units(s, span, span->end);
+    bool inside = root >= span->first && root < span->end;
+    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
+    if (kind == DCOMMI_TREE_BINOMIAL) {
+        return dcommi_tree_binomial(n, top, unit);
+    }
+    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
+                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
+}
+
+/* The position that stands on top of the tree of a span. */
+static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
+                           int root)
+{
+    while (span.end - span.first > 1) {
+        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
+        if (root >= span.first && root < span.end) {
+            return root;
+        }
+        while (kind != DCOMMI_TREE_BINOMIAL &&
+               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
+            unit++;
+        }
+        span = dcommi_tree_unit(s, &span, unit);
+    }
+    return span.first;
+}
+
+/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
+{
+    dcommi_node all = {.parent = -1};
+    dcommi_tree_span span = {0, s->nranks, 0};
+    int position = (int)dcommi_order_position(s, s->rank);
+    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
+    while (span.end - span.first > 1) {
+        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
+        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
+        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
+            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
+            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
+            all.nchildren += node.nchildren; /* the nearest come first */
+            for (int i = -1; i < node.nchildren; i++) {
+                int relative = i < 0 ? node.parent : node.child[i];
+                if (relative >= 0) {
+                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
+                    int top = dcommi_tree_top(s, kind, other, root);
+                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
+                }
+            }
+        }
+        span = part;
+    }
+    return all;
 }
 
 /* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
@@ -260,7 +368,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
     int lane = 0, flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_binary(s->nranks, i % 2, s->rank, 0, s->nranks, -1);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
         lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
     }
     return b->status;
@@ -269,7 +377,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
 static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, 0, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
     dcommi_tree_both_ways(s, b, 0, &f, &node);
     return b->status;
 }
@@ -280,7 +388,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
                          dcommi_build_tags(b, f.chunks), -1);
     }
@@ -292,7 +400,7 @@ static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
                      -1);
     dcommi_tree_keep_own(s, b, total);
@@ -304,7 +412,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
         dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_rooted(s, i % 2);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_up(s, b, i, &f, &node);
     }
     return b->status;
@@ -313,7 +421,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_binomial(s->nranks, s->root, s->rank);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
     dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }

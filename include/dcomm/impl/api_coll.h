@@ -27,6 +27,14 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
+    if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
+        const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
+        uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf);
+        dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
@@ -138,6 +146,13 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
                                    dcomm_request **request_p)
 {
     dcommi_shape s;
+    if (request_p == NULL && dcommi_opts_plain(opts)) {
+        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false);
+        dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
     return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
@@ -284,10 +299,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -301,7 +316,7 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }

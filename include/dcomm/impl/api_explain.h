@@ -70,10 +70,10 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
                                               soft, rows, max, n_p);
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return status;
 }
 
@@ -116,9 +116,9 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
     if (tuning == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
     }
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return DCOMM_OK;
 }
 

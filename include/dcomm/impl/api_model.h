@@ -44,16 +44,12 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
     return DCOMM_OK;
 }
 
-/* Groups of a table of host numbers; *groups_p NULL: nothing is known. */
+/* Groups of a table of host numbers (NULL: all are on one). */
 static dcomm_status dcommi_groups_of_hosts(const int *hosts, int nranks, dcommi_groups **groups_p)
 {
     static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    *groups_p = NULL;
-    if (hosts == NULL) {
-        return DCOMM_OK;
-    }
     int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
-    for (int r = 0; ids != NULL && r < nranks; r++) {
+    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
         ids[r] = hosts[r];
     }
     *groups_p = ids != NULL ? dcommi_groups_make(nranks, 1, kinds, ids) : NULL;

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_API_TUNE_H
 #define DCOMMI_API_TUNE_H
 
+#include "api_model.h"
 #include "call.h"
 
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
@@ -108,10 +109,16 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcomm_status status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
+    dcommi_groups *groups = NULL;
+    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
+    s.groups = groups;
+    if (status >= 0) {
+        status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
+    }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
     }
+    dcommi_groups_free(&groups);
     dcommi_free(counts);
     return status;
 }
@@ -136,10 +143,10 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcomm_status status =
         dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     DCOMMI_TRY(status);
     *algo_p = algo->name;
     return DCOMM_OK;

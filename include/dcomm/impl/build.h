@@ -19,11 +19,11 @@ typedef struct dcommi_shape {
     int rank, nranks, root;
     dcomm_dtype dtype;
     dcomm_op op;
-    size_t count;        /* the collective's own count argument, elements */
-    bool in_place;       /* the input lies in OUT, where the collective's rules put it */
-    bool rank_order;     /* fold in rank order or refuse */
-    int lanes;           /* parallel instances, >= 1 */
-    int64_t chunk_bytes; /* pipelining grain, 0: the algorithm's own default */
+    size_t count;                /* the collective's own count argument, elements */
+    bool in_place;               /* the input lies in OUT, where the collective's rules put it */
+    bool rank_order;             /* fold in rank order or refuse */
+    int lanes;                   /* parallel instances, >= 1 */
+    int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */

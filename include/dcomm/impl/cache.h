@@ -9,6 +9,7 @@ static void dcommi_cached_free(dcommi_cached *cached)
 {
     dcommi_free(cached->plan);
     dcommi_free(cached->inner);
+    dcommi_free(cached->script);
     dcommi_free(cached);
 }
 
@@ -95,6 +96,32 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;
+}
+
+/* ---- recent calls ---- */
+
+static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
+{
+    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
+    if (last->call != 0) {
+        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
+            return; /* another thread is in it */
+        }
+        dcommi_cached_release(comm, last->cached);
+    }
+    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
+    comm->recent[0] = (dcommi_recent){call, count, cached};
+    cached->refs++;
+}
+
+static void dcommi_recent_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        if (comm->recent[i].call != 0) {
+            dcommi_cached_release(comm, comm->recent[i].cached);
+            comm->recent[i].call = 0;
+        }
+    }
 }
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
-#include "comm_life.h"
+#include "express.h"
 
 /* ---- groups ---- */
 
@@ -254,52 +254,183 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    (*cached_p)->algo = algo;
-    (*cached_p)->signature = dcommi_shape_signature(s, algo);
+    (*cached_p)->signature = (dcommi_signature){.hash = dcommi_shape_signature(s, algo),
+                                                .coll = (uint8_t)s->coll,
+                                                .dtype = (uint8_t)s->dtype,
+                                                .op = (uint8_t)s->op,
+                                                .root = s->root,
+                                                .count = s->count,
+                                                .algo = algo->name};
+    if (s->coll != DCOMM_COLL_SEND && s->coll != DCOMM_COLL_RECV) {
+        (*cached_p)->script = dcommi_script_make(comm, plan);
+    }
     return DCOMM_OK;
 }
+
+/* A run of a cached plan, whose reference it takes over; with comm->lock. */
+static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
+{
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        dcommi_cached_release(comm, cached);
+        return NULL;
+    }
+    run->cached = cached;
+    run->plan = cached->plan;
+    run->signature = cached->signature;
+    run->stream = DCOMMI_STREAM_COLL;
+    run->p2p_peer = -1;
+    run->in = in;
+    run->out = out;
+    return run;
+}
+
+/* ---- scripts ---- */
+
+/* The engine takes over at op k. With the token, which it gives back. */
+static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double timeout_s)
+{
+    dcomm_comm *comm = e->comm;
+    dcomm_context *context = comm->context;
+    dcommi_comm_lock(comm);
+    e->cached->refs++;
+    dcommi_run *run =
+        dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
+    dcommi_comm_unlock(comm);
+    if (run == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_token_release(context);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->seq = e->seq;
+    run->timeout_s = timeout_s;
+    run->blocking = true;
+    dcommi_run_start(run);
+    if (run->active) {
+        dcommi_express_resume(e, run, k);
+    }
+    dcommi_progress(context);
+    dcommi_token_release(context);
+    return dcommi_run_wait(run);
+}
+
+/* Run the script of a plan that is held by a reference. With the token, which it gives back. */
+static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s)
+{
+    dcomm_comm *comm = e->comm;
+    uint32_t k = dcommi_express_run(e);
+    if (DCOMMI_UNLIKELY(k < e->cached->script->nops)) {
+        dcomm_status status = dcommi_express_leave(e, k, timeout_s);
+        atomic_store_explicit(&comm->running, NULL, memory_order_release);
+        return status;
+    }
+    atomic_store_explicit(&comm->running, NULL, memory_order_release);
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+
+/* A call in a few numbers: what a recent call is known by. Never 0. */
+static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
+                                        bool in_place)
+{
+    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)root << 25 | (uint64_t)in_place << 24 |
+           (uint64_t)((unsigned)coll & 255) << 16 | (uint64_t)((unsigned)dtype & 255) << 8 |
+           ((unsigned)op & 255);
+}
+
+/* Options that say nothing. */
+static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
+{
+    return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0);
+}
+
+/* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
+ * DCOMM_IN_PROGRESS: it must go the long way. */
+static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
+                                             const void *in, void *out)
+{
+    dcommi_express e;
+    if (dcommi_this_group.depth > 0 || comm == NULL ||
+        atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
+        !dcommi_token_enter(comm->context)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        const dcommi_recent *r = &comm->recent[i];
+        if (r->call != code || r->count != count) {
+            continue;
+        }
+        if (dcommi_express_able(comm, r->cached->script) &&
+            dcommi_express_begin(&e, comm, r->cached, in, out)) {
+            comm->stats.plans_reused++;
+            return dcommi_express_go(&e, comm->timeout_s);
+        }
+        break;
+    }
+    dcommi_token_release(comm->context);
+    return DCOMM_IN_PROGRESS;
+}
+
+/* ---- the call ---- */
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
 static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                       void *out, int p2p, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    pthread_mutex_lock(&comm->lock);
     dcommi_cached *cached = NULL;
+    double timeout_s = opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s;
+    dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
-    dcommi_run *run = status >= 0 ? dcommi_run_new(comm) : NULL;
-    if (run == NULL) {
-        if (cached != NULL) {
-            dcommi_cached_release(comm, cached);
-        }
-        pthread_mutex_unlock(&comm->lock);
-        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    if (status < 0) {
+        dcommi_comm_unlock(comm);
+        return status;
     }
-    run->cached = cached;
-    run->plan = cached->plan;
-    run->in = in;
-    run->out = out;
+    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
+            uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
+            bool known = false;
+            for (int i = 0; i < DCOMMI_RECENT; i++) {
+                known =
+                    known || (comm->recent[i].call == code && comm->recent[i].count == s->count);
+            }
+            if (!known) {
+                dcommi_recent_set(comm, code, s->count, cached);
+            }
+        }
+        if (dcommi_token_try(comm->context)) {
+            dcommi_express e;
+            if (dcommi_express_able(comm, cached->script) &&
+                dcommi_express_begin(&e, comm, cached, in, out)) {
+                dcommi_comm_unlock(comm);
+                status = dcommi_express_go(&e, timeout_s);
+                dcommi_comm_lock(comm);
+                dcommi_cached_release(comm, cached);
+                dcommi_comm_unlock(comm);
+                return status;
+            }
+            dcommi_token_release(comm->context);
+        }
+    }
+    dcommi_run *run = dcommi_run_of(comm, cached, in, out);
+    if (run == NULL) {
+        dcommi_comm_unlock(comm);
+        return DCOMM_ERR_NO_MEMORY;
+    }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
-    run->signature.hash = cached->signature;
-    run->signature.coll = (uint8_t)s->coll;
-    run->signature.dtype = (uint8_t)s->dtype;
-    run->signature.op = (uint8_t)s->op;
-    run->signature.root = s->root;
-    run->signature.count = s->count;
-    run->signature.algo = cached->algo->name;
-    run->p2p_peer = p2p;
     if (p2p < 0) {
-        run->stream = DCOMMI_STREAM_COLL;
         run->seq = comm->next_seq++;
     } else {
         run->stream = DCOMMI_STREAM_P2P;
+        run->p2p_peer = p2p;
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
     }
-    pthread_mutex_unlock(&comm->lock);
-    return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
-                             request_p);
+    dcommi_comm_unlock(comm);
+    return dcommi_run_launch(run, timeout_s, request_p);
 }
 
 /* ---- requests ---- */

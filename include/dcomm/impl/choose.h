@@ -166,12 +166,16 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     return best;
 }
 
-/* The choice of a plan that is for no communicator: on one host, by the built-in numbers. */
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
 static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
 {
     static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
-    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks) | 1;
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
     dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
     if (last.key == key) {
         return last.algo;
     }

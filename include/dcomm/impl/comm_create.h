@@ -14,7 +14,6 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
         comm->refs = 1;
-        pthread_mutex_init(&comm->lock, NULL);
         comm->context = context;
         if (context != NULL) {
             atomic_fetch_add(&context->refs, 1);
@@ -31,16 +30,18 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
+    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_free(comm->scratch);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
     dcommi_free(comm->chooser);
+    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
-    pthread_mutex_destroy(&comm->lock);
     dcommi_free(comm);
 }
 
@@ -49,9 +50,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
@@ -162,6 +163,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
+    card->place = comm->context->place;
 }
 
 /* The card at the start of a rank's blob, if it is one of ours. */
@@ -188,7 +190,7 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent addresses of a wrong length", rank);
     }
-    return DCOMM_OK;
+    return dcommi_place_check(&card->place, rank);
 }
 
 /* Every rank's blob, parsed: cards[size] and where each blob starts. */
@@ -233,19 +235,25 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
 /* Who is where. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
-    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
-    int64_t *ids = dcommi_calloc((size_t)comm->size, sizeof *ids);
-    for (int r = 0; ids != NULL && r < comm->size; r++) {
-        while (strcmp(cards->card[ids[r]].host_id, cards->card[r].host_id) != 0) {
-            ids[r]++;
+    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
+            host[r]++;
         }
     }
-    comm->groups = ids != NULL ? dcommi_groups_make(comm->size, 1, kinds, ids) : NULL;
-    dcommi_free(ids);
+    comm->groups = host != NULL && comm->places != NULL
+                       ? dcommi_place_groups(comm->size, host, comm->places)
+                       : NULL;
+    dcommi_free(host);
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->nhosts = comm->groups->count[0];
+    if (comm->rank == 0) {
+        dcommi_place_warn(comm->groups, comm->places);
+    }
     return DCOMM_OK;
 }
 
@@ -258,6 +266,43 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
                                                       from != NULL ? &from->tuning : &tuning)
                                  : DCOMM_ERR_NO_MEMORY;
+}
+
+/* What each rank says in the end of its creation. */
+typedef struct dcommi_verdict_card {
+    int32_t status;
+    char text[252];
+} dcommi_verdict_card;
+
+/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
+static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
+                                      dcomm_status status)
+{
+    dcommi_verdict_card mine = {.status = status};
+    void *all = NULL;
+    size_t *lens = NULL, at = 0;
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
+    if (exchanged < 0) {
+        return status < 0 ? status : exchanged;
+    }
+    for (int r = 0; r < comm->size; at += lens[r++]) {
+        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
+        if (lens[r] == sizeof theirs) {
+            memcpy(&theirs, (const char *)all + at, sizeof theirs);
+            theirs.text[sizeof theirs.text - 1] = 0;
+        }
+        if (theirs.status < 0 && status == DCOMM_OK) {
+            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                     : DCOMM_ERR_CORRUPT,
+                                 "rank %d: %s", r, theirs.text);
+        }
+    }
+    dcommi_free(all);
+    dcommi_free(lens);
+    return status;
 }
 
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
@@ -323,7 +368,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         }
     }
     dcommi_token_release(context);
-    return status;
+    return dcommi_comm_agree(comm, boot, status);
 }
 
 static void dcommi_comm_tune_new(dcomm_comm *comm);

@@ -27,13 +27,15 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
-    bool bad = comm->members == NULL || comm->groups == NULL ||
+    comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL ||
                dcommi_comm_chooser(comm, parent->chooser) < 0;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
         dcommi_member *m = &comm->members[i];
         m->peer = from->peer;
+        comm->places[i] = parent->places[ranks[i]];
         m->hostname = dcommi_strdup(from->hostname);
         bad = m->hostname == NULL;
         if (ranks[i] == parent->rank) {
@@ -75,9 +77,9 @@ static int dcommi_color_compare(const void *a, const void *b)
 /* The number of a derivation, the same on all ranks, which derive in the same order. */
 static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 {
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     uint64_t n = ++comm->children;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     return n;
 }
 
@@ -154,9 +156,9 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         /* The parent may be beyond use, so the id comes from what the survivors know alike: who
          * they are, and how often they have shrunk it. Derivations they have not counted alike. */
         uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
-        pthread_mutex_lock(&comm->lock);
+        dcommi_comm_lock(comm);
         salt = dcommi_mix(salt, ++comm->shrinks);
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         int size = 0;
         for (int r = 0; r < comm->size; r++) {
             if (!out[r]) {
@@ -182,13 +184,13 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (atomic_load(&comm->abort_wanted) == 0) {
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
                  reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
     }
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
     /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
     for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
@@ -274,7 +276,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         int peer = comm->members[r].peer;
         if (peer >= 0 && --context->peers[peer].users == 0 && context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer, true);
+            t->call->remove_peer(t, peer);
         }
     }
     dcommi_token_release(context);
@@ -333,6 +335,66 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
                                                                       : NULL;
 }
 
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
+}
+
+_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
+                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
+               "one numbering");
+
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
+        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
+                                          comm->groups->nlevels);
+    }
+    info->kind = (dcomm_level_kind)comm->groups->kind[level];
+    info->name = names[info->kind];
+    info->groups = comm->groups->count[level];
+    return DCOMM_OK;
+}
+
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
+                   level < comm->groups->nlevels
+               ? dcommi_group_of(comm->groups, level, rank)
+               : -1;
+}
+
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
+{
+    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
+               ? comm->groups->order[position]
+               : -1;
+}
+
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (place == NULL || rank < 0 || rank >= comm->size) {
+        return place == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+    }
+    const dcommi_site *p = &comm->places[rank];
+    place->package = (int)dcommi_max64(p->package, -1);
+    place->numa = (int)dcommi_max64(p->numa, -1);
+    place->cache = (int)dcommi_max64(p->cache, -1);
+    place->core = (int)dcommi_max64(p->core, -1);
+    place->cpus = p->cpus;
+    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
+    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
+    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
+    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
@@ -341,9 +403,9 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     }
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_token_take(comm->context);
-    pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->lock);
+    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;
-    pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&comm->lock);
+    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
 }

@@ -4,7 +4,9 @@
 
 #include "engine.h"
 #include "host.h"
+#include "local.h"
 #include "sha256.h"
+#include "topo.h"
 #include "ucx.h"
 
 /* ---- forked children ---- */
@@ -51,6 +53,7 @@ typedef struct dcommi_card {
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
+    dcommi_site place;
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
@@ -148,6 +151,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         return DCOMM_ERR_NO_MEMORY;
     }
     atomic_store(&context->refs, 1);
+    dcommi_token_own(context);
     context->spin_limit = dcommi_spin_limit();
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
@@ -159,8 +163,11 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         }
     }
     if (status >= 0) {
+        status = dcommi_topo_here(context->iface, &context->place);
+    }
+    if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
-        status = dcommi_ucx_open_local(&handlers, &context->local);
+        status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {

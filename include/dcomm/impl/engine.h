@@ -10,23 +10,6 @@
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 
-static inline bool dcommi_token_try(dcomm_context *context)
-{
-    return atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
-}
-
-static inline void dcommi_token_release(dcomm_context *context)
-{
-    atomic_store_explicit(&context->token, 0, memory_order_release);
-}
-
-static void dcommi_token_take(dcomm_context *context)
-{
-    while (!dcommi_token_try(context)) {
-        sched_yield();
-    }
-}
-
 /* Start what other threads have submitted, oldest first. */
 static void dcommi_start_submitted(dcomm_context *context)
 {

@@ -2,7 +2,7 @@
 #ifndef DCOMMI_MATCH_H
 #define DCOMMI_MATCH_H
 
-#include "types.h"
+#include "token.h"
 
 static inline dcommi_match_node **dcommi_bucket(dcomm_comm *comm, const dcommi_match_node *key)
 {

@@ -21,7 +21,7 @@ static void dcommi_run_unref(dcommi_run *run)
         run->children = frame->next;
         dcommi_free(frame);
     }
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (run->cached != NULL) {
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
@@ -29,7 +29,7 @@ static void dcommi_run_unref(dcommi_run *run)
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }

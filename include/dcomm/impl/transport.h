@@ -6,6 +6,8 @@
 
 #include "util.h"
 
+#include <sys/random.h>
+
 typedef struct dcommi_transport dcommi_transport;
 
 /* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
@@ -39,6 +41,17 @@ typedef struct dcommi_transport_handlers {
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
 } dcommi_transport_handlers;
 
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
 /* Memory that peers on this host may map. */
 typedef struct dcommi_region {
     void *base;
@@ -62,8 +75,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* Forget a peer: close its endpoint; force = do not flush. Its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer, bool force);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
      * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
@@ -77,6 +90,11 @@ typedef struct dcommi_transport_vtable {
     void (*release)(dcommi_transport *t, void *desc);
     /* Never blocks; returns how much happened. */
     unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
     /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
     dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
     void (*region_destroy)(dcommi_transport *t, dcommi_region *region);

@@ -440,12 +440,13 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
         }
     }
     status = t->status;
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
+        dcommi_recent_clear(comm);
         dcommi_cache_clear(comm);
     }
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     dcomm_comm_destroy(&t->comm);
     dcommi_free(t->in);
     dcommi_free(t->out);

@@ -171,10 +171,10 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
 static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                      void *out)
 {
-    pthread_mutex_lock(&comm->lock);
+    dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        pthread_mutex_unlock(&comm->lock);
+        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->plan = plan;
@@ -187,7 +187,7 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
     run->signature.algo = plan->name;
     run->p2p_peer = -1;
     run->seq = comm->next_seq++;
-    pthread_mutex_unlock(&comm->lock);
+    dcommi_comm_unlock(comm);
     run->timeout_s = comm->timeout_s;
     run->blocking = true;
     dcommi_submit(comm->context, run);

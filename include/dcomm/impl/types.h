@@ -7,6 +7,7 @@
 #include "device.h"
 #include "host.h"
 #include "message.h"
+#include "place.h"
 
 #define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
@@ -20,6 +21,7 @@ typedef struct dcommi_frame dcommi_frame;
 typedef struct dcommi_lane dcommi_lane;
 typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
+typedef struct dcommi_script dcommi_script;
 
 /* ---- matching ---- */
 
@@ -156,12 +158,13 @@ typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
     dcommi_plan_key key;
     const dcommi_algo *algo;
-    uint32_t signature;
+    dcommi_signature signature;
     uint64_t used; /* clock for eviction */
     int refs;
     bool retired; /* not in the cache any more: free at the last release */
     dcomm_plan *plan;
-    dcomm_plan *inner; /* called by plan; NULL without */
+    dcomm_plan *inner;     /* called by plan; NULL without */
+    dcommi_script *script; /* NULL without */
 } dcommi_cached;
 
 struct dcommi_run {
@@ -230,6 +233,14 @@ typedef struct dcommi_member {
     char *hostname;
 } dcommi_member;
 
+/* A call that is likely to come again, with what it needs; a call without options, of a script. */
+#define DCOMMI_RECENT 4
+typedef struct dcommi_recent {
+    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
+    size_t count;
+    dcommi_cached *cached; /* with a reference */
+} dcommi_recent;
+
 #define DCOMMI_CACHE_PLANS 64
 #define DCOMMI_CACHE_BUCKETS 128
 
@@ -241,13 +252,17 @@ struct dcomm_comm {
     int rank, size, nhosts;
     dcommi_groups *groups;
     struct dcommi_chooser *chooser; /* with lock */
+    dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
     bool deterministic;
     bool tunes; /* measures what things cost when it is created */
     int64_t chunk_bytes;
-    pthread_mutex_t lock; /* sequence numbers, plan cache, free runs */
+    _Atomic int lock; /* sequence numbers, plan cache, free runs */
+    dcommi_recent recent[DCOMMI_RECENT];
+    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
+    uint8_t *scratch;                 /* of scripts */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
     uint64_t shrinks;
@@ -300,10 +315,13 @@ typedef struct dcommi_stray {
 
 struct dcomm_context {
     _Atomic int refs;  /* its creator, its communicators */
-    _Atomic int token; /* who holds it progresses */
+    _Atomic int token; /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
     char iface[64];
+    dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
     dcommi_remote *peers;

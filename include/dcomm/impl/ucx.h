@@ -1,24 +1,18 @@
-/* ucx.h - the transport table over UCX: "local" (shared memory: active messages and mapped
- * memory) and "net" (active messages over one interface). Two separate UCX contexts, because one
- * worker with both polls ten times slower and would listen on every interface. */
+/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
+ * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
+ * polls ten times slower and would listen on every interface. */
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
 #include "transport.h"
 #include "ucx_iface.h"
 #include "ucx_peer.h"
-#include "ucx_region.h"
 
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. The local one and
- * our largest header fill one segment (DCOMMI_UCX_SEG) of UCX's shared-memory queue. */
-#define DCOMMI_UCX_EAGER_LOCAL 8192
-#define DCOMMI_UCX_EAGER_NET 65536
-#define DCOMMI_UCX_SEG "8448"
-/* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
+/* Longest payload that is sent without asking the receiver for a place first. */
+#define DCOMMI_UCX_EAGER 65536
 
 /* ---- the table ---- */
 
@@ -26,8 +20,8 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
                                         size_t len)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_card card;
-    if (peer < 0 || len <= sizeof card || dcommi_ucx_peer_at(u, peer) != NULL) {
+    uint64_t id;
+    if (peer < 0 || len <= sizeof id || dcommi_ucx_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
@@ -35,23 +29,19 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     u->peers = array;
     dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
-    void *copy = p != NULL ? dcommi_alloc(len - sizeof card) : NULL;
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof id) : NULL;
     if (copy == NULL) {
         dcommi_free(p);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(&card, address, sizeof card);
-    memcpy(copy, (const char *)address + sizeof card, len - sizeof card);
-    *p = (dcommi_ucx_peer){
-        .ucx = u, .index = peer, .id = card.id, .pidfd = -1, .address = copy, .failure = UCS_OK};
-    if (u->maps) {
-        p->pidfd = dcommi_ucx_watch_add(&u->epoll, &u->card, &card, p);
-    }
+    memcpy(&id, address, sizeof id);
+    memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
+    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
 }
 
-static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
+static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -65,9 +55,6 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer, bool force)
     p->next = u->removed;
     u->removed = p;
     u->chores = true;
-    if (!force) {
-        dcommi_ucx_peer_flush(p);
-    }
     if (!u->inside) {
         dcommi_ucx_sweep_removed(u);
     }
@@ -106,8 +93,8 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
     if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->card.id, sizeof u->card.id);
-        header_len += sizeof u->card.id;
+        memcpy(f->header + header_len, &u->id, sizeof u->id);
+        header_len += sizeof u->id;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
@@ -244,53 +231,45 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
-    if (DCOMMI_UNLIKELY(u->ended > 0) && (n == 0 || ++u->ended_turns > 1000)) {
-        dcommi_ucx_bury(u);
-    }
     if (DCOMMI_UNLIKELY(u->chores)) {
         n += dcommi_ucx_chores(u);
     }
     return n;
 }
 
+/* Memory cannot be mapped across hosts. */
 static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    if (!u->maps || len == 0) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name,
-                           len);
-    }
-    return dcommi_ucx_region_allocate(u->context, &u->mappings, len, region);
+    (void)region;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name, len);
 }
 
 static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
 {
-    if (region->handle != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, region->handle);
-    }
-    *region = (dcommi_region){0};
+    (void)t, (void)region;
 }
 
 static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
                                           size_t key_len, void *remote_base, void **ptr, void **map)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (!u->maps) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory", t->name);
-    }
-    if (key_len == 0) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "peer %d's memory key is empty", peer);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    return dcommi_ucx_region_attach(u->context, &u->mappings, p->ep, key, remote_base, ptr, map);
+    (void)key, (void)key_len, (void)remote_base, (void)ptr, (void)map;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of peer %d", t->name, peer);
 }
 
 static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
 {
-    if (map != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_ucx *)t)->context, map);
-    }
+    (void)t, (void)map;
+}
+
+static bool dcommi_ucx_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    (void)t, (void)peer, (void)arrival;
+    return false;
+}
+
+static void dcommi_ucx_pass(dcommi_transport *t, int peer)
+{
+    (void)t, (void)peer;
 }
 
 /* ---- closing ---- */
@@ -321,9 +300,6 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
-    while (u->mappings.next != &u->mappings) {
-        dcommi_ucx_mapping_drop(u->context, u->mappings.next);
-    }
     if (u->worker != NULL) {
         ucp_worker_destroy(u->worker);
     }
@@ -337,9 +313,6 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         dcommi_ucx_peer_free(u->peers[i]);
-    }
-    if (u->epoll >= 0) {
-        close(u->epoll);
     }
     while (u->removed != NULL) {
         dcommi_ucx_peer *p = u->removed;
@@ -395,6 +368,8 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .fetch = dcommi_ucx_fetch,
     .release = dcommi_ucx_release,
     .progress = dcommi_ucx_progress,
+    .peek = dcommi_ucx_peek,
+    .pass = dcommi_ucx_pass,
     .region_create = dcommi_ucx_region_create,
     .region_destroy = dcommi_ucx_region_destroy,
     .region_map = dcommi_ucx_region_map,
@@ -404,35 +379,11 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
 
 /* ---- opening ---- */
 
-static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
-                                           const dcommi_ucx_option *options, size_t n_options)
+static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_option *options,
+                                           size_t n_options)
 {
-    ucp_config_t *config = NULL;
-    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) {
-        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s",
-                           u->base.name, ucs_status_string(status));
-    }
-    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
-    if (set == DCOMM_OK) {
-        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
-        status = ucp_init(&params, config, &u->context);
-    }
-    ucp_config_release(config);
-    DCOMMI_TRY(set);
-    if (status != UCS_OK) {
-        u->context = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", u->base.name,
-                           ucs_status_string(status));
-    }
-    ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    status = ucp_worker_create(u->context, &worker_params, &u->worker);
-    if (status != UCS_OK) {
-        u->worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", u->base.name,
-                           ucs_status_string(status));
-    }
+    DCOMMI_TRY(dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context,
+                                &u->worker));
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -440,7 +391,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = dcommi_ucx_on_am,
         .arg = u};
-    status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    ucs_status_t status = ucp_worker_set_am_recv_handler(u->worker, &handler);
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     if (status == UCS_OK) {
         status = ucp_worker_query(u->worker, &attr);
@@ -449,68 +400,16 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, uint64_t features,
         return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
                            ucs_status_string(status));
     }
-    dcommi_ucx_card_make(&u->card);
-    char *copy = dcommi_alloc(sizeof u->card + attr.address_length);
+    u->id = dcommi_transport_id();
+    char *copy = dcommi_alloc(sizeof u->id + attr.address_length);
     if (copy != NULL) {
-        memcpy(copy, &u->card, sizeof u->card);
-        memcpy(copy + sizeof u->card, attr.address, attr.address_length);
+        memcpy(copy, &u->id, sizeof u->id);
+        memcpy(copy + sizeof u->id, attr.address, attr.address_length);
         u->base.address = copy;
-        u->base.address_len = sizeof u->card + attr.address_length;
+        u->base.address_len = sizeof u->id + attr.address_length;
     }
     ucp_worker_release_address(u->worker, attr.address);
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_ucx_open(const char *name, const dcommi_transport_handlers *handlers,
-                                    size_t eager_max, uint64_t features,
-                                    const dcommi_ucx_option *options, size_t n_options,
-                                    dcommi_transport **t_p)
-{
-    dcommi_ucx *u = dcommi_alloc(sizeof *u);
-    if (u == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    u->base = (dcommi_transport){
-        .name = name, .call = &dcommi_ucx_vtable, .handlers = *handlers, .eager_max = eager_max};
-    u->maps = (features & UCP_FEATURE_RMA) != 0;
-    u->pending.next = u->pending.prev = &u->pending;
-    u->done.next = u->done.prev = &u->done;
-    u->kept.next = u->kept.prev = &u->kept;
-    u->mappings.next = u->mappings.prev = &u->mappings;
-    u->epoll = -1;
-    dcomm_status status = dcommi_ucx_make_worker(u, features, options, n_options);
-    if (status != DCOMM_OK) {
-        dcommi_ucx_free(u);
-        return status;
-    }
-    *t_p = &u->base;
-    return DCOMM_OK;
-}
-
-/* Shared memory with the processes of this host. */
-static dcomm_status dcommi_ucx_open_local(const dcommi_transport_handlers *handlers,
-                                          dcommi_transport **t_p)
-{
-    static const dcommi_ucx_option options[] = {
-        {"TLS", "posix,sysv,self", NULL},
-        {"SHM_DEVICES", "all", NULL},
-        {"SELF_DEVICES", "all", NULL},
-        {"NET_DEVICES", "all", NULL},
-        {"MM_ERROR_HANDLING", "y", NULL},
-        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
-        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
-        {"MM_SEG_SIZE", DCOMMI_UCX_SEG, NULL},
-        /* Messages of some hundred bytes go within the queue, not by a segment beside it. */
-        {"MM_FIFO_ELEM_SIZE", "512", NULL},
-        {"MAX_EAGER_LANES", "1", NULL}, /* several would break the order of messages */
-        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
-    };
-    dcommi_ucx_tame_once();
-    DCOMMI_TRY(dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED));
-    return dcommi_ucx_open("local", handlers, DCOMMI_UCX_EAGER_LOCAL,
-                           UCP_FEATURE_AM | UCP_FEATURE_RMA, options,
-                           sizeof options / sizeof *options, t_p);
 }
 
 /* One network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
@@ -547,8 +446,24 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
         {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
-    return dcommi_ucx_open("net", handlers, DCOMMI_UCX_EAGER_NET, UCP_FEATURE_AM, options,
-                           sizeof options / sizeof *options, t_p);
+    dcommi_ucx *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "net",
+                                 .call = &dcommi_ucx_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_UCX_EAGER};
+    u->pending.next = u->pending.prev = &u->pending;
+    u->done.next = u->done.prev = &u->done;
+    u->kept.next = u->kept.prev = &u->kept;
+    dcomm_status status = dcommi_ucx_make_worker(u, options, sizeof options / sizeof *options);
+    if (status != DCOMM_OK) {
+        dcommi_ucx_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
 }
 
 #endif

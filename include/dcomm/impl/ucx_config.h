@@ -115,7 +115,46 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
     return DCOMM_OK;
 }
 
+/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
+                                     const dcommi_ucx_option *options, size_t n_options,
+                                     ucp_context_h *context, ucp_worker_h *worker)
+{
+    ucp_config_t *config = NULL;
+    *context = NULL;
+    *worker = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s", name,
+                           ucs_status_string(status));
+    }
+    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
+    if (set == DCOMM_OK) {
+        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
+        status = ucp_init(&params, config, context);
+    }
+    ucp_config_release(config);
+    DCOMMI_TRY(set);
+    if (status != UCS_OK) {
+        *context = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", name,
+                           ucs_status_string(status));
+    }
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(*context, &params, worker);
+    if (status != UCS_OK) {
+        *worker = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
 /* ---- shared memory's limits ---- */
+
+/* What a worker's own queues take of /dev/shm at first. */
+#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
 
 /* A tmpfs that is full kills its users by SIGBUS when they first touch a page: ask before. */
 static dcomm_status dcommi_ucx_shm_check(size_t need)

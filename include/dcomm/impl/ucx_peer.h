@@ -5,8 +5,6 @@
 
 #include "transport.h"
 #include "ucx_config.h"
-#include "ucx_region.h"
-#include "ucx_watch.h"
 
 typedef struct dcommi_ucx dcommi_ucx;
 
@@ -15,11 +13,9 @@ typedef struct dcommi_ucx_peer {
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
-    int pidfd;
     void *address;
     ucp_ep_h ep; /* NULL: not opened yet, or closed */
     ucs_status_t failure;
-    bool ended;    /* its process, but what it sent may still be on its way */
     bool reported; /* its loss */
     bool flushing;
     double closed_at; /* coarse clock; 0: not closed */
@@ -59,17 +55,13 @@ struct dcommi_ucx {
     dcommi_transport base;
     ucp_context_h context;
     ucp_worker_h worker;
-    dcommi_ucx_card card;
-    bool maps;   /* peers' memory can be mapped */
+    uint64_t id;
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
     bool chores; /* something waits for the end of progress */
     bool closing;
     unsigned turns;    /* of progress */
     double last_watch; /* coarse clock */
-    int epoll;         /* of the peers' pidfds; -1: none */
-    int ended;         /* processes that ended, not reported yet */
-    int ended_turns;
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
     dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
@@ -78,7 +70,6 @@ struct dcommi_ucx {
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept;
     dcommi_ucx_slab *slabs;
-    dcommi_ucx_mapping mappings; /* head of a ring */
 };
 
 /* ---- flights ---- */
@@ -301,9 +292,8 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
         dcommi_ucx_hush--;
         if (status != UCS_OK) {
             p->ep = NULL;
-            return dcommi_fail(p->ended ? DCOMM_ERR_PEER : dcommi_ucx_status(status),
-                               "%s: peer %d cannot be reached: %s", u->base.name, peer,
-                               ucs_status_string(status));
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, peer, ucs_status_string(status));
         }
     }
     *p_p = p;
@@ -314,7 +304,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
     if (p->closed_at <= 0) {
-        p->closed_at = dcommi_ucx_coarse_now();
+        p->closed_at = dcommi_coarse_now();
     }
     if (p->ep == NULL) {
         return;
@@ -357,10 +347,6 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     if (p == NULL) {
         return;
     }
-    if (p->pidfd >= 0) {
-        epoll_ctl(p->ucx->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
-        close(p->pidfd);
-    }
     dcommi_free(p->address);
     dcommi_free(p);
 }
@@ -394,53 +380,25 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          p->ended ? "its process has ended"
-                                                   : ucs_status_string(p->failure));
+                                          ucs_status_string(p->failure));
         }
     }
     return n;
 }
 
-/* ---- the watch ---- */
-
-/* Now and then: have processes ended, must ops be given up? */
+/* Now and then: must ops be given up? */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
-    double now = dcommi_ucx_coarse_now();
+    double now = dcommi_coarse_now();
     if (now - u->last_watch < 0.05) {
         return 0;
     }
     u->last_watch = now;
-    void *users[16];
-    int n = dcommi_ucx_watch_poll(u->epoll, users, 16);
-    for (int i = 0; i < n; i++) {
-        ((dcommi_ucx_peer *)users[i])->ended = true;
-    }
-    u->ended += n;
     unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
     if (u->removed != NULL) {
         dcommi_ucx_sweep_removed(u);
     }
     return given_up;
-}
-
-/* What the ended processes had sent is read: now they are lost. */
-static void dcommi_ucx_bury(dcommi_ucx *u)
-{
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p != NULL && p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
-        if (p->ended && p->failure == UCS_OK) {
-            p->failure = UCS_ERR_CONNECTION_RESET;
-        }
-    }
-    u->ended = 0;
-    u->ended_turns = 0;
-    u->chores = true;
 }
 
 #endif

@@ -1,4 +1,6 @@
-/* ucx_region.h - memory that peers on this host can map, by UCX's shared-memory keys. */
+/* ucx_region.h - memory that the processes of a host map from each other, by UCX's shared-memory
+ * keys. A UCX context of its own, over which nothing is ever sent: no process can leave anything
+ * half-written in another's queue. */
 #ifndef DCOMMI_UCX_REGION_H
 #define DCOMMI_UCX_REGION_H
 
@@ -12,6 +14,15 @@ typedef struct dcommi_ucx_mapping {
     void *key;
     ucp_rkey_h rkey;
 } dcommi_ucx_mapping;
+
+/* The context, and a worker that gives an address and endpoints for unpacking keys. */
+typedef struct dcommi_ucx_maps {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    size_t address_len;
+    dcommi_ucx_mapping mappings; /* head of a ring */
+} dcommi_ucx_maps;
 
 static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
 {
@@ -37,18 +48,19 @@ static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m
     dcommi_free(m);
 }
 
-static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx_mapping *list,
-                                               size_t len, dcommi_region *region)
+static dcomm_status dcommi_ucx_region_allocate(dcommi_ucx_maps *maps, size_t len,
+                                               dcommi_region *region)
 {
+    ucp_context_h context = maps->context;
     dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
     if (m == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_ucx_mapping_add(list, m);
+    dcommi_ucx_mapping_add(&maps->mappings, m);
     ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                                                  UCP_MEM_MAP_PARAM_FIELD_FLAGS,
                                    .length = len,
-                                   .flags = UCP_MEM_MAP_ALLOCATE};
+                                   .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK};
     ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
     size_t key_len = 0;
     dcommi_ucx_hush++;
@@ -75,15 +87,14 @@ static dcomm_status dcommi_ucx_region_allocate(ucp_context_h context, dcommi_ucx
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_ucx_region_attach(ucp_context_h context, dcommi_ucx_mapping *list,
-                                             ucp_ep_h ep, const void *key, void *remote_base,
-                                             void **ptr, void **map)
+static dcomm_status dcommi_ucx_region_attach(dcommi_ucx_maps *maps, ucp_ep_h ep, const void *key,
+                                             void *remote_base, void **ptr, void **map)
 {
     dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
     if (m == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_ucx_mapping_add(list, m);
+    dcommi_ucx_mapping_add(&maps->mappings, m);
     ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
     if (status != UCS_OK) {
         m->rkey = NULL;
@@ -91,12 +102,89 @@ static dcomm_status dcommi_ucx_region_attach(ucp_context_h context, dcommi_ucx_m
         status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
     }
     if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
+        dcommi_ucx_mapping_drop(maps->context, m);
         return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
                            ucs_status_string(status));
     }
     *map = m;
     return DCOMM_OK;
+}
+
+/* ---- the worker ---- */
+
+/* An endpoint that serves only to unpack keys: nothing is sent for it. */
+static dcomm_status dcommi_ucx_maps_reach(dcommi_ucx_maps *maps, const void *address, ucp_ep_h *ep)
+{
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
+    dcommi_ucx_hush++;
+    ucs_status_t status = ucp_ep_create(maps->worker, &params, ep);
+    dcommi_ucx_hush--;
+    if (status != UCS_OK) {
+        *ep = NULL;
+        return dcommi_fail(dcommi_ucx_status(status),
+                           "a process of this host cannot be reached over shared memory: %s",
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_ucx_maps_leave(dcommi_ucx_maps *maps, ucp_ep_h ep)
+{
+    ucp_request_param_t param = {0};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+    ucp_worker_progress(maps->worker);
+    if (UCS_PTR_IS_PTR(request)) {
+        ucp_request_free(request);
+    }
+}
+
+static void dcommi_ucx_maps_close(dcommi_ucx_maps *maps)
+{
+    while (maps->mappings.next != NULL && maps->mappings.next != &maps->mappings) {
+        dcommi_ucx_mapping_drop(maps->context, maps->mappings.next);
+    }
+    if (maps->address != NULL) {
+        ucp_worker_release_address(maps->worker, maps->address);
+    }
+    if (maps->worker != NULL) {
+        ucp_worker_destroy(maps->worker);
+    }
+    if (maps->context != NULL) {
+        ucp_cleanup(maps->context);
+    }
+    memset(maps, 0, sizeof *maps);
+}
+
+static dcomm_status dcommi_ucx_maps_open(dcommi_ucx_maps *maps)
+{
+    static const dcommi_ucx_option options[] = {
+        {"TLS", "posix,sysv,self", NULL},
+        {"SHM_DEVICES", "all", NULL},
+        {"SELF_DEVICES", "all", NULL},
+        {"NET_DEVICES", "all", NULL},
+        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
+        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
+    };
+    maps->mappings.next = maps->mappings.prev = &maps->mappings;
+    dcommi_ucx_tame_once();
+    dcomm_status set = dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED);
+    if (set == DCOMM_OK) {
+        set = dcommi_ucx_start("local", UCP_FEATURE_RMA, options, sizeof options / sizeof *options,
+                               &maps->context, &maps->worker);
+    }
+    if (set == DCOMM_OK) {
+        ucs_status_t status =
+            ucp_worker_get_address(maps->worker, &maps->address, &maps->address_len);
+        if (status != UCS_OK) {
+            maps->address = NULL;
+            set = dcommi_fail(dcommi_ucx_status(status), "local: UCX gives no address: %s",
+                              ucs_status_string(status));
+        }
+    }
+    if (set != DCOMM_OK) {
+        dcommi_ucx_maps_close(maps);
+    }
+    return set;
 }
 
 #endif

@@ -1,0 +1,399 @@
+/* dcomm-topo - shows who is near whom: this machine or that of an lstopo XML file, where ranks
+ * would be bound on it, or where the ranks of a job are; and which algorithm would run. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+#include "run_bind.h"
+#include "topo_ranks.h"
+#include "topo_tree.h"
+
+#include <ctype.h>
+#include <getopt.h>
+
+enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_COMM = 3 };
+#define RANKS_MAX 4096
+
+typedef struct arguments {
+    const char *xml, *json;
+    int nranks; /* 0: not given */
+    enum run_bind bind;
+    bool explain;
+    dcomm_coll coll;
+    size_t bytes;
+} arguments;
+
+/* What is shown and written. */
+typedef struct report {
+    const arguments *a;
+    hwloc_topology_t topology; /* NULL: ranks of a job, which may be on many machines */
+    tree_ranks bound;
+    ranks_view view; /* n 0: no ranks */
+    const char *algo;
+    size_t count;
+} report;
+
+static const char usage[] =
+    "usage: dcomm-topo [options]\n"
+    "\n"
+    "Shows this machine as dcomm sees it. Under dcomm-run, mpirun or srun: where the ranks are, "
+    "the\n"
+    "groups that they form and the order of rings through them.\n"
+    "\n"
+    "  --xml FILE             a machine as lstopo writes it (lstopo FILE.xml), in place of this "
+    "one\n"
+    "  -n N                   where dcomm-run would bind N ranks\n"
+    "  --bind slice|core|none and how (default: slice)\n"
+    "  --explain OP BYTES     the algorithm that OP would run, and the others that it has; BYTES "
+    "of\n"
+    "                         float elements as dcomm-perf counts them, with K, M or G\n"
+    "  --json FILE            write the same as JSON (\"-\": standard output, and nothing else)\n"
+    "  --help                 this text\n"
+    "\n"
+    "Exit status: 0 good, 1 cannot write, 2 usage, 3 the ranks cannot communicate.\n";
+
+static int refuse(const char *what, const char *text)
+{
+    fprintf(stderr, "dcomm-topo: %s '%s'; see --help\n", what, text);
+    return EXIT_USAGE;
+}
+
+/* Equal but for '-', '_' and case. */
+static bool same_name(const char *a, const char *b)
+{
+    for (;; a++, b++) {
+        a += strspn(a, "-_");
+        b += strspn(b, "-_");
+        if (*a == 0 || tolower((unsigned char)*a) != tolower((unsigned char)*b)) {
+            return *a == *b;
+        }
+    }
+}
+
+/* The operations that have no root and no lists, and those with a root. */
+static bool parse_coll(const char *text, dcomm_coll *coll)
+{
+    for (int i = DCOMM_COLL_ALLREDUCE; i <= DCOMM_COLL_ALLTOALL; i++) {
+        if (same_name(text, dcomm_coll_name((dcomm_coll)i))) {
+            *coll = (dcomm_coll)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_bytes(const char *text, size_t *bytes)
+{
+    char *end = NULL;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    int shift = 0;
+    if (*end != 0) {
+        int unit = toupper((unsigned char)*end);
+        shift = unit == 'K' ? 10 : unit == 'M' ? 20 : unit == 'G' ? 30 : -1;
+        shift = end[1] == 0 ? shift : -1;
+    }
+    if (end == text || errno != 0 || *text == '-' || shift < 0 ||
+        number > SIZE_MAX >> 16 >> shift) {
+        return false;
+    }
+    *bytes = (size_t)number << shift;
+    return true;
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, arguments *a)
+{
+    enum { XML = 256, BIND, EXPLAIN, JSON };
+    static const struct option options[] = {{"xml", 1, NULL, XML},         {"bind", 1, NULL, BIND},
+                                            {"explain", 1, NULL, EXPLAIN}, {"json", 1, NULL, JSON},
+                                            {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0}};
+    int option;
+    while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
+        bool good = true;
+        char *end = NULL;
+        switch (option) {
+        case 'n':
+            a->nranks = (int)strtol(optarg, &end, 10);
+            good = *end == 0 && a->nranks >= 1 && a->nranks <= RANKS_MAX;
+            break;
+        case XML:
+            a->xml = optarg;
+            break;
+        case BIND:
+            good = run_bind_parse(optarg, &a->bind);
+            break;
+        case EXPLAIN:
+            if (!parse_coll(optarg, &a->coll)) {
+                return refuse("unknown operation", optarg);
+            }
+            if (optind >= argc || !parse_bytes(argv[optind++], &a->bytes)) {
+                return refuse("no number of bytes behind --explain", optarg);
+            }
+            a->explain = true;
+            break;
+        case JSON:
+            a->json = optarg;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return EXIT_GOOD;
+        default:
+            return EXIT_USAGE;
+        }
+        if (!good) {
+            return refuse("bad value", optarg);
+        }
+    }
+    return optind < argc ? refuse("not an option", argv[optind]) : -1;
+}
+
+/* ---- ranks that might be ---- */
+
+/* The hardware threads that dcomm-run would share out: of this machine those that it may use. */
+static void read_cpus(const arguments *a, hwloc_topology_t topology, run_cpus *cpus)
+{
+    cpus->count = 0;
+    if (a->xml == NULL) {
+        run_bind_read(cpus);
+        return;
+    }
+    hwloc_obj_t pu = NULL;
+    while ((pu = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_PU, pu)) != NULL) {
+        if (pu->os_index < RUN_CPUS_MAX && cpus->count < RUN_CPUS_MAX) {
+            hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_CORE, pu);
+            hwloc_obj_t package = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_PACKAGE, pu);
+            cpus->cpu[cpus->count++] =
+                (run_cpu){.cpu = (int)pu->os_index,
+                          .package = package != NULL ? (int)package->logical_index : 0,
+                          .core = (int)(core != NULL ? core : pu)->logical_index};
+        }
+    }
+    run_bind_sort(cpus);
+}
+
+/* Bind a->nranks ranks on paper. false: no memory. */
+static bool place_ranks(report *r)
+{
+    static run_cpus cpus;
+    static cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE];
+    size_t n = (size_t)r->a->nranks;
+    read_cpus(r->a, r->topology, &cpus);
+    dcommi_site *sites = calloc(n, sizeof *sites);
+    int64_t *host = calloc(n, sizeof *host);
+    r->bound.set = calloc(n, sizeof *r->bound.set);
+    r->view.sites = sites;
+    if (sites == NULL || host == NULL || r->bound.set == NULL) {
+        free(host);
+        return false;
+    }
+    for (int i = 0; i < (int)n; i++, r->bound.n++) {
+        hwloc_bitmap_t set = hwloc_bitmap_alloc();
+        r->bound.set[i] = set;
+        if (set == NULL) {
+            break;
+        }
+        run_bind_mask(&cpus, r->a->bind, i, (int)n, mask);
+        for (int k = 0; k < cpus.count; k++) {
+            if (CPU_ISSET_S((size_t)cpus.cpu[k].cpu, sizeof mask, mask)) {
+                hwloc_bitmap_set(set, (unsigned)cpus.cpu[k].cpu);
+            }
+        }
+        dcommi_topo_locate(r->topology, set, NULL, &sites[i]);
+    }
+    r->view.n = (int)n;
+    r->view.groups = r->bound.n == (int)n ? dcommi_place_groups((int)n, host, sites) : NULL;
+    free(host);
+    return r->view.groups != NULL;
+}
+
+/* ---- the choice ---- */
+
+/* The count argument for so many bytes of floats: those that the longer buffer has. */
+static size_t explain_count(const arguments *a, int nranks)
+{
+    bool whole = a->coll == DCOMM_COLL_ALLREDUCE || a->coll == DCOMM_COLL_BROADCAST ||
+                 a->coll == DCOMM_COLL_REDUCE;
+    return a->bytes / sizeof(float) / (size_t)(whole ? 1 : nranks);
+}
+
+/* The algorithm that would run: the communicator's word, or that of a plan. comm may be NULL. */
+static dcomm_status explain(report *r, dcomm_comm *comm)
+{
+    r->count = explain_count(r->a, r->view.n);
+    if (comm != NULL) {
+        return dcomm_explain(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, NULL, &r->algo);
+    }
+    dcomm_check_spec spec = {.coll = r->a->coll, .count = r->count, .dtype = DCOMM_F32};
+    dcomm_plan *plan = NULL;
+    dcomm_status status = dcomm_plan_create(&spec, DCOMM_SUM, 0, r->view.n, NULL, &plan);
+    r->algo = status == DCOMM_OK ? plan->name : NULL;
+    dcomm_plan_destroy(&plan);
+    return status;
+}
+
+static void explain_print(const report *r)
+{
+    dcomm_algo_info info;
+    printf("%s of %zu bytes (count %zu) on %d rank%s: %s\n", dcomm_coll_name(r->a->coll),
+           r->a->bytes, r->count, r->view.n, r->view.n == 1 ? "" : "s", r->algo);
+    for (int i = 0; dcomm_algo_get(r->a->coll, i, &info) == DCOMM_OK; i++) {
+        printf("%c %-18s %s\n", strcmp(info.name, r->algo) == 0 ? '*' : ' ', info.name, info.cost);
+    }
+}
+
+static void explain_json(perf_json *j, const report *r)
+{
+    dcomm_algo_info info;
+    perf_json_open(j, "explain", '{');
+    perf_json_text(j, "op", dcomm_coll_name(r->a->coll));
+    perf_json_int(j, "bytes", (int64_t)r->a->bytes);
+    perf_json_int(j, "count", (int64_t)r->count);
+    perf_json_text(j, "algo", r->algo);
+    perf_json_open(j, "algos", '[');
+    for (int i = 0; dcomm_algo_get(r->a->coll, i, &info) == DCOMM_OK; i++) {
+        perf_json_open(j, NULL, '{');
+        perf_json_text(j, "name", info.name);
+        perf_json_text(j, "cost", info.cost);
+        perf_json_close(j, '}');
+    }
+    perf_json_close(j, ']');
+    perf_json_close(j, '}');
+}
+
+/* ---- output ---- */
+
+static void print(const report *r)
+{
+    if (r->topology != NULL) {
+        tree_print(r->topology, hwloc_get_root_obj(r->topology), &r->bound, 0);
+    } else {
+        ranks_print_tree(&r->view);
+    }
+    if (r->view.n > 0) {
+        putchar('\n');
+        ranks_print_table(&r->view);
+        putchar('\n');
+        ranks_print_groups(&r->view);
+    }
+    if (r->algo != NULL) {
+        putchar('\n');
+        explain_print(r);
+    }
+}
+
+static bool write_json(const report *r)
+{
+    bool standard = strcmp(r->a->json, "-") == 0;
+    perf_json j = {.file = standard ? stdout : fopen(r->a->json, "w"), .first = true};
+    if (j.file == NULL) {
+        fprintf(stderr, "dcomm-topo: cannot write %s: %s\n", r->a->json, strerror(errno));
+        return false;
+    }
+    perf_json_open(&j, NULL, '{');
+    perf_json_int(&j, "schema", 1);
+    perf_json_text(&j, "tool", "dcomm-topo");
+    perf_json_text(&j, "version", dcomm_version());
+    if (r->topology != NULL) {
+        tree_json(&j, r->topology, "machine", hwloc_get_root_obj(r->topology));
+    } else {
+        perf_json_null(&j, "machine");
+    }
+    if (r->view.n > 0) {
+        ranks_json(&j, &r->view);
+    }
+    if (r->algo != NULL) {
+        explain_json(&j, r);
+    }
+    perf_json_close(&j, '}');
+    fputc('\n', j.file);
+    bool good = ferror(j.file) == 0;
+    return (standard ? fflush(stdout) == 0 : fclose(j.file) == 0) && good;
+}
+
+static int show(const report *r)
+{
+    if (r->a->json == NULL || strcmp(r->a->json, "-") != 0) {
+        print(r);
+    }
+    return r->a->json == NULL || write_json(r) ? EXIT_GOOD : EXIT_WRONG;
+}
+
+static int failed(dcomm_status status, int result)
+{
+    fprintf(stderr, "dcomm-topo: %s: %s\n", dcomm_strerror(status), dcomm_last_error());
+    return result;
+}
+
+/* One machine, with ranks on paper or none. */
+static int show_machine(const arguments *a)
+{
+    report r = {.a = a};
+    int result = EXIT_GOOD;
+    dcomm_status status = dcommi_topo_load(a->xml, &r.topology);
+    if (status < 0) {
+        return failed(status, EXIT_USAGE);
+    }
+    if (a->nranks > 0 && !place_ranks(&r)) {
+        fprintf(stderr, "dcomm-topo: no memory for %d ranks\n", a->nranks);
+        result = EXIT_WRONG;
+    }
+    if (result == EXIT_GOOD && a->explain && (status = explain(&r, NULL)) < 0) {
+        result = failed(status, EXIT_USAGE);
+    }
+    result = result == EXIT_GOOD ? show(&r) : result;
+    for (int i = 0; i < r.bound.n; i++) {
+        hwloc_bitmap_free(r.bound.set[i]);
+    }
+    free(r.bound.set);
+    free((void *)(uintptr_t)r.view.sites);
+    dcommi_free((void *)(uintptr_t)r.view.groups);
+    hwloc_topology_destroy(r.topology);
+    return result;
+}
+
+/* The ranks of a job; rank 0 speaks. */
+static int show_job(const arguments *a)
+{
+    report r = {.a = a};
+    dcomm_comm *comm = NULL;
+    int result = EXIT_GOOD;
+    if (a->xml != NULL) {
+        setenv("DCOMM_TOPO_XML", a->xml, 1);
+    }
+    dcomm_status status = dcomm_comm_create(NULL, &comm);
+    if (status < 0) {
+        return failed(status, EXIT_COMM);
+    }
+    r.view =
+        (ranks_view){.n = comm->size, .groups = comm->groups, .sites = comm->places, .comm = comm};
+    if (comm->rank == 0) {
+        status = a->explain ? explain(&r, comm) : DCOMM_OK;
+        result = status < 0 ? failed(status, EXIT_USAGE) : show(&r);
+    }
+    dcomm_comm_destroy(&comm);
+    return result;
+}
+
+int main(int argc, char **argv)
+{
+    arguments a = {0};
+    dcommi_launcher launcher;
+    int result = parse(argc, argv, &a);
+    if (result >= 0) {
+        return result;
+    }
+    if (a.nranks == 0) { /* with -n this is about ranks that are not there */
+        dcomm_status status = dcommi_launcher_detect(&launcher);
+        if (status < 0) {
+            return failed(status, EXIT_COMM);
+        }
+        if (launcher.size != 1) {
+            return show_job(&a);
+        }
+    }
+    if (a.explain && a.nranks == 0) {
+        fprintf(stderr, "dcomm-topo: --explain needs ranks: -n N, or a launcher; see --help\n");
+        return EXIT_USAGE;
+    }
+    return show_machine(&a);
+}

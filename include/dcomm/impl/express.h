@@ -1,0 +1,336 @@
+/* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
+ * no run, no moves, no table. It is the same plan with the same messages; only the way through the
+ * engine is shorter. Whatever is out of the ordinary - a message that is not the one waited for, a
+ * peer that lets us wait, a poisoned communicator - is left to the engine, which takes the plan
+ * over where it stands. */
+#ifndef DCOMMI_EXPRESS_H
+#define DCOMMI_EXPRESS_H
+
+#include "comm_life.h"
+#include "script.h"
+
+/* Every so many operations go through the engine, which also looks after everything else. */
+#define DCOMMI_EXPRESS_TURN 64
+
+typedef struct dcommi_express {
+    dcomm_comm *comm;
+    dcommi_cached *cached;
+    uint64_t seq;
+    uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
+    dcommi_header header;
+    uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
+} dcommi_express;
+
+static inline void dcommi_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Whether the next operation can run by a script now. With the token and comm->lock. */
+static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
+{
+    const dcomm_context *context = comm->context;
+    uint64_t seq = comm->next_seq;
+    if (context->active != 0 || seq % DCOMMI_EXPRESS_TURN == DCOMMI_EXPRESS_TURN - 1 ||
+        comm->entered != seq || comm->started != seq || comm->early_count != 0 ||
+        atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL ||
+        atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < script->npeers; i++) {
+        const dcommi_member *m = &comm->members[script->peers[i]];
+        if (seq >= m->done + DCOMMI_WINDOW || context->peers[m->peer].lost) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_piece piece)
+{
+    return e->base[piece.space] + piece.offset;
+}
+
+static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
+                                               const void *data, size_t len)
+{
+    dcomm_comm *comm = e->comm;
+    dcommi_member *m = &comm->members[op->rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    m->told = comm->done;
+    m->addressed = true;
+    return t->call->send(t, m->peer, &e->header, sizeof e->header, data, len, NULL);
+}
+
+/* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
+ * with, -1 something for the engine. */
+static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_script_op *op,
+                                      dcommi_arrival *arrival)
+{
+    dcomm_comm *comm = e->comm;
+    dcommi_member *m = &comm->members[rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    dcommi_header h;
+    if (!t->call->peek(t, m->peer, arrival)) {
+        return 0;
+    }
+    if (arrival->header_len != sizeof h) {
+        return -1;
+    }
+    memcpy(&h, arrival->header, sizeof h);
+    if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
+        return -1;
+    }
+    bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
+    if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
+        arrival->len == op->len) {
+        m->heard = true;
+        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        return 1;
+    }
+    if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < e->cached->plan->ncounters) {
+        m->heard = true;
+        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        e->counters[h.slot] += h.a;
+        t->call->pass(t, m->peer);
+        return 0;
+    }
+    if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
+        dcommi_learn_done(comm, &h);
+        t->call->pass(t, m->peer);
+        return 0;
+    }
+    return -1;
+}
+
+/* Sources of a fold or copy; `message` stands for what is being received. */
+static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dcommi_script_op *op,
+                                               const void *message)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcomm_plan *plan = e->cached->plan;
+    const unsigned char *src[DCOMMI_FOLD_MAX];
+    uint8_t *dst = dcommi_express_at(e, op->dst);
+    for (uint32_t i = 0; i < op->npieces; i++) {
+        dcommi_script_piece piece = script->pieces[op->pieces + i];
+        src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_express_at(e, piece);
+    }
+    if (op->kind == DCOMM_STEP_COPY) {
+        if (dst != src[0]) {
+            memcpy(dst, src[0], op->len);
+        }
+        return DCOMM_OK;
+    }
+    if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
+        script->fold(dst, src, op->npieces, op->len, 0, 0);
+        return DCOMM_OK;
+    }
+    return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,
+                              op->len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                              op->final && plan->op == DCOMM_AVG ? plan->nranks : 1);
+}
+
+/* Wait for the message of a receive, or for signals. False: the engine must go on. */
+static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_op *op,
+                                        dcommi_arrival *arrival)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcomm_context *context = e->comm->context;
+    bool message = op->kind != DCOMM_STEP_WAIT;
+    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+        if (message) {
+            int found = dcommi_express_look(e, op->rank, op, arrival);
+            if (found != 0) {
+                return found > 0;
+            }
+        } else {
+            if (e->counters[op->slot] >= op->value) {
+                return true;
+            }
+            for (uint32_t i = 0; i < script->npeers; i++) {
+                if (dcommi_express_look(e, script->peers[i], NULL, arrival) != 0) {
+                    return false;
+                }
+            }
+        }
+        dcommi_relax();
+    }
+    return !message && e->counters[op->slot] >= op->value;
+}
+
+/* Run ops until the end, or the first that cannot be done now: its index. */
+static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *status)
+{
+    const dcommi_script *script = e->cached->script;
+    dcomm_comm *comm = e->comm;
+    dcommi_arrival arrival;
+    for (uint32_t k = 0; k < script->nops; k++) {
+        const dcommi_script_op *op = &script->ops[k];
+        switch (op->kind) {
+        case DCOMM_STEP_SEND:
+            e->header.type = DCOMMI_MSG_DATA;
+            e->header.slot = 0;
+            e->header.tag = op->tag;
+            e->header.a = op->len;
+            if (dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len) < 0) {
+                return k;
+            }
+            comm->stats.messages_sent++;
+            comm->stats.bytes_sent += op->len;
+            break;
+        case DCOMM_STEP_SIGNAL:
+            e->header.type = DCOMMI_MSG_SIGNAL;
+            e->header.slot = op->slot;
+            e->header.tag = 0;
+            e->header.a = op->value;
+            if (dcommi_express_send(e, op, NULL, 0) < 0) {
+                return k;
+            }
+            break;
+        case DCOMM_STEP_RECV:
+        case DCOMM_STEP_RECV_REDUCE: {
+            if (!dcommi_express_await(e, op, &arrival)) {
+                return k;
+            }
+            if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+                *status = dcommi_express_fold(e, op, arrival.data);
+            } else if (op->len > 0) {
+                memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
+            }
+            int peer = comm->members[op->rank].peer;
+            dcommi_transport *t = comm->context->peers[peer].transport;
+            t->call->pass(t, peer);
+            break;
+        }
+        case DCOMM_STEP_WAIT:
+            if (e->counters[op->slot] < op->value && !dcommi_express_await(e, op, &arrival)) {
+                return k;
+            }
+            break;
+        default:
+            *status = dcommi_express_fold(e, op, NULL);
+            break;
+        }
+        if (DCOMMI_UNLIKELY(*status < 0)) {
+            dcommi_poison(comm, *status, -1, dcommi_message);
+            return k;
+        }
+    }
+    return script->nops;
+}
+
+/* ---- leaving it to the engine ---- */
+
+/* The receive of an op that the plan has already posted. */
+static void dcommi_express_post(const dcommi_express *e, dcommi_run *run, dcommi_lane *lane,
+                                const dcommi_script_op *op)
+{
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        dcommi_poison(e->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->async = true;
+    move->final = op->final;
+    move->kind = DCOMMI_MOVE_RECV;
+    move->buf = move->dst = dcommi_express_at(e, op->dst);
+    move->len = op->len;
+    if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+        move->kind = DCOMMI_MOVE_FOLD;
+        move->buf = dcommi_express_at(e, op->stage);
+        move->nsrc = (uint8_t)op->npieces;
+        for (uint32_t i = 0; i < op->npieces; i++) {
+            dcommi_script_piece piece = e->cached->script->pieces[op->pieces + i];
+            if (piece.space == DCOMM_SPACE_MSG) {
+                move->msg_at = (uint8_t)i;
+            } else {
+                move->src[i] = dcommi_express_at(e, piece);
+            }
+        }
+    }
+    lane->pending++;
+    dcommi_recv_post(move, op->rank, op->tag);
+}
+
+/* Put a run that has just been started to where op k would come next. With the token. */
+static void dcommi_express_resume(dcommi_express *e, dcommi_run *run, uint32_t k)
+{
+    const dcommi_script *script = e->cached->script;
+    const dcommi_script_op *at = &script->ops[k];
+    dcommi_lane *lane = &run->root.lanes[0];
+    lane->pc = at->pc;
+    lane->depth = at->depth;
+    memcpy(lane->index, at->index, sizeof lane->index);
+    memcpy(lane->trips, at->trips, sizeof lane->trips);
+    if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
+        memcpy(run->root.space[DCOMM_SPACE_SCRATCH], e->base[DCOMM_SPACE_SCRATCH],
+               (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);
+        e->base[DCOMM_SPACE_SCRATCH] = run->root.space[DCOMM_SPACE_SCRATCH];
+    }
+    for (uint32_t i = 0; i < run->plan->ncounters; i++) {
+        run->counters[i] += e->counters[i];
+    }
+    for (uint32_t i = k; i < script->nops && run->active; i++) {
+        if (script->ops[i].async && script->ops[i].order < at->resume_order) {
+            dcommi_express_post(e, run, lane, &script->ops[i]);
+        }
+    }
+}
+
+/* ---- the whole operation ---- */
+
+/* All that a script needs beyond what `able` has checked; NULL base: no memory. With comm->lock. */
+static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dcommi_cached *cached,
+                                        const void *in, void *out)
+{
+    if (DCOMMI_UNLIKELY(comm->scratch == NULL && cached->plan->scratch_bytes > 0)) {
+        comm->scratch = dcommi_alloc_raw(DCOMMI_SCRIPT_SCRATCH);
+        if (comm->scratch == NULL) {
+            return false;
+        }
+    }
+    e->comm = comm;
+    e->cached = cached;
+    e->seq = comm->next_seq++;
+    e->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
+    e->base[DCOMM_SPACE_OUT] = out;
+    e->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
+    e->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
+                                .signature = cached->signature.hash,
+                                .src = (uint32_t)comm->rank,
+                                .comm = comm->id,
+                                .seq = e->seq,
+                                .done = (uint32_t)comm->done};
+    for (uint32_t i = 0; i < cached->plan->ncounters; i++) {
+        e->counters[i] = 0;
+    }
+    atomic_store_explicit(&comm->running, cached, memory_order_release);
+    return true;
+}
+
+/* Run it. script->nops: complete; else the engine goes on at the op returned. With the token. */
+static inline uint32_t dcommi_express_run(dcommi_express *e)
+{
+    dcomm_comm *comm = e->comm;
+    dcomm_status status = DCOMM_OK;
+    uint32_t k = dcommi_express_ops(e, &status);
+    if (DCOMMI_LIKELY(k == e->cached->script->nops)) {
+        dcommi_history *entry = &comm->history[e->seq % DCOMMI_HISTORY];
+        entry->seq = e->seq;
+        entry->known = true;
+        entry->signature = e->cached->signature;
+        comm->started++;
+        comm->entered = e->seq + 1;
+        comm->stats.operations++;
+        dcommi_advance_done(comm);
+    }
+    return k;
+}
+
+#endif

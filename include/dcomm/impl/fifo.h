@@ -1,0 +1,188 @@
+/* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
+ * between two processes of a host. A record is a word, which is written last and says that the rest
+ * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
+ * one transfer of that line. A process that dies leaves at most a record without its word, so that
+ * only its own queue is touched by its death. */
+#ifndef DCOMMI_FIFO_H
+#define DCOMMI_FIFO_H
+
+#include "util.h"
+
+#define DCOMMI_LINE 64
+#define DCOMMI_FIFO_AHEAD 512 /* bytes */
+
+/* What lies in shared memory. The reader trusts none of it. */
+typedef struct dcommi_fifo {
+    _Alignas(
+        DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
+    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* by the writer, when it leaves */
+    _Alignas(DCOMMI_LINE) unsigned char lines[];
+} dcommi_fifo;
+
+/* A record's word: turn (32 bits, never that of the lap before), payload length (20), header
+ * length (8), kind (4, not 0). The word behind the last record is 0. */
+typedef struct dcommi_record {
+    unsigned kind;
+    size_t header_len, len;
+    const unsigned char *header, *data;
+} dcommi_record;
+
+#define DCOMMI_FIFO_SKIP 15u /* a record of nothing, to the end of the fifo */
+
+/* One side's view. */
+typedef struct dcommi_fifo_end {
+    unsigned char *lines;
+    uint64_t at;    /* bytes written or read so far */
+    uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
+    uint64_t clear; /* writer: words at line starts are 0 from `at` to here, this one included */
+    uint32_t size;  /* of the lines, a power of two */
+    dcommi_fifo *fifo;
+} dcommi_fifo_end;
+
+static inline size_t dcommi_fifo_bytes(size_t size)
+{
+    return sizeof(dcommi_fifo) + size;
+}
+
+static inline uint64_t dcommi_fifo_turn(uint64_t at)
+{
+    return (uint64_t)(uint32_t)(at / DCOMMI_LINE + 1) << 32;
+}
+
+static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint64_t at)
+{
+    return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
+}
+
+static inline size_t dcommi_fifo_lines(size_t bytes)
+{
+    return (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
+}
+
+/* ---- writing ---- */
+
+/* The word behind a record must be 0 before the record is seen, or what lies there might be taken
+ * for one. Clearing a line that the reader has in its cache takes as long as a message, and the
+ * record's own word could only follow: so some lines ahead are cleared when that holds up nobody.
+ */
+static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                       size_t len, size_t lines)
+{
+    uint64_t at = e->at;
+    e->at = at + lines;
+    if (e->clear < e->at) {
+        e->clear = e->at;
+        atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
+    }
+    atomic_store_explicit(dcommi_fifo_word(e, at),
+                          dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
+                          memory_order_release);
+    for (int i = 0; i < 2 && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
+                    e->clear + 2 * DCOMMI_LINE <= e->limit + e->size;
+         i++) {
+        e->clear += DCOMMI_LINE;
+        atomic_store_explicit(dcommi_fifo_word(e, e->clear), 0, memory_order_relaxed);
+    }
+}
+
+/* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
+static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes)
+{
+    size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
+    size_t skip = lines > left ? left : 0;
+    /* One line more: the word behind the record. */
+    if (DCOMMI_UNLIKELY(e->at + skip + lines + DCOMMI_LINE > e->limit + e->size)) {
+        uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
+        if (consumed < e->limit || consumed > e->at) {
+            return NULL; /* nonsense */
+        }
+        e->limit = consumed;
+        if (e->at + skip + lines + DCOMMI_LINE > e->limit + e->size) {
+            return NULL;
+        }
+    }
+    if (DCOMMI_UNLIKELY(skip > 0)) {
+        dcommi_fifo_publish(e, DCOMMI_FIFO_SKIP, 0, 0, skip);
+    }
+    return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
+}
+
+/* Make what was reserved visible. */
+static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
+                                      size_t len)
+{
+    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(header_len + len));
+}
+
+/* ---- reading ---- */
+
+/* Whether a record is there. */
+static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
+{
+    uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
+    return (word & ~(uint64_t)UINT32_MAX) == dcommi_fifo_turn(e->at) && (word & 15) != 0;
+}
+
+static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
+{
+    e->at += lines;
+    if (DCOMMI_UNLIKELY(e->at - e->limit >= e->size / 4)) {
+        e->limit = e->at;
+        atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
+    }
+}
+
+/* The next record, which stays until it is passed. 0: none; -1: nonsense lies there. */
+static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
+{
+    for (;;) {
+        uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
+        if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
+            return 0;
+        }
+        size_t left = e->size - (e->at & (e->size - 1));
+        r->kind = word & 15;
+        r->header_len = word >> 4 & 255;
+        r->len = (uint32_t)word >> 12;
+        if (DCOMMI_UNLIKELY(r->kind == DCOMMI_FIFO_SKIP)) {
+            dcommi_fifo_forward(e, left);
+            continue;
+        }
+        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(r->header_len + r->len) > left)) {
+            return -1;
+        }
+        r->header = (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof word;
+        r->data = r->header + r->header_len;
+        return 1;
+    }
+}
+
+static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
+{
+    dcommi_fifo_forward(e, dcommi_fifo_lines(r->header_len + r->len));
+}
+
+/* ---- coming and leaving ---- */
+
+/* The reader's memory, zeroed: its end. */
+static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = {.lines = fifo->lines, .size = size, .fifo = fifo};
+    return e;
+}
+
+static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t size)
+{
+    dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
+    e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
+    e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
+    e.clear = e.at; /* the word behind the last record */
+    return e;
+}
+
+static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
+{
+    atomic_store_explicit(&writer->fifo->produced, writer->at, memory_order_release);
+}
+
+#endif

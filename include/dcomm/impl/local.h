@@ -1,0 +1,674 @@
+/* local.h - the transport between the processes of one host: messages through fifos in memory that
+ * they map from each other over UCX (fifo.h), and that memory itself for whoever else wants it. */
+#ifndef DCOMMI_LOCAL_H
+#define DCOMMI_LOCAL_H
+
+#include "local_peer.h"
+
+#include <sched.h>
+
+/* Records taken from one peer before the next gets its turn. */
+#define DCOMMI_LOCAL_BURST 32
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+
+/* ---- peers ---- */
+
+static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
+                                          size_t len)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_card card;
+    if (peer < 0 || len < sizeof card || dcommi_local_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    memcpy(&card, address, sizeof card);
+    if (card.key_len == 0 || (uint64_t)card.key_len + card.ucx_len != len - sizeof card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the address of peer %d has a wrong length",
+                           t->name, peer);
+    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
+    uint32_t fifo = 0;
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.id, &fifo));
+    dcommi_local_peer *p = dcommi_alloc(sizeof *p);
+    if (p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    p->keys = dcommi_alloc(len - sizeof card);
+    if (p->keys == NULL) {
+        dcommi_free(p);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(p->keys, (const char *)address + sizeof card, len - sizeof card);
+    p->local = u;
+    p->index = peer;
+    p->card = card;
+    p->fifo = fifo;
+    p->in = u->fifos[fifo];
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->process, &card.process, p);
+    u->peers[peer] = p;
+    u->polled[u->npolled++] = p;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_sweep(dcommi_local *u)
+{
+    while (u->removed != NULL) {
+        dcommi_local_peer *p = u->removed;
+        u->removed = p->next;
+        dcommi_local_peer_free(p);
+    }
+}
+
+static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL) {
+        return;
+    }
+    u->peers[peer] = NULL;
+    u->fifos[p->fifo] = p->in;
+    dcommi_local_unpoll(u, p);
+    dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+    u->nended -= p->ended && !p->lost;
+    p->removed = true;
+    p->next = u->removed;
+    u->removed = p;
+    if (!u->inside) {
+        dcommi_local_sweep(u);
+    }
+}
+
+/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+{
+    if (!p->ended && !p->lost) {
+        p->ended = true;
+        p->why = why;
+        p->local->nended++;
+    }
+}
+
+/* ---- sending ---- */
+
+/* Put a record into the peer's fifo, or behind those that wait for room. */
+static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
+        unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
+        if (DCOMMI_LIKELY(body != NULL)) {
+            memcpy(body, header, header_len);
+            if (len > 0) {
+                memcpy(body + header_len, data, len);
+            }
+            dcommi_fifo_commit(&p->out, kind, header_len, len);
+            return DCOMM_OK;
+        }
+    }
+    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + len);
+    if (q == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *q = (dcommi_local_queued){.kind = kind, .header_len = header_len, .len = len};
+    memcpy(q->bytes, header, header_len);
+    if (len > 0) {
+        memcpy(q->bytes + header_len, data, len);
+    }
+    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
+    p->queue_last = q;
+    dcommi_local_waiting(p, true);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_local_peer **p_p)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (DCOMMI_UNLIKELY(p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d was never added", u->base.name, peer);
+    }
+    if (DCOMMI_UNLIKELY(p->lost || u->closing)) {
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
+                           p->lost ? p->why : "closed");
+    }
+    if (DCOMMI_UNLIKELY(p->out.lines == NULL && !p->ended)) {
+        dcomm_status status = dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+    }
+    *p_p = p;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void *header,
+                                      size_t header_len, const void *data, size_t len,
+                                      dcommi_op *op)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = NULL;
+    if (DCOMMI_UNLIKELY(header_len > DCOMMI_HEADER_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
+    }
+    DCOMMI_TRY(dcommi_local_writable(u, peer, &p));
+    if (len <= DCOMMI_LOCAL_EAGER) {
+        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = u->next_flight++;
+    f->bytes = (unsigned char *)(uintptr_t)data;
+    f->len = len;
+    unsigned char long_header[DCOMMI_HEADER_MAX + sizeof(dcommi_local_offer_tail)];
+    dcommi_local_offer_tail tail = {f->id, len};
+    memcpy(long_header, header, header_len);
+    memcpy(long_header + header_len, &tail, sizeof tail);
+    dcomm_status status =
+        dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header, header_len + sizeof tail, NULL, 0);
+    if (status < 0) {
+        dcommi_free(f);
+        return status;
+    }
+    f->next = p->sends;
+    p->sends = f;
+    return DCOMM_IN_PROGRESS;
+}
+
+/* What waits for room in the fifo, as far as there is some. */
+static unsigned dcommi_local_pump(dcommi_local_peer *p)
+{
+    unsigned n = 0;
+    if (p->out.lines == NULL) {
+        dcomm_status status = p->ended ? DCOMM_IN_PROGRESS : dcommi_local_connect(p);
+        if (status < 0) {
+            dcommi_local_end(p, "its memory cannot be mapped");
+        }
+        if (status != DCOMM_OK) {
+            return 0;
+        }
+    }
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        unsigned char *body = dcommi_fifo_reserve(&p->out, q->header_len + q->len);
+        if (body == NULL) {
+            return n;
+        }
+        memcpy(body, q->bytes, q->header_len + q->len);
+        dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
+        p->queue = q->next;
+        dcommi_free(q);
+        n++;
+    }
+    bool going = false;
+    for (dcommi_local_flight **at = &p->sends; *at != NULL;) {
+        dcommi_local_flight *f = *at;
+        while (f->going && f->at < f->len) {
+            size_t part = f->len - f->at;
+            part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
+            unsigned char *body = dcommi_fifo_reserve(&p->out, sizeof f->id + part);
+            if (body == NULL) {
+                return n;
+            }
+            memcpy(body, &f->id, sizeof f->id);
+            memcpy(body + sizeof f->id, f->bytes + f->at, part);
+            dcommi_fifo_commit(&p->out, DCOMMI_LOCAL_FRAG, sizeof f->id, part);
+            f->at += part;
+            n++;
+        }
+        if (f->going) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        } else {
+            at = &f->next;
+        }
+        going = going || (*at != NULL && (*at)->going);
+    }
+    dcommi_local_waiting(p, going);
+    return n;
+}
+
+/* ---- receiving ---- */
+
+static void dcommi_local_offer_free(dcommi_local_offer *o)
+{
+    *o->prev = o->next;
+    if (o->next != NULL) {
+        o->next->prev = o->prev;
+    }
+    dcommi_free(o);
+}
+
+static void dcommi_local_release(dcommi_transport *t, void *desc)
+{
+    dcommi_local_offer *o = desc;
+    (void)t;
+    if (o->peer != NULL) {
+        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0);
+    }
+    dcommi_local_offer_free(o);
+}
+
+static dcomm_status dcommi_local_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                       dcommi_op *op)
+{
+    dcommi_local_offer *o = desc;
+    dcommi_local_peer *p = o->peer;
+    if (p == NULL) {
+        dcommi_local_offer_free(o);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->op = op;
+    f->id = o->id;
+    f->bytes = buf;
+    f->len = len;
+    f->next = p->fetches;
+    p->fetches = f;
+    dcommi_local_offer_free(o);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0);
+    if (status < 0) {
+        p->fetches = f->next;
+        dcommi_free(f);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    dcommi_local_offer_tail tail;
+    if (r->header_len < sizeof tail) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    dcommi_arrival arrival = {
+        .peer = p->index, .header = r->header, .header_len = r->header_len - sizeof tail};
+    memcpy(&tail, r->header + arrival.header_len, sizeof tail);
+    dcommi_local_offer *o = dcommi_alloc(sizeof *o);
+    if (o == NULL || tail.len == 0) {
+        dcommi_free(o);
+        dcommi_local_end(p, "there is no memory for what it sends");
+        return;
+    }
+    *o = (dcommi_local_offer){.next = u->offers, .prev = &u->offers, .peer = p, .id = tail.id};
+    if (o->next != NULL) {
+        o->next->prev = &o->next;
+    }
+    u->offers = o;
+    arrival.len = tail.len;
+    arrival.desc = o;
+    u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+}
+
+/* GO and NO: a send of ours is wanted, or not. */
+static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
+{
+    for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (go) {
+            f->going = true;
+            dcommi_local_waiting(p, true);
+        } else {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dcommi_record *r)
+{
+    for (dcommi_local_flight **at = &p->fetches; *at != NULL; at = &(*at)->next) {
+        dcommi_local_flight *f = *at;
+        if (f->id != id) {
+            continue;
+        }
+        if (r->len > f->len - f->at) {
+            dcommi_local_end(p, "what it sent cannot be right");
+            return;
+        }
+        memcpy(f->bytes + f->at, r->data, r->len);
+        f->at += r->len;
+        if (f->at == f->len) {
+            *at = f->next;
+            dcommi_local_done(p->local, f, DCOMM_OK);
+        }
+        return;
+    }
+}
+
+static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
+{
+    dcommi_local *u = p->local;
+    uint64_t id;
+    if (r->kind == DCOMMI_LOCAL_MSG) {
+        dcommi_arrival arrival = {.peer = p->index,
+                                  .header = r->header,
+                                  .header_len = r->header_len,
+                                  .data = r->data,
+                                  .len = r->len};
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return;
+    }
+    if (r->kind == DCOMMI_LOCAL_OFFER) {
+        dcommi_local_on_offer(p, r);
+        return;
+    }
+    if (r->header_len != sizeof id || r->kind > DCOMMI_LOCAL_FRAG) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    memcpy(&id, r->header, sizeof id);
+    if (r->kind == DCOMMI_LOCAL_FRAG) {
+        dcommi_local_on_fragment(p, id, r);
+    } else {
+        dcommi_local_on_verdict(p, id, r->kind == DCOMMI_LOCAL_GO);
+    }
+}
+
+static unsigned dcommi_local_poll(dcommi_local_peer *p)
+{
+    dcommi_record r;
+    unsigned n = 0;
+    int got = 0;
+    while (n < DCOMMI_LOCAL_BURST && (got = dcommi_fifo_next(&p->in, &r)) > 0) {
+        n++;
+        dcommi_local_handle(p, &r);
+        dcommi_fifo_pass(&p->in, &r);
+        if (p->removed) {
+            p->local->fifos[p->fifo] = p->in;
+            return n;
+        }
+    }
+    if (DCOMMI_UNLIKELY(got < 0)) {
+        dcommi_local_end(p, "what it sent cannot be right");
+    }
+    return n;
+}
+
+/* ---- progress ---- */
+
+/* Have peers ended? */
+static void dcommi_local_watch(dcommi_local *u)
+{
+    double now = dcommi_coarse_now();
+    void *users[16];
+    if (now - u->last_watch < DCOMMI_LOCAL_WATCH) {
+        return;
+    }
+    u->last_watch = now;
+    int n = dcommi_watch_poll(u->epoll, users, 16);
+    for (int i = 0; i < n; i++) {
+        dcommi_local_end(users[i], "its process has ended");
+    }
+    for (size_t i = 0; i < u->npolled; i++) {
+        dcommi_local_peer *p = u->polled[i];
+        if (p->directory != NULL &&
+            atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
+            dcommi_local_end(p, "it has closed its connections");
+        }
+    }
+}
+
+/* What the peers that ended had sent is read: now they are lost. */
+static unsigned dcommi_local_bury(dcommi_local *u)
+{
+    unsigned n = 0;
+    for (size_t i = u->npolled; i-- > 0;) {
+        dcommi_local_peer *p = i < u->npolled ? u->polled[i] : NULL;
+        dcommi_record r;
+        if (p == NULL || !p->ended || dcommi_fifo_next(&p->in, &r) > 0) {
+            continue;
+        }
+        p->lost = true;
+        u->nended--;
+        u->fifos[p->fifo] = p->in;
+        dcommi_local_unpoll(u, p);
+        dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+        n++;
+        if (!u->closing) {
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why);
+        }
+    }
+    return n;
+}
+
+static unsigned dcommi_local_deliver(dcommi_local *u)
+{
+    unsigned n = 0;
+    while (u->done != NULL) {
+        dcommi_local_flight *f = u->done;
+        dcommi_op *op = f->op;
+        dcomm_status status = f->status;
+        u->done = f->next;
+        dcommi_free(f);
+        op->done(op, status);
+        n++;
+    }
+    return n;
+}
+
+static unsigned dcommi_local_progress(dcommi_transport *t)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    unsigned n = 0;
+    if (DCOMMI_UNLIKELY(u->inside)) {
+        return 0;
+    }
+    u->inside = true;
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (dcommi_fifo_ready(&u->polled[i]->in)) {
+            n += dcommi_local_poll(u->polled[i]);
+        }
+    }
+    for (size_t i = 0; u->nwaiting > 0 && i < u->npolled; i++) {
+        n += u->polled[i]->waiting ? dcommi_local_pump(u->polled[i]) : 0;
+    }
+    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
+        dcommi_local_watch(u);
+    }
+    if (DCOMMI_UNLIKELY(u->nended > 0)) {
+        n += dcommi_local_bury(u);
+    }
+    u->inside = false;
+    if (DCOMMI_UNLIKELY(u->done != NULL)) {
+        n += dcommi_local_deliver(u);
+    }
+    if (DCOMMI_UNLIKELY(u->removed != NULL)) {
+        dcommi_local_sweep(u);
+    }
+    return n;
+}
+
+static bool dcommi_local_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    dcommi_record *r = &u->peeked;
+    if (p == NULL || u->inside || p->lost || dcommi_fifo_next(&p->in, r) <= 0 ||
+        r->kind != DCOMMI_LOCAL_MSG) {
+        return false;
+    }
+    *arrival = (dcommi_arrival){.peer = peer,
+                                .header = r->header,
+                                .header_len = r->header_len,
+                                .data = r->data,
+                                .len = r->len};
+    return true;
+}
+
+static void dcommi_local_pass(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_fifo_pass(&dcommi_local_peer_at(u, peer)->in, &u->peeked);
+}
+
+/* ---- mapped memory ---- */
+
+static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
+                                               dcommi_region *region)
+{
+    if (len == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: mapped memory of 0 bytes", t->name);
+    }
+    return dcommi_ucx_region_allocate(&((dcommi_local *)t)->maps, len, region);
+}
+
+static void dcommi_local_region_destroy(dcommi_transport *t, dcommi_region *region)
+{
+    if (region->handle != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, region->handle);
+    }
+    *region = (dcommi_region){0};
+}
+
+static dcomm_status dcommi_local_region_map(dcommi_transport *t, int peer, const void *key,
+                                            size_t key_len, void *remote_base, void **ptr,
+                                            void **map)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL || key_len == 0) {
+        return dcommi_fail(p == NULL ? DCOMM_ERR_INTERNAL : DCOMM_ERR_CORRUPT,
+                           "%s: peer %d has no memory key of %zu bytes", t->name, peer, key_len);
+    }
+    DCOMMI_TRY(dcommi_local_reach(p));
+    return dcommi_ucx_region_attach(&u->maps, p->ep, key, remote_base, ptr, map);
+}
+
+static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
+{
+    if (map != NULL) {
+        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, map);
+    }
+}
+
+/* ---- opening and closing ---- */
+
+static bool dcommi_local_is_busy(const dcommi_local *u)
+{
+    bool busy = u->done != NULL;
+    for (size_t i = 0; i < u->npolled && !busy; i++) {
+        const dcommi_local_peer *p = u->polled[i];
+        busy = p->queue != NULL || p->sends != NULL || p->fetches != NULL;
+    }
+    return busy;
+}
+
+static void dcommi_local_free(dcommi_local *u)
+{
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        if (u->peers[i] != NULL) {
+            dcommi_local_drop_all(u->peers[i], DCOMM_ERR_ABORTED);
+            dcommi_local_peer_free(u->peers[i]);
+        }
+    }
+    dcommi_local_sweep(u);
+    dcommi_local_deliver(u);
+    while (u->offers != NULL) {
+        dcommi_local_offer_free(u->offers);
+    }
+    dcommi_ucx_maps_close(&u->maps);
+    if (u->epoll >= 0) {
+        close(u->epoll);
+    }
+    dcommi_free(u->peers);
+    dcommi_free(u->polled);
+    dcommi_free((void *)(uintptr_t)u->base.address);
+    dcommi_free(u);
+}
+
+static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    double deadline = dcommi_now() + timeout_s;
+    while (!force && dcommi_local_is_busy(u) && dcommi_now() < deadline) {
+        if (dcommi_local_progress(t) == 0) {
+            sched_yield();
+        }
+    }
+    u->closing = true;
+    /* Peers keep what they have mapped for as long as they want. */
+    atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    dcommi_local_free(u);
+}
+
+static const dcommi_transport_vtable dcommi_local_vtable = {
+    .add_peer = dcommi_local_add_peer,
+    .remove_peer = dcommi_local_remove_peer,
+    .send = dcommi_local_send,
+    .fetch = dcommi_local_fetch,
+    .release = dcommi_local_release,
+    .progress = dcommi_local_progress,
+    .peek = dcommi_local_peek,
+    .pass = dcommi_local_pass,
+    .region_create = dcommi_local_region_create,
+    .region_destroy = dcommi_local_region_destroy,
+    .region_map = dcommi_local_region_map,
+    .region_unmap = dcommi_local_region_unmap,
+    .close = dcommi_local_close,
+};
+
+static dcomm_status dcommi_local_start(dcommi_local *u)
+{
+    DCOMMI_TRY(dcommi_ucx_maps_open(&u->maps));
+    DCOMMI_TRY(dcommi_ucx_region_allocate(&u->maps, sizeof *u->directory, &u->directory_region));
+    u->directory = u->directory_region.base;
+    u->id = dcommi_transport_id();
+    u->process = dcommi_watch_me();
+    dcommi_local_card card = {.id = u->id,
+                              .process = u->process,
+                              .directory = (uint64_t)(uintptr_t)u->directory,
+                              .key_len = (uint32_t)u->directory_region.key_len,
+                              .ucx_len = (uint32_t)u->maps.address_len};
+    size_t len = sizeof card + card.key_len + card.ucx_len;
+    uint8_t *address = dcommi_alloc(len);
+    if (address == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(address, &card, sizeof card);
+    memcpy(address + sizeof card, u->directory_region.key, card.key_len);
+    memcpy(address + sizeof card + card.key_len, u->maps.address, card.ucx_len);
+    u->base.address = address;
+    u->base.address_len = len;
+    return DCOMM_OK;
+}
+
+/* Shared memory with the processes of this host. */
+static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
+                                      dcommi_transport **t_p)
+{
+    dcommi_local *u = dcommi_alloc(sizeof *u);
+    if (u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    u->base = (dcommi_transport){.name = "local",
+                                 .call = &dcommi_local_vtable,
+                                 .handlers = *handlers,
+                                 .eager_max = DCOMMI_LOCAL_EAGER};
+    u->epoll = -1;
+    dcomm_status status = dcommi_local_start(u);
+    if (status < 0) {
+        dcommi_local_free(u);
+        return status;
+    }
+    *t_p = &u->base;
+    return DCOMM_OK;
+}
+
+#endif

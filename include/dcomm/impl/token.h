@@ -1,0 +1,127 @@
+/* token.h - who may be inside a context. As long as only the thread that made it has come, that
+ * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
+ * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
+ * the kernel put a barrier into every running thread (membarrier), and waits for the owner to
+ * leave. */
+#ifndef DCOMMI_TOKEN_H
+#define DCOMMI_TOKEN_H
+
+#include "types.h"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#if __has_include(<linux/membarrier.h>)
+#include <linux/membarrier.h>
+#endif
+
+/* Whose a context is: it alone, soon not any more, everybody's. */
+enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
+
+static _Thread_local char dcommi_this_thread; /* its address names the thread */
+
+static bool dcommi_barrier_all(bool prepare)
+{
+#if defined(SYS_membarrier) && defined(MEMBARRIER_CMD_FLAG_SYNC_CORE)
+    int command =
+        prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)prepare;
+    return false;
+#endif
+}
+
+/* By the thread that makes the context. */
+static void dcommi_token_own(dcomm_context *context)
+{
+    context->owner = &dcommi_this_thread;
+    atomic_store(&context->sharing, dcommi_barrier_all(true) ? DCOMMI_OWNED : DCOMMI_SHARED);
+}
+
+/* Another thread comes. */
+static void dcommi_token_share(dcomm_context *context)
+{
+    int owned = DCOMMI_OWNED;
+    if (atomic_compare_exchange_strong(&context->sharing, &owned, DCOMMI_SHARING)) {
+        dcommi_barrier_all(false);
+        while (atomic_load_explicit(&context->owner_in, memory_order_acquire) != 0) {
+            sched_yield();
+        }
+        atomic_store_explicit(&context->sharing, DCOMMI_SHARED, memory_order_release);
+    }
+}
+
+/* Whether this is the owner, inside by plain stores from now on. */
+static inline bool dcommi_token_enter(dcomm_context *context)
+{
+    if (context->owner != &dcommi_this_thread ||
+        atomic_load_explicit(&context->sharing, memory_order_relaxed) != DCOMMI_OWNED ||
+        atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0) {
+        return false;
+    }
+    atomic_store_explicit(&context->owner_in, 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real one when it matters */
+    if (DCOMMI_LIKELY(atomic_load_explicit(&context->sharing, memory_order_relaxed) ==
+                      DCOMMI_OWNED)) {
+        atomic_signal_fence(memory_order_acquire);
+        return true;
+    }
+    atomic_store_explicit(&context->owner_in, 0, memory_order_release);
+    return false;
+}
+
+static inline bool dcommi_token_try(dcomm_context *context)
+{
+    if (dcommi_token_enter(context)) {
+        return true;
+    }
+    int sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    if (sharing == DCOMMI_OWNED && context->owner != &dcommi_this_thread) {
+        dcommi_token_share(context);
+        sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    }
+    return sharing == DCOMMI_SHARED &&
+           atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
+}
+
+/* Only the owner is inside by `owner_in`, and then nobody by the token. */
+static inline void dcommi_token_release(dcomm_context *context)
+{
+    _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
+                            ? &context->owner_in
+                            : &context->token;
+    atomic_store_explicit(held, 0, memory_order_release);
+}
+
+static void dcommi_token_take(dcomm_context *context)
+{
+    while (!dcommi_token_try(context)) {
+        sched_yield();
+    }
+}
+
+/* ---- a communicator's lock ---- */
+
+/* An owner that is inside needs no lock: whoever else wants it must come past this first. */
+static inline void dcommi_comm_lock(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    if (context != NULL && context->owner != &dcommi_this_thread &&
+        DCOMMI_UNLIKELY(atomic_load_explicit(&context->sharing, memory_order_acquire) !=
+                        DCOMMI_SHARED)) {
+        dcommi_token_share(context);
+        while (atomic_load_explicit(&context->sharing, memory_order_acquire) != DCOMMI_SHARED) {
+            sched_yield();
+        }
+    }
+    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(&comm->lock, 1, memory_order_acquire) != 0)) {
+        sched_yield();
+    }
+}
+
+static inline void dcommi_comm_unlock(dcomm_comm *comm)
+{
+    atomic_store_explicit(&comm->lock, 0, memory_order_release);
+}
+
+#endif
