@@ -8,7 +8,7 @@
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
 #define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
-#define DCOMMI_TUNE_FEW 3
+#define DCOMMI_TUNE_FEW 7
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
@@ -89,12 +89,13 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
         double *took = all->timed[i].took;
         dcommi_free(all->timed[i].plan);
         qsort(took, (size_t)done, sizeof *took, dcommi_tune_compare);
-        took[0] = done > 0 ? took[(done - 1) / 2] / (double)all->timed[i].probe.trips : 0;
+        took[0] = done > 0 ? took[(done - 1) / 4] / (double)all->timed[i].probe.trips : 0;
     }
     all->n = 0;
 }
 
-/* Seconds of one trip of a probe that has run: the median. */
+/* Seconds of one trip of a probe that has run: the first quartile, since what disturbs only adds.
+ */
 static double dcommi_tune_time(const dcommi_tuner *t, int i)
 {
     return t->rounds.timed[i].took[0];
@@ -241,7 +242,7 @@ static int dcommi_tune_crowd(const dcommi_groups *g)
 static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len, bool alone)
 {
     int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, alone);
-    dcommi_tune_run(t, DCOMMI_TUNE_FEW, 0);
+    dcommi_tune_run(t, 2, 0);
     return dcommi_tune_time(t, at);
 }
 
