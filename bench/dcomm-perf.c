@@ -209,6 +209,9 @@ static void perf_print_header(const perf_run *run)
     printf("# dcomm %s: %s, %d rank%s on %d host%s; %s, %d cores\n", dcomm_version(),
            perf_ops[run->args->op].name, run->nranks, run->nranks == 1 ? "" : "s", hosts,
            hosts == 1 ? "" : "s", cpu, cores);
+    if (run->args->mem != PERF_MEM_HOST) {
+        printf("# memory: %s\n", perf_mems[run->args->mem]);
+    }
     printf("# time: of the slowest rank, over the iterations; algbw, busbw: from the median\n");
     printf("#%12s %12s %7s %6s  %-24s %11s %11s %8s %8s %8s %9s %9s %8s %12s  %s\n", "bytes",
            "count", "type", "redop", "algo", "min(us)", "median(us)", "algbw", "busbw", "wrong",
@@ -294,7 +297,7 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
     perf_json_int(j, "bytes", (int64_t)c->bytes);
     perf_json_int(j, "count", (int64_t)c->count);
     perf_json_bool(j, "inplace", c->in_place);
-    perf_json_text(j, "mem", "host");
+    perf_json_text(j, "mem", perf_mems[c->mem]);
     perf_json_number(j, "time_us_min", row->min_s * 1e6);
     perf_json_number(j, "time_us_med", row->median_s * 1e6);
     perf_json_number(j, "algbw_GBps", algbw);
@@ -391,10 +394,13 @@ static int perf_size(perf_run *run, dcomm_dtype dtype, dcomm_op op, size_t bytes
                    .rank = run->rank,
                    .nranks = run->nranks,
                    .root = args->root,
-                   .in_place = args->in_place};
+                   .in_place = args->in_place,
+                   .mem = args->mem,
+                   .context = dcomm_comm_context(run->comm)};
     if (!perf_case_open(&c, bytes)) {
-        fprintf(stderr, "dcomm-perf: rank %d: no memory for buffers of %zu bytes\n", run->rank,
-                bytes);
+        fprintf(stderr, "dcomm-perf: rank %d: no memory for buffers of %zu bytes%s%s\n", run->rank,
+                bytes, args->mem == PERF_MEM_REGISTERED ? ": " : "",
+                args->mem == PERF_MEM_REGISTERED ? dcomm_last_error() : "");
         return PERF_COMM;
     }
     int result = PERF_GOOD;

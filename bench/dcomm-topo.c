@@ -233,7 +233,7 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
 
 static void explain_print(const report *r)
 {
-    dcomm_algo_info info;
+    dcomm_algo_info info = {0};
     printf("%s of %zu bytes (count %zu) on %d rank%s: %s\n", dcomm_coll_name(r->a->coll),
            r->a->bytes, r->count, r->view.n, r->view.n == 1 ? "" : "s", r->algo);
     for (int i = 0; dcomm_algo_get(r->a->coll, i, &info) == DCOMM_OK; i++) {
@@ -243,7 +243,7 @@ static void explain_print(const report *r)
 
 static void explain_json(perf_json *j, const report *r)
 {
-    dcomm_algo_info info;
+    dcomm_algo_info info = {0};
     perf_json_open(j, "explain", '{');
     perf_json_text(j, "op", dcomm_coll_name(r->a->coll));
     perf_json_int(j, "bytes", (int64_t)r->a->bytes);

@@ -3,6 +3,7 @@
 #define PERF_ARGS_H
 
 #include "dcomm.h"
+#include "perf_mem.h"
 #include "perf_rule.h"
 
 #include <errno.h>
@@ -76,6 +77,7 @@ typedef struct perf_args {
     int nalgos;
     int lanes;
     size_t chunk;
+    perf_mem mem;
     const char *json;
 } perf_args;
 
@@ -96,7 +98,8 @@ static void perf_help(FILE *out)
           "  -c 0|1       check every element against an f64 reference (1)\n"
           "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
           "               refuse are reported and left out\n"
-          "  --mem host   kind of memory; host is what this version has\n"
+          "  --mem KIND   of the buffers: host, huge (host memory advised to huge pages), or\n"
+          "               registered (dcomm_mem_alloc)\n"
           "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
           "  --deterministic  fold in rank order\n"
           "  --lanes L    parallel rings or trees (the algorithm's own)\n"
@@ -206,6 +209,17 @@ static bool perf_parse_names(const char *text, const char *const *names, int n, 
     }
 }
 
+static bool perf_parse_mem(const char *text, perf_mem *mem)
+{
+    for (int i = 0; i < PERF_MEM_COUNT; i++) {
+        if (strcmp(text, perf_mems[i]) == 0) {
+            *mem = (perf_mem)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool perf_parse_algos(const char *text, perf_args *args)
 {
     args->all_algos = false;
@@ -288,7 +302,7 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             good = perf_parse_algos(optarg, args);
             break;
         case MEM:
-            good = strcmp(optarg, "host") == 0;
+            good = perf_parse_mem(optarg, &args->mem);
             break;
         case IN_PLACE:
             args->in_place = true;

@@ -4,6 +4,7 @@
 
 #include "perf_args.h"
 #include "perf_data.h"
+#include "perf_mem.h"
 #include "perf_rule.h"
 
 #include <stdlib.h>
@@ -13,6 +14,8 @@ typedef struct perf_case {
     perf_values values;
     int rank, nranks, root;
     bool in_place;
+    perf_mem mem;
+    dcomm_context *context;        /* of registered memory */
     size_t count;                  /* the call's own argument; alltoallv: an even share */
     size_t send_count, recv_count; /* elements of this rank's buffers */
     size_t bytes;                  /* what is reported, and what bandwidths are of */
@@ -125,8 +128,8 @@ static void perf_case_point(perf_case *c)
 
 static void perf_case_free(perf_case *c)
 {
-    free(c->input);
-    free(c->work);
+    perf_mem_free(c->mem, c->input);
+    perf_mem_free(c->mem, c->work);
     free(c->vcounts);
     c->input = NULL;
     c->work = NULL;
@@ -143,8 +146,8 @@ static bool perf_case_open(perf_case *c, size_t bytes)
     }
     perf_case_shape(c, bytes);
     size_t most = c->send_count > c->recv_count ? c->send_count : c->recv_count;
-    c->input = perf_alloc(c->send_count * size);
-    c->work = perf_alloc(most * size);
+    c->input = perf_mem_alloc(c->mem, c->context, c->send_count * size);
+    c->work = perf_mem_alloc(c->mem, c->context, most * size);
     if (c->input == NULL || c->work == NULL) {
         perf_case_free(c);
         return false;

@@ -4,6 +4,7 @@
 #define PERF_RULE_H
 
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
 static const double perf_target_s = 0.3; /* of timed iterations, when -n is not given */
@@ -44,6 +45,18 @@ static char *perf_alloc(size_t bytes)
 {
     size_t padded = (bytes + PERF_GUARD + 4095) / 4096 * 4096;
     return padded < bytes ? NULL : aligned_alloc(4096, padded);
+}
+
+/* The same on huge pages, where the kernel gives them for the asking. */
+static inline char *perf_alloc_huge(size_t bytes)
+{
+    size_t page = (size_t)2 << 20;
+    size_t padded = (bytes + PERF_GUARD + page - 1) / page * page;
+    char *p = padded < bytes ? NULL : aligned_alloc(page, padded);
+    if (p != NULL) {
+        madvise(p, padded, MADV_HUGEPAGE);
+    }
+    return p;
 }
 
 #endif

@@ -193,9 +193,45 @@ typedef struct ranks_buffer {
     size_t bytes;
 } ranks_buffer;
 
+/* Registered memory that buffers are parts of, once a rank has it. */
+typedef struct ranks_arena {
+    void *memory;
+    size_t len, used, buffers;
+} ranks_arena;
+
+static ranks_arena ranks_registered;
+
+static inline void ranks_register(dcomm_comm *comm, size_t len)
+{
+    RANKS_OK(dcomm_mem_alloc(dcomm_comm_context(comm), len, &ranks_registered.memory));
+    ranks_registered.len = len;
+}
+
+static inline void *ranks_take(size_t len)
+{
+    ranks_arena *a = &ranks_registered;
+    if (a->memory == NULL) {
+        return malloc(len);
+    }
+    PROCS_TRUE(len <= a->len - a->used);
+    a->buffers++;
+    a->used += len;
+    return (char *)a->memory + a->used - len;
+}
+
+static inline void ranks_give(void *p)
+{
+    ranks_arena *a = &ranks_registered;
+    if (a->memory == NULL) {
+        free(p);
+    } else if (--a->buffers == 0) {
+        a->used = 0;
+    }
+}
+
 static inline ranks_buffer ranks_buffer_make(size_t bytes, size_t skew)
 {
-    ranks_buffer b = {malloc(bytes + 2 * RANKS_EDGE + skew), NULL, bytes};
+    ranks_buffer b = {ranks_take(bytes + 2 * RANKS_EDGE + skew), NULL, bytes};
     PROCS_TRUE(b.memory != NULL);
     memset(b.memory, RANKS_BLANK, bytes + 2 * RANKS_EDGE + skew);
     b.at = b.memory + RANKS_EDGE + skew;
@@ -217,7 +253,7 @@ static inline void ranks_buffer_free(ranks_buffer *b, const char *what)
     PROCS_CHECK(ranks_blank(b->at - RANKS_EDGE, RANKS_EDGE) &&
                     ranks_blank(b->at + b->bytes, RANKS_EDGE),
                 "%s: written beyond a buffer", what);
-    free(b->memory);
+    ranks_give(b->memory);
 }
 
 #endif

@@ -8,8 +8,11 @@
 
 #define MAX 8
 
+typedef enum memory_kind { ORDINARY, REGISTERED, MIXED } memory_kind; /* MIXED: on even ranks */
+
 typedef struct place_of {
     ranks_place place;
+    memory_kind memory;
 } place_of;
 
 static dcomm_op user_xor;
@@ -411,6 +414,10 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     ranks_place place = ((place_of *)arg)->place;
     ranks_settle(rank, n, place);
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    memory_kind memory = ((place_of *)arg)->memory;
+    if (memory == REGISTERED || (memory == MIXED && rank % 2 == 0)) {
+        ranks_register(comm, (size_t)8 << 20);
+    }
     const size_t counts[] = {0, 1, 5, 1023, 20011};
     unsigned turn = 0;
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
@@ -446,14 +453,25 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     dcomm_stats stats;
     RANKS_OK(dcomm_comm_stats(comm, &stats));
     PROCS_TRUE(stats.operations == turn && stats.plans_built > 0);
+    bool maps = n > 1 && place != RANKS_HOSTS &&
+                (memory == REGISTERED || (memory == MIXED && (rank > 0 || n > 2)));
+    PROCS_CHECK((stats.bytes_mapped > 0) == maps, "rank %d has mapped %lu bytes", rank,
+                (unsigned long)stats.bytes_mapped);
+    RANKS_OK(dcomm_mem_free(&ranks_registered.memory));
     return ranks_leave(&comm);
+}
+
+static void on_memory(int n, ranks_place place, memory_kind memory, procs_fn fn)
+{
+    int ended[PROCS_MAX];
+    place_of arg = {place, memory};
+    cr_assert_eq(procs_run(n, 50, fn, &arg, ended), 0, "%d ranks, %s, memory %d", n,
+                 ranks_place_name(place), (int)memory);
 }
 
 static void on(int n, ranks_place place, procs_fn fn)
 {
-    int ended[PROCS_MAX];
-    place_of arg = {place};
-    cr_assert_eq(procs_run(n, 50, fn, &arg, ended), 0, "%d ranks, %s", n, ranks_place_name(place));
+    on_memory(n, place, ORDINARY, fn);
 }
 
 Test(collectives, one_rank, .timeout = 60)
@@ -483,6 +501,19 @@ Test(collectives, five_ranks, .timeout = 60)
 {
     on(5, RANKS_LOCAL, everything);
     on(5, RANKS_PAIRS, everything);
+}
+
+Test(collectives, registered, .timeout = 110)
+{
+    on_memory(2, RANKS_LOCAL, REGISTERED, everything);
+    on_memory(3, RANKS_MESSAGE, REGISTERED, everything);
+    on_memory(4, RANKS_PAIRS, REGISTERED, everything);
+}
+
+Test(collectives, registered_here_and_there, .timeout = 110)
+{
+    on_memory(2, RANKS_LOCAL, MIXED, everything);
+    on_memory(5, RANKS_LOCAL, MIXED, everything);
 }
 
 /* Every dtype with every operator. */
@@ -731,6 +762,6 @@ Test(collectives, beyond_int, .timeout = 110)
         cr_skip_test("set DCOMM_TEST_FULL to run it: 4 GiB of memory");
     }
     int ended[PROCS_MAX];
-    place_of arg = {RANKS_LOCAL};
+    place_of arg = {.place = RANKS_LOCAL};
     cr_assert_eq(procs_run(2, 100, beyond_int, &arg, ended), 0);
 }

@@ -39,6 +39,11 @@ done
 for op in allreduce reduce_scatter allgather broadcast reduce gather scatter alltoall; do
     check "$op in place" perf 3 $op -b 12 -e 70000 -f 17 -n 2 -w 1 --inplace
 done
+for mem in huge registered; do
+    check "memory: $mem" perf 2 allreduce -b 4 -e 300000 -f 17 -n 3 --mem $mem \
+        --json "$scratch/$mem.json"
+    check "memory: $mem in the JSON" grep -q "\"mem\": *\"$mem\"" "$scratch/$mem.json"
+done
 check "every type and operator, another root" perf 3 reduce -r 2 -b 400 -e 400 -n 2 -o all -d all
 expect "auto says what it chose" 0 " auto:[a-z]" perf 2 allreduce -b 4 -e 4 -n 2
 

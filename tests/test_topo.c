@@ -376,7 +376,7 @@ static dcomm_comm *join_server(int rank, int n, procs_shared *s, const char *cpu
 static void expect_level(const dcomm_comm *comm, int level, dcomm_level_kind kind, const char *name,
                          int groups)
 {
-    dcomm_level info;
+    dcomm_level info = {0};
     RANKS_OK(dcomm_comm_level(comm, level, &info));
     PROCS_CHECK(info.kind == kind && strcmp(info.name, name) == 0 && info.groups == groups,
                 "level %d is %s with %d groups", level, info.name, info.groups);
@@ -392,7 +392,7 @@ static int reads_out(int rank, int n, procs_shared *s, void *arg)
     expect_level(comm, 0, DCOMM_LEVEL_HOST, "host", 2);
     expect_level(comm, 1, DCOMM_LEVEL_PACKAGE, "package", 4);
     for (int r = 0; r < n; r++) {
-        dcomm_place place;
+        dcomm_place place = {0};
         RANKS_OK(dcomm_comm_place(comm, r, &place));
         PROCS_TRUE(dcomm_comm_group(comm, 0, r) == r % 2);
         PROCS_TRUE(dcomm_comm_order(comm, r) == order[r]);
@@ -401,8 +401,8 @@ static int reads_out(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(strcmp(place.nic, package[r] == 0 ? "eth0" : "eth1") == 0);
         PROCS_TRUE(place.core == (r == 5 ? 12 : -1));
     }
-    dcomm_level info;
-    dcomm_place place;
+    dcomm_level info = {0};
+    dcomm_place place = {0};
     PROCS_TRUE(dcomm_comm_level(comm, dcomm_comm_level_count(comm), &info) == DCOMM_ERR_INVALID);
     PROCS_TRUE(dcomm_comm_level(comm, 0, NULL) == DCOMM_ERR_INVALID);
     PROCS_TRUE(dcomm_comm_place(comm, n, &place) == DCOMM_ERR_INVALID);
@@ -462,7 +462,7 @@ static int warns(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(warnings == 0 || (strstr(warning, "ranks 1-2 of 3") != NULL &&
                                   strstr(warning, "--bind") != NULL),
                 "%s", warning);
-    dcomm_place place;
+    dcomm_place place = {0};
     RANKS_OK(dcomm_comm_place(comm, rank, &place));
     PROCS_TRUE(place.bound == (rank == 0 || c->hosts == 3));
     return ranks_leave(&comm);

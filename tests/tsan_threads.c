@@ -12,8 +12,10 @@ static void sums(dcomm_comm *comm, int rounds)
 {
     int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
     const char *const algos[] = {NULL, "ring", "two_shot", "tree", "one_shot"};
-    float *data = malloc(COUNT * sizeof *data), *all = malloc(COUNT * sizeof *all);
-    PROCS_TRUE(data != NULL && all != NULL);
+    void *registered = NULL;
+    RANKS_OK(dcomm_mem_alloc(dcomm_comm_context(comm), COUNT * sizeof(float), &registered));
+    float *data = registered, *all = malloc(COUNT * sizeof *all);
+    PROCS_TRUE(all != NULL);
     for (int round = 0; round < rounds; round++) {
         size_t count = round % 2 ? COUNT : 9;
         dcomm_coll_opts opts = {.algo = algos[round % 5]};
@@ -31,7 +33,7 @@ static void sums(dcomm_comm *comm, int rounds)
         RANKS_OK(dcomm_allgather(comm, data, all, COUNT / (size_t)n, DCOMM_F32, NULL));
         RANKS_OK(dcomm_barrier(comm, NULL));
     }
-    free(data);
+    RANKS_OK(dcomm_mem_free(&registered));
     free(all);
 }
 

@@ -2,6 +2,7 @@
 #include "base.h"
 #include "plan.h"
 #include "comm.h"
+#include "mem.h"
 #include "coll.h"
 #include "tune.h"
 
@@ -14,6 +15,7 @@
 #include "impl/check.h"
 #include "impl/api_model.h"
 #include "impl/api_coll.h"
+#include "impl/api_mem.h"
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
 #include "impl/tune_measure.h"

@@ -39,7 +39,8 @@ typedef struct dcomm_context_opts {
                              else boot id, namespaces and host name) */
 } dcomm_context_opts;
 
-/* Open a context. It is closed when its creator has destroyed it and no communicator is left.
+/* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
+ * memory from dcomm_mem_alloc is left.
  * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (e.g. /dev/shm too small). */
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p);

@@ -113,6 +113,67 @@ static unsigned fake_progress(dcommi_transport *t)
     return 0;
 }
 
+/* Shared memory of our own stands for a peer's: its size in pages and its mark are the key. */
+typedef struct fake_key {
+    uint8_t pages, bad_mark;
+    dcommi_region_mark mark;
+} fake_key;
+
+typedef struct fake_map {
+    void *at;
+    size_t len;
+} fake_map;
+
+static dcomm_status fake_share(size_t len, void **at)
+{
+    *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return *at == MAP_FAILED ? DCOMM_ERR_SYSTEM : DCOMM_OK;
+}
+
+static dcomm_status fake_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
+{
+    (void)t;
+    *region = (dcommi_region){.len = len, .handle = region, .key = "key", .key_len = 3};
+    return fake_share(len, &region->base);
+}
+
+static void fake_region_destroy(dcommi_transport *t, dcommi_region *region)
+{
+    (void)t;
+    munmap(region->base, region->len);
+    region->handle = NULL;
+}
+
+static dcomm_status fake_region_map(dcommi_transport *t, int peer, const void *key, size_t key_len,
+                                    void *remote_base, void **ptr, void **map)
+{
+    fake_key k;
+    (void)t, (void)peer, (void)remote_base;
+    if (key_len < sizeof k) {
+        return DCOMM_ERR_TRANSPORT;
+    }
+    memcpy(&k, key, sizeof k);
+    size_t len = ((size_t)k.pages % 16 + 1) * 4096;
+    fake_map *m = malloc(sizeof *m);
+    if (fake_share(len, ptr) < 0) {
+        abort();
+    }
+    memset(*ptr, 3, len);
+    k.mark.id += k.bad_mark;
+    memcpy((char *)*ptr + len - 4096, &k.mark, sizeof k.mark);
+    *m = (fake_map){*ptr, len};
+    *map = m;
+    return DCOMM_OK;
+}
+
+static void fake_region_unmap(dcommi_transport *t, void *map)
+{
+    fake_map *m = map;
+    (void)t;
+    munmap(m->at, m->len);
+    free(m);
+}
+
 static void fake_close(dcommi_transport *t, double timeout_s, bool force)
 {
     (void)t, (void)timeout_s, (void)force;
@@ -127,6 +188,10 @@ static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
                                                     .fetch = fake_fetch,
                                                     .release = fake_release,
                                                     .progress = fake_progress,
+                                                    .region_create = fake_region_create,
+                                                    .region_destroy = fake_region_destroy,
+                                                    .region_map = fake_region_map,
+                                                    .region_unmap = fake_region_unmap,
                                                     .peek = fake_peek,
                                                     .close = fake_close};
 
@@ -181,9 +246,12 @@ static uint64_t take_wide(input *in)
     return v < 0xc0 ? v : v < 0xe0 ? v << 8 | take(in) : v < 0xf8 ? v << 56 | take(in) : ~(v << 3);
 }
 
+static float ordinary[RANKS * COUNT];
+static float *source = ordinary; /* or registered memory of as much */
+
 static void start(dcomm_comm *comm, unsigned what, dcomm_request **request)
 {
-    static float send[RANKS * COUNT], receive[OPS][RANKS * COUNT];
+    static float receive[OPS][RANKS * COUNT];
     static int n;
     static const char *const algos[] = {
         "ring",     "tree", "one_shot",           "two_shot",
@@ -196,19 +264,19 @@ static void start(dcomm_comm *comm, unsigned what, dcomm_request **request)
     case 0:
     case 1:
     case 2:
-        dcomm_iallreduce(comm, send, out, count, DCOMM_F32, DCOMM_SUM, &opts, request);
+        dcomm_iallreduce(comm, source, out, count, DCOMM_F32, DCOMM_SUM, &opts, request);
         break;
     case 3:
-        dcomm_iallreduce(comm, send, out, count, DCOMM_F32, DCOMM_PREMUL_SUM, &opts, request);
+        dcomm_iallreduce(comm, source, out, count, DCOMM_F32, DCOMM_PREMUL_SUM, &opts, request);
         break;
     case 4:
-        dcomm_ialltoall(comm, send, out, count, DCOMM_F32, NULL, request);
+        dcomm_ialltoall(comm, source, out, count, DCOMM_F32, NULL, request);
         break;
     case 5:
         dcomm_irecv(comm, out, count, DCOMM_F32, 1 + (int)(what / 2 % 3), NULL, request);
         break;
     case 6:
-        dcomm_isend(comm, send, count, DCOMM_F32, 1 + (int)(what / 2 % 3), NULL, request);
+        dcomm_isend(comm, source, count, DCOMM_F32, 1 + (int)(what / 2 % 3), NULL, request);
         break;
     default:
         dcomm_ibarrier(comm, NULL, request);
@@ -220,11 +288,16 @@ enum { STAYS = 32, LONG = 96 };
 
 /* The message arrives. how & LONG == LONG: its payload lies at the sender; how & STAYS: it can be
  * kept. */
-static void arrive(dcomm_comm *comm, const dcommi_header *h, size_t header_len, size_t len, int how)
+static void arrive(dcomm_comm *comm, const dcommi_header *h, size_t header_len, const void *data,
+                   size_t len, int how)
 {
     parcel *p = malloc(sizeof *p);
     *p = (parcel){.is_long = (how & LONG) == LONG && len > 0, .len = len, .data = malloc(len + 1)};
-    memset(p->data, 0x41 + (how & 15), len);
+    if (data != NULL) {
+        memcpy(p->data, data, len);
+    } else {
+        memset(p->data, 0x41 + (how & 15), len);
+    }
     bool can_stay = how & STAYS || p->is_long;
     fake_parcels++;
     dcommi_arrival arrival = {.peer = -1,
@@ -281,7 +354,7 @@ static void deliver(dcomm_comm *comm, input *in)
     if (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_READ_REPLY) {
         h.a = len;
     }
-    arrive(comm, &h, kind == 77 ? take(in) % sizeof h : sizeof h, len, kind);
+    arrive(comm, &h, kind == 77 ? take(in) % sizeof h : sizeof h, NULL, len, kind);
 }
 
 /* The message that something here waits for, but for what `spoil` changes. */
@@ -308,6 +381,7 @@ static void answer(dcomm_comm *comm, input *in)
             [DCOMMI_NODE_SENT] = {DCOMMI_MSG_FIN, DCOMMI_MSG_PULL},
             [DCOMMI_NODE_PULL] = {DCOMMI_MSG_READ_REPLY, DCOMMI_MSG_READ_REPLY}};
         h.type = types[node->cls][how >> 1 & 1];
+        h.slot = h.type == DCOMMI_MSG_RTS && how & 8 ? 1 : 0; /* its region */
         h.stream = node->stream;
         h.src = (uint32_t)node->peer;
         h.seq = node->seq;
@@ -366,7 +440,54 @@ static void answer(dcomm_comm *comm, input *in)
     default:
         break;
     }
-    arrive(comm, &h, sizeof h, len, how);
+    arrive(comm, &h, sizeof h, NULL, len, how);
+}
+
+/* The answer to the which-th question for a region, but for what `spoil` changes. */
+static void answer_region(dcomm_comm *comm, input *in)
+{
+    uint8_t which = take(in) % 8, spoil = take(in), other = take(in);
+    const dcommi_map *map = NULL;
+    for (int i = 0; comm->context->regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
+        for (const dcommi_map *at = comm->context->regions->maps[i]; at != NULL; at = at->next) {
+            if (map == NULL || which-- > 0) {
+                map = at;
+            }
+        }
+    }
+    dcommi_header h = {.comm = comm->id,
+                       .type = other & 64 ? DCOMMI_MSG_REGION_GONE : DCOMMI_MSG_REGION,
+                       .src = map != NULL ? (uint32_t)map->peer + 1 : 1,
+                       .tag = map != NULL ? map->id : other};
+    dcommi_region_card card = {.len = (uint64_t)(1 + other % 16) * 4096, .mark = {.id = h.tag}};
+    fake_key key = {.pages = 1 + other % 16, .mark = card.mark};
+    switch (spoil) {
+    case 1:
+        card.base = take_wide(in);
+        break;
+    case 2:
+        card.len = take_wide(in);
+        break;
+    case 3:
+        key.pages = take(in);
+        break;
+    case 4:
+        key.bad_mark = 1;
+        break;
+    case 5:
+        h.tag = take(in);
+        break;
+    case 6:
+        h.src = take(in);
+        break;
+    default:
+        break;
+    }
+    uint8_t payload[sizeof card + sizeof key];
+    memcpy(payload, &card, sizeof card);
+    memcpy(payload + sizeof card, &key, sizeof key);
+    size_t len = h.type == DCOMMI_MSG_REGION_GONE ? 0 : spoil == 7 ? other : sizeof payload;
+    arrive(comm, &h, sizeof h, payload, len < sizeof payload ? len : sizeof payload, spoil);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -378,6 +499,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     dcomm_context *context = comm->context;
     setenv("DCOMM_LOG", "error", 1);
     fake_late = false;
+    void *registered = NULL;
+    bool wanted =
+        take(&in) % 4 == 3 && dcomm_mem_alloc(context, sizeof ordinary, &registered) == DCOMM_OK;
+    source = wanted ? registered : ordinary;
     start(comm, take(&in), &requests[n++]);
     while (in.at < in.end) {
         uint8_t command = take(&in);
@@ -410,6 +535,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 8:
             deliver(comm, &in);
             break;
+        case 9:
+        case 10:
+            answer_region(comm, &in);
+            break;
         default:
             answer(comm, &in);
             break;
@@ -428,6 +557,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         comm->members[r].gone = true;
     }
     dcomm_comm_destroy(&comm);
+    dcomm_mem_free(&registered);
     for (int i = 0; i < n; i++) {
         dcomm_wait(&requests[i]);
     }

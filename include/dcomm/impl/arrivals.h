@@ -199,6 +199,11 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         comm->members[h->src].gone = true;
         comm->members[h->src].gone_after = h->a;
         return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_REGION_ASK:
+    case DCOMMI_MSG_REGION:
+    case DCOMMI_MSG_REGION_GONE:
+        dcommi_on_region_message(comm, h, arrival->data, arrival->len);
+        return DCOMMI_CONSUMED;
     default: /* CREDIT: learned above */
         return DCOMMI_CONSUMED;
     }

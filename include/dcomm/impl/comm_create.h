@@ -17,6 +17,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
         comm->context = context;
         if (context != NULL) {
             atomic_fetch_add(&context->refs, 1);
+            atomic_fetch_add(&context->holders, 1);
         }
     }
     return comm;
@@ -39,6 +40,9 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
     dcommi_free(comm->chooser);
+    if (comm->context != NULL) {
+        dcommi_context_unhold(comm->context);
+    }
     dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
@@ -385,6 +389,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
             atomic_fetch_add(&comm->context->refs, 1);
         } else {
             status = dcomm_context_create(&comm->opts.context_opts, &comm->context);
+        }
+        if (status >= 0) {
+            atomic_fetch_add(&comm->context->holders, 1);
         }
     }
     if (status >= 0) {

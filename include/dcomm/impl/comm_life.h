@@ -274,7 +274,11 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
-        if (peer >= 0 && --context->peers[peer].users == 0 && context->peers[peer].lost) {
+        if (peer < 0 || --context->peers[peer].users > 0) {
+            continue;
+        }
+        dcommi_maps_forget(context, peer); /* nobody is left to say when they are freed */
+        if (context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
             t->call->remove_peer(t, peer);
         }

@@ -151,6 +151,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         return DCOMM_ERR_NO_MEMORY;
     }
     atomic_store(&context->refs, 1);
+    atomic_store(&context->holders, 1);
     dcommi_token_own(context);
     context->spin_limit = dcommi_spin_limit();
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
@@ -196,6 +197,14 @@ static dcomm_status dcommi_context_open_net(dcomm_context *context)
                                &context->net);
 }
 
+/* A run may outlive what its context had open, and still asks whose the context is. */
+static void dcommi_context_unhold(dcomm_context *context)
+{
+    if (atomic_fetch_sub(&context->holders, 1) == 1) {
+        dcommi_free(context);
+    }
+}
+
 static dcomm_status dcommi_context_release(dcomm_context *context)
 {
     if (atomic_fetch_sub(&context->refs, 1) != 1) {
@@ -211,6 +220,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_early_free(stray->early);
         dcommi_free(stray);
     }
+    dcommi_regions_free(context);
     if (context->net != NULL) {
         context->net->call->close(context->net, 1.0, false);
     }
@@ -236,7 +246,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_free((void *)context->pointers);
     dcommi_free(context->pieces);
     dcommi_free(context->peers);
-    dcommi_free(context);
+    dcommi_context_unhold(context);
     return DCOMM_OK;
 }
 

@@ -95,9 +95,42 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 
 /* ---- sending ---- */
 
+/* Payloads up to this long are copied when the fifo is full. */
+#define DCOMMI_LOCAL_COPIED 256
+
+/* A record that has to wait for room. */
+static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, const void *header,
+                                         size_t header_len, const void *data, size_t len,
+                                         dcommi_op *op)
+{
+    bool copy = op == NULL || len <= DCOMMI_LOCAL_COPIED;
+    if (!copy) {
+        DCOMMI_TRY(dcommi_local_promise(p->local));
+    }
+    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + (copy ? len : 0));
+    if (q == NULL) {
+        p->local->npromised -= copy ? 0 : 1;
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *q = (dcommi_local_queued){.op = copy ? NULL : op,
+                               .data = copy ? q->bytes + header_len : data,
+                               .kind = kind,
+                               .header_len = header_len,
+                               .len = len};
+    memcpy(q->bytes, header, header_len);
+    if (copy && len > 0) {
+        memcpy(q->bytes + header_len, data, len);
+    }
+    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
+    p->queue_last = q;
+    dcommi_local_waiting(p, true);
+    return copy ? DCOMM_OK : DCOMM_IN_PROGRESS;
+}
+
 /* Put a record into the peer's fifo, or behind those that wait for room. */
-static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
-                                     size_t header_len, const void *data, size_t len)
+static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
+                                            size_t header_len, const void *data, size_t len,
+                                            dcommi_op *op)
 {
     if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
         unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
@@ -110,19 +143,7 @@ static dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const 
             return DCOMM_OK;
         }
     }
-    dcommi_local_queued *q = dcommi_alloc_raw(sizeof *q + header_len + len);
-    if (q == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    *q = (dcommi_local_queued){.kind = kind, .header_len = header_len, .len = len};
-    memcpy(q->bytes, header, header_len);
-    if (len > 0) {
-        memcpy(q->bytes + header_len, data, len);
-    }
-    *(p->queue != NULL ? &p->queue_last->next : &p->queue) = q;
-    p->queue_last = q;
-    dcommi_local_waiting(p, true);
-    return DCOMM_OK;
+    return dcommi_local_enqueue(p, kind, header, header_len, data, len, op);
 }
 
 static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_local_peer **p_p)
@@ -156,13 +177,12 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     }
     DCOMMI_TRY(dcommi_local_writable(u, peer, &p));
     if (len <= DCOMMI_LOCAL_EAGER) {
-        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len);
+        return dcommi_local_put(p, DCOMMI_LOCAL_MSG, header, header_len, data, len, op);
     }
-    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    dcommi_local_flight *f = dcommi_local_flight_new(u, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    f->op = op;
     f->id = u->next_flight++;
     f->bytes = (unsigned char *)(uintptr_t)data;
     f->len = len;
@@ -170,9 +190,10 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     dcommi_local_offer_tail tail = {f->id, len};
     memcpy(long_header, header, header_len);
     memcpy(long_header + header_len, &tail, sizeof tail);
-    dcomm_status status =
-        dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header, header_len + sizeof tail, NULL, 0);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_OFFER, long_header,
+                                           header_len + sizeof tail, NULL, 0, NULL);
     if (status < 0) {
+        u->npromised--;
         dcommi_free(f);
         return status;
     }
@@ -200,9 +221,15 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
         if (body == NULL) {
             return n;
         }
-        memcpy(body, q->bytes, q->header_len + q->len);
+        memcpy(body, q->bytes, q->header_len);
+        if (q->len > 0) {
+            memcpy(body + q->header_len, q->data, q->len);
+        }
         dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
         p->queue = q->next;
+        if (q->op != NULL) {
+            dcommi_local_done(p->local, q->op, DCOMM_OK);
+        }
         dcommi_free(q);
         n++;
     }
@@ -224,7 +251,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
         }
         if (f->going) {
             *at = f->next;
-            dcommi_local_done(p->local, f, DCOMM_OK);
+            dcommi_local_flight_done(p->local, f, DCOMM_OK);
         } else {
             at = &f->next;
         }
@@ -250,7 +277,7 @@ static void dcommi_local_release(dcommi_transport *t, void *desc)
     dcommi_local_offer *o = desc;
     (void)t;
     if (o->peer != NULL) {
-        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0);
+        dcommi_local_put(o->peer, DCOMMI_LOCAL_NO, &o->id, sizeof o->id, NULL, 0, NULL);
     }
     dcommi_local_offer_free(o);
 }
@@ -265,20 +292,20 @@ static dcomm_status dcommi_local_fetch(dcommi_transport *t, void *desc, void *bu
         return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
                            t->name, len);
     }
-    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    dcommi_local_flight *f = dcommi_local_flight_new(p->local, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    f->op = op;
     f->id = o->id;
     f->bytes = buf;
     f->len = len;
     f->next = p->fetches;
     p->fetches = f;
     dcommi_local_offer_free(o);
-    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0);
+    dcomm_status status = dcommi_local_put(p, DCOMMI_LOCAL_GO, &f->id, sizeof f->id, NULL, 0, NULL);
     if (status < 0) {
         p->fetches = f->next;
+        p->local->npromised--;
         dcommi_free(f);
         return status;
     }
@@ -325,7 +352,7 @@ static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
             dcommi_local_waiting(p, true);
         } else {
             *at = f->next;
-            dcommi_local_done(p->local, f, DCOMM_OK);
+            dcommi_local_flight_done(p->local, f, DCOMM_OK);
         }
         return;
     }
@@ -346,7 +373,7 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
         f->at += r->len;
         if (f->at == f->len) {
             *at = f->next;
-            dcommi_local_done(p->local, f, DCOMM_OK);
+            dcommi_local_flight_done(p->local, f, DCOMM_OK);
         }
         return;
     }
@@ -451,13 +478,9 @@ static unsigned dcommi_local_bury(dcommi_local *u)
 static unsigned dcommi_local_deliver(dcommi_local *u)
 {
     unsigned n = 0;
-    while (u->done != NULL) {
-        dcommi_local_flight *f = u->done;
-        dcommi_op *op = f->op;
-        dcomm_status status = f->status;
-        u->done = f->next;
-        dcommi_free(f);
-        op->done(op, status);
+    while (u->ndone > 0) { /* an op that is done may start others */
+        struct dcommi_local_done d = u->done[--u->ndone];
+        d.op->done(d.op, d.status);
         n++;
     }
     return n;
@@ -486,7 +509,7 @@ static unsigned dcommi_local_progress(dcommi_transport *t)
         n += dcommi_local_bury(u);
     }
     u->inside = false;
-    if (DCOMMI_UNLIKELY(u->done != NULL)) {
+    if (u->ndone > 0) {
         n += dcommi_local_deliver(u);
     }
     if (DCOMMI_UNLIKELY(u->removed != NULL)) {
@@ -562,7 +585,7 @@ static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
 
 static bool dcommi_local_is_busy(const dcommi_local *u)
 {
-    bool busy = u->done != NULL;
+    bool busy = u->ndone > 0;
     for (size_t i = 0; i < u->npolled && !busy; i++) {
         const dcommi_local_peer *p = u->polled[i];
         busy = p->queue != NULL || p->sends != NULL || p->fetches != NULL;
@@ -589,6 +612,7 @@ static void dcommi_local_free(dcommi_local *u)
     }
     dcommi_free(u->peers);
     dcommi_free(u->polled);
+    dcommi_free(u->done);
     dcommi_free((void *)(uintptr_t)u->base.address);
     dcommi_free(u);
 }

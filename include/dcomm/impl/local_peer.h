@@ -7,8 +7,8 @@
 #include "ucx_region.h"
 #include "watch.h"
 
-#define DCOMMI_LOCAL_EAGER 8192 /* longest payload of one record */
-#define DCOMMI_LOCAL_FIFO 65536
+#define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
+#define DCOMMI_LOCAL_FIFO 262144
 #define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
 #define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
 #define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
@@ -56,19 +56,20 @@ typedef struct dcommi_local_card {
 typedef struct dcommi_local_flight {
     struct dcommi_local_flight *next;
     dcommi_op *op;
-    dcomm_status status;
     uint64_t id;
     unsigned char *bytes; /* read from, or written to */
     size_t len, at;
     bool going;
 } dcommi_local_flight;
 
-/* A record for which the fifo had no room. */
+/* A record for which the fifo had no room. A payload of some length stays where it is. */
 typedef struct dcommi_local_queued {
     struct dcommi_local_queued *next;
+    dcommi_op *op; /* NULL: the payload was copied */
+    const void *data;
     unsigned kind;
     size_t header_len, len;
-    unsigned char bytes[];
+    unsigned char bytes[]; /* header, payload that was copied */
 } dcommi_local_queued;
 
 typedef struct dcommi_local dcommi_local;
@@ -106,7 +107,11 @@ struct dcommi_local {
     size_t npolled, polled_capacity;
     unsigned turns; /* of progress */
     size_t nwaiting, nended;
-    dcommi_local_flight *done;
+    struct dcommi_local_done {
+        dcommi_op *op;
+        dcomm_status status;
+    } * done; /* to be told at the end of progress */
+    size_t ndone, npromised, done_capacity;
     dcommi_local_peer *removed; /* in the course of progress */
     bool inside;                /* progress is on the stack */
     bool closing;
@@ -235,11 +240,35 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
 
 /* ---- the end of a peer ---- */
 
-static void dcommi_local_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+/* Room for one more op: kept free ahead of time, so that being done needs no memory. */
+static dcomm_status dcommi_local_promise(dcommi_local *u)
 {
-    f->status = status;
-    f->next = u->done;
-    u->done = f;
+    DCOMMI_TRY(dcommi_grow((void **)&u->done, &u->done_capacity, u->ndone + u->npromised + 1,
+                           sizeof *u->done));
+    u->npromised++;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_done(dcommi_local *u, dcommi_op *op, dcomm_status status)
+{
+    u->npromised--;
+    u->done[u->ndone].op = op;
+    u->done[u->ndone++].status = status;
+}
+
+static dcommi_local_flight *dcommi_local_flight_new(dcommi_local *u, dcommi_op *op)
+{
+    dcommi_local_flight *f = dcommi_local_promise(u) < 0 ? NULL : dcommi_alloc(sizeof *f);
+    if (f != NULL) {
+        f->op = op;
+    }
+    return f;
+}
+
+static void dcommi_local_flight_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+{
+    dcommi_local_done(u, f->op, status);
+    dcommi_free(f);
 }
 
 static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
@@ -257,6 +286,9 @@ static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
     while (p->queue != NULL) {
         dcommi_local_queued *q = p->queue;
         p->queue = q->next;
+        if (q->op != NULL) {
+            dcommi_local_done(u, q->op, status);
+        }
         dcommi_free(q);
     }
     p->queue_last = NULL;
@@ -265,7 +297,7 @@ static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
         while (*list != NULL) {
             dcommi_local_flight *f = *list;
             *list = f->next;
-            dcommi_local_done(u, f, status);
+            dcommi_local_flight_done(u, f, status);
         }
     }
     for (dcommi_local_offer *o = u->offers; o != NULL; o = o->next) {

@@ -7,10 +7,11 @@
 
 /* a, b and the payload by type:
  *   DATA        payload of a send                         a = length
- *   RTS         a send that waits in the sender's memory  a = address, b = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
+ *               reserved = its region's number, low and high bits (0: in no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
  *   FIN         the receiver has read what RTS offered
- *   EXPOSE      `slot` of the sender can be read          a = address, b = length
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
@@ -18,7 +19,10 @@
  *   QUERY       have you entered `seq`?                   payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in */
+ *   GOODBYE     a = number of collectives it took part in
+ *   REGION_ASK  how is region `tag` mapped?
+ *   REGION      so                                        payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -33,6 +37,9 @@ enum dcommi_message_type {
     DCOMMI_MSG_REPLY,
     DCOMMI_MSG_ABORT,
     DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_REGION_ASK,
+    DCOMMI_MSG_REGION,
+    DCOMMI_MSG_REGION_GONE,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -46,7 +53,7 @@ typedef struct dcommi_header {
     uint8_t stream;
     uint16_t stage;
     uint16_t slot;
-    uint16_t reserved;
+    uint16_t reserved; /* 0, but in an RTS */
     uint32_t signature;
     uint32_t src; /* rank in the communicator */
     uint64_t comm;
@@ -59,7 +66,9 @@ typedef struct dcommi_header {
 _Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
 _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
 
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
+#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
 
 /* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
  * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
@@ -71,7 +80,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     }
     memcpy(header, bytes, sizeof *header);
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
-        header->stream > DCOMMI_STREAM_P2P || header->reserved != 0) {
+        header->stream > DCOMMI_STREAM_P2P ||
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
         return false;
     }
     switch (header->type) {
@@ -82,6 +92,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_REPLY:
     case DCOMMI_MSG_ABORT:
         return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_REGION:
+        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
     default:
         return len == 0;
     }

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_MOVES_H
 #define DCOMMI_MOVES_H
 
-#include "match.h"
+#include "region.h"
 
 #include <sys/uio.h>
 
@@ -269,10 +269,13 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     comm->stats.bytes_sent += len;
 
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
-    if (peer->same_host && len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) {
+    if (peer->same_host && len > DCOMMI_RTS_BYTES &&
+        (!peer->cannot_read_us ||
+         dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len))) {
         header.type = DCOMMI_MSG_RTS;
         header.a = (uint64_t)(uintptr_t)data;
         header.b = len;
+        dcommi_rts_set_region(&header, dcommi_region_number(comm->context, data, len));
         dcommi_match_insert(comm, &move->node);
         dcomm_status status = dcommi_send_header(comm, rank, &header, NULL, 0);
         if (status < 0) {
@@ -307,6 +310,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     dcommi_peer_of(comm, (int)h->src)->cannot_read_us = true;
+    dcommi_region_refused(comm->context, comm->members[h->src].peer, move->buf, move->len);
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_DATA, h->tag);
     header.stage = h->stage;
     header.a = move->len;
@@ -380,9 +384,19 @@ static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 }
 
 /* Read what an RTS offers, folding it block by block while it is in cache. */
-static dcomm_status dcommi_read_offer(dcommi_move *move, uint64_t address, size_t len)
+static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64_t address,
+                                      size_t len)
 {
     dcomm_comm *comm = move->run->comm;
+    const uint8_t *mapped = dcommi_resolve_peer_memory(comm, move->node.peer, region, address, len);
+    if (mapped != NULL) {
+        comm->stats.bytes_mapped += len;
+        if (move->kind == DCOMMI_MOVE_FOLD) {
+            return dcommi_fold(move, mapped, 0, len);
+        }
+        dcommi_host_copy(move->buf, mapped, len);
+        return DCOMM_OK;
+    }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
     if (!dcommi_peer_readable(peer)) {
         return DCOMM_ERR_UNSUPPORTED;
@@ -432,7 +446,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     if (h->type == DCOMMI_MSG_RTS) {
         dcommi_header answer = dcommi_header_of(run, DCOMMI_MSG_FIN, h->tag);
         answer.stage = h->stage;
-        dcomm_status status = dcommi_read_offer(move, h->a, len);
+        dcomm_status status = dcommi_read_offer(move, dcommi_rts_region(h), h->a, len);
         if (status == DCOMM_ERR_UNSUPPORTED) {
             answer.type = DCOMMI_MSG_PULL;
             dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */

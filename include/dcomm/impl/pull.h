@@ -11,6 +11,8 @@ typedef struct dcommi_piece {
     const uint8_t *local; /* NULL: the rank's */
     int rank;
     uint16_t slot;
+    bool by_message;
+    uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
@@ -62,6 +64,37 @@ static size_t dcommi_pull_grain(size_t npieces)
     return grain < 4096 ? 4096 : grain & ~(size_t)63;
 }
 
+/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
+static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
+                                               size_t at, size_t len)
+{
+    return piece->local != NULL ? piece->local + at
+                                : dcommi_resolve_peer_memory(comm, piece->rank, piece->region,
+                                                             piece->address + at, len);
+}
+
+/* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
+                                       size_t n, size_t len, bool fold, bool final)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    const void **src = comm->context->pointers;
+    for (size_t i = 0; i < n; i++) {
+        src[i] = dcommi_piece_here(comm, &pieces[i], 0, len);
+        if (src[i] == NULL) {
+            return DCOMM_ERR_UNSUPPORTED;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
+    if (fold) {
+        return dcommi_fold_pieces(lane, dst, src, n, len, final);
+    }
+    dcommi_host_copy(dst, src[0], len);
+    return DCOMM_OK;
+}
+
 /* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
 static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
                                        size_t n, size_t len, bool final)
@@ -76,8 +109,9 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
     for (size_t at = 0; at < len; at += grain) {
         size_t part = len - at < grain ? len - at : grain;
         for (size_t i = 0; i < n; i++) {
-            if (pieces[i].local != NULL) {
-                src[i] = pieces[i].local + at;
+            src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
+            if (src[i] != NULL) {
+                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
                 continue;
             }
             uint8_t *block = staging + i * grain;
@@ -100,10 +134,15 @@ static void dcommi_pull_ready(dcommi_pull *pull)
         const void **src = dcommi_calloc(pull->npieces, sizeof *src);
         status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
         for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
-            src[i] = pull->pieces[i].local != NULL ? pull->pieces[i].local + pull->at
-                                                   : pull->staging + i * pull->block;
+            src[i] = pull->pieces[i].by_message
+                         ? pull->staging + i * pull->block
+                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], pull->at, part);
+            if (src[i] == NULL) {
+                status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
+                                     pull->pieces[i].rank);
+            }
         }
-        if (src != NULL) {
+        if (status == DCOMM_OK) {
             status = dcommi_fold_pieces(pull->lane, pull->dst + pull->at, src, pull->npieces, part,
                                         pull->final);
         }
@@ -142,7 +181,7 @@ static void dcommi_pull_block(dcommi_pull *pull)
     pull->outstanding = 1; /* keeps the block open while its reads are sent */
     for (size_t i = 0; i < pull->npieces; i++) {
         const dcommi_piece *piece = &pull->pieces[i];
-        if (piece->local != NULL) {
+        if (!piece->by_message) {
             continue;
         }
         dcommi_move *move = dcommi_move_new(run, pull->lane);
@@ -180,21 +219,21 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    bool direct = true;
-    for (size_t i = 0; i < n; i++) {
-        direct = direct && (pieces[i].local != NULL ||
-                            dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
+    dcomm_status status = dcommi_pull_mapped(lane, dst, pieces, n, len, fold, final);
+    bool direct = status == DCOMM_ERR_UNSUPPORTED;
+    for (size_t i = 0; i < n && direct; i++) {
+        direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
+                 dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank));
     }
     if (direct) {
-        dcomm_status status =
-            fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
-                 : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
-        if (status != DCOMM_ERR_UNSUPPORTED) {
-            for (size_t i = 0; i < n; i++) {
-                comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
-            }
-            return status;
+        status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+                      : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
+    }
+    if (status != DCOMM_ERR_UNSUPPORTED) {
+        for (size_t i = 0; i < n; i++) {
+            comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
         }
+        return status;
     }
     dcommi_pull *pull = dcommi_alloc(sizeof *pull);
     if (pull == NULL) {
@@ -215,7 +254,10 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
         dcommi_pull_free(pull);
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(pull->pieces, pieces, n * sizeof *pieces);
+    for (size_t i = 0; i < n; i++) {
+        pull->pieces[i] = pieces[i];
+        pull->pieces[i].by_message = dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
+    }
     pull->next = run->pulls;
     run->pulls = pull;
     dcommi_pull_block(pull);

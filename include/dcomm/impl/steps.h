@@ -207,6 +207,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
                                          len, offset, e->len, rank);
             }
             piece->rank = rank;
+            piece->region = e->region;
             piece->slot = (uint16_t)slot;
             piece->address = e->address + (uint64_t)offset;
             piece->offset = (uint64_t)offset;
@@ -280,6 +281,7 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
         header.slot = (uint16_t)(frame->slot_base + step->slot);
         header.a = (uint64_t)(uintptr_t)base;
         header.b = len;
+        header.tag = dcommi_region_number(run->comm->context, base, len);
         if (run->offers == NULL || header.slot >= run->plan->nslots) {
             return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
                                      run->plan->nslots);

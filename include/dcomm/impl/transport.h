@@ -69,7 +69,7 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
-    size_t eager_max; /* a payload up to this long is copied out before send returns */
+    size_t eager_max; /* a payload up to this long comes with its message */
 };
 
 typedef struct dcommi_transport_vtable {

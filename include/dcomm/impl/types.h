@@ -13,7 +13,7 @@
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_RTS_BYTES 8192   /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
@@ -59,6 +59,7 @@ typedef struct dcommi_exposed {
     dcommi_match_node node;
     struct dcommi_exposed *next_of_run;
     uint64_t address, len;
+    uint32_t region; /* that it lies in, of the peer's; 0: none */
 } dcommi_exposed;
 
 /* ---- runs ---- */
@@ -314,8 +315,9 @@ typedef struct dcommi_stray {
 } dcommi_stray;
 
 struct dcomm_context {
-    _Atomic int refs;  /* its creator, its communicators */
-    _Atomic int token; /* who holds it progresses (token.h) */
+    _Atomic int refs;    /* its creator, its communicators, its registered memory */
+    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
+    _Atomic int token;   /* who holds it progresses (token.h) */
     _Atomic int sharing, owner_in;
     const char *owner;
     uint8_t uuid[16];
@@ -334,7 +336,8 @@ struct dcomm_context {
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
-    uint8_t *staging; /* blocks read from peers */
+    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
     const void **pointers;
     struct dcommi_piece *pieces;

@@ -1,0 +1,210 @@
+/* api_mem.h - registered memory for the caller: allocated, looked up, freed. */
+#ifndef DCOMMI_API_MEM_H
+#define DCOMMI_API_MEM_H
+
+#include "../mem.h"
+#include "context.h"
+
+/* From here on memory is given in whole huge pages. */
+#define DCOMMI_MEM_HUGE_MIN ((size_t)256 << 10)
+
+static pthread_mutex_t dcommi_mem_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_own *dcommi_mem_all;
+
+/* "not on huge pages" is worth one line a process. */
+static void dcommi_mem_report(const dcommi_own *own)
+{
+    static _Atomic int said;
+    char setting[128] = "unknown";
+    if (own->len < DCOMMI_HUGE_PAGE || own->huge == own->len || atomic_exchange(&said, 1) != 0) {
+        return;
+    }
+    dcommi_host_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", setting, sizeof setting);
+    dcommi_log(DCOMMI_LOG_INFO,
+               "%zu of %zu bytes of registered memory are on huge pages: the kernel refuses "
+               "MADV_COLLAPSE (Linux 6.1 has it) or has no huge page free; shmem_enabled is: %s",
+               own->huge, own->len, setting);
+}
+
+/* What the kernel can still give without taking it from somebody; SIZE_MAX where it does not say.
+ */
+static size_t dcommi_mem_available(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    bool found = false;
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        found = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found ? (size_t)kib << 10 : SIZE_MAX;
+}
+
+/* Shared memory of own->len bytes and its mark, mapped and in memory. */
+static dcomm_status dcommi_mem_share(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
+    dcommi_token_take(own->context);
+    dcomm_status status = t->call->region_create(t, own->mapped, &own->region);
+    dcommi_token_release(own->context);
+    DCOMMI_TRY(status);
+    if (own->region.key_len > DCOMMI_REGION_KEY_MAX) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    own->base = dcommi_huge_alias(own->region.base, own->mapped);
+    if (own->base == NULL) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
+                           "memory limit of the container)",
+                           own->mapped, strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Memory that nobody else can map. */
+static dcomm_status dcommi_mem_plain(dcommi_own *own)
+{
+    own->mapped = own->len;
+    own->base = dcommi_huge_reserve(own->len);
+    if (own->base == NULL || mprotect(own->base, own->len, PROT_READ | PROT_WRITE) != 0) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no address space for %zu bytes: %s", own->len,
+                           strerror(errno));
+    }
+    if (!dcommi_huge_fill(own->base, own->len, &own->huge)) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for %zu bytes: %s", own->len,
+                           strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Give back what there is of it. */
+static void dcommi_mem_drop(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    if (own->region.handle != NULL) {
+        dcommi_token_take(own->context);
+        t->call->region_destroy(t, &own->region);
+        dcommi_token_release(own->context);
+    }
+    dcommi_huge_release(own->base, own->mapped);
+    own->base = NULL;
+}
+
+static dcomm_status dcommi_mem_make(dcommi_own *own)
+{
+    dcomm_status status = dcommi_mem_share(own);
+    if (status == DCOMM_ERR_UNSUPPORTED) {
+        dcommi_mem_drop(own);
+        return dcommi_mem_plain(own);
+    }
+    DCOMMI_TRY(status);
+    dcommi_token_take(own->context);
+    status = dcommi_own_enter(own);
+    dcommi_token_release(own->context);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
+{
+    if (ptr_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
+    }
+    *ptr_p = NULL;
+    if (context == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    size_t available = dcommi_mem_available();
+    if (bytes > available || bytes > DCOMMI_REGION_LEN_MAX) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "%zu bytes of registered memory are wanted and %zu available; it is all "
+                           "taken at once",
+                           bytes, available);
+    }
+    dcommi_own *own = dcommi_alloc(sizeof *own);
+    if (own == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    size_t grain = bytes >= DCOMMI_MEM_HUGE_MIN ? DCOMMI_HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
+    own->len = (bytes + grain - 1) / grain * grain;
+    own->context = context;
+    dcomm_status status = dcommi_mem_make(own);
+    if (status < 0) {
+        dcommi_mem_drop(own);
+        dcommi_free(own);
+        return status;
+    }
+    atomic_fetch_add(&context->refs, 1);
+    dcommi_mem_report(own);
+    pthread_mutex_lock(&dcommi_mem_lock);
+    own->next = dcommi_mem_all;
+    dcommi_mem_all = own;
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    *ptr_p = own->base;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
+{
+    if (ptr_p == NULL || *ptr_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    pthread_mutex_lock(&dcommi_mem_lock);
+    dcommi_own **at = &dcommi_mem_all;
+    while (*at != NULL && (*at)->base != *ptr_p) {
+        at = &(*at)->next;
+    }
+    dcommi_own *own = *at;
+    if (own != NULL) {
+        *at = own->next;
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    if (own == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%p is not from dcomm_mem_alloc, or is free already",
+                           *ptr_p);
+    }
+    *ptr_p = NULL;
+    if (own->id != 0) {
+        dcommi_token_take(own->context);
+        dcommi_own_leave(own);
+        dcommi_token_release(own->context);
+    }
+    dcommi_mem_drop(own);
+    dcomm_context *context = own->context;
+    dcommi_free(own->readers);
+    dcommi_free(own);
+    return dcommi_context_release(context);
+}
+
+DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    *info = (dcomm_mem_info){0};
+    pthread_mutex_lock(&dcommi_mem_lock);
+    const dcommi_own *own = dcommi_mem_all;
+    while (own != NULL && (uintptr_t)ptr - (uintptr_t)own->base >= own->len) {
+        own = own->next;
+    }
+    if (own != NULL) {
+        *info = (dcomm_mem_info){own->base, own->len, own->huge, own->id != 0};
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    return own != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "%p lies in no memory from dcomm_mem_alloc", ptr);
+}
+
+#endif

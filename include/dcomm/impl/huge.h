@@ -1,0 +1,134 @@
+/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
+ * SIGBUS, and collapsed onto huge pages. */
+#ifndef DCOMMI_HUGE_H
+#define DCOMMI_HUGE_H
+
+#include "util.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
+
+/* Newer than the C library's headers may be. */
+#define DCOMMI_MADV_POPULATE_READ 22
+#define DCOMMI_MADV_POPULATE_WRITE 23
+#define DCOMMI_MADV_COLLAPSE 25
+
+static inline size_t dcommi_huge_round(size_t len)
+{
+    return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
+}
+
+/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
+ * huge page; nothing is in it. NULL: there is none. */
+static uint8_t *dcommi_huge_reserve(size_t len)
+{
+    if (len > SIZE_MAX / 2) {
+        return NULL;
+    }
+    size_t whole = dcommi_huge_round(len);
+    uint8_t *start = mmap(NULL, whole + DCOMMI_HUGE_PAGE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = -(uintptr_t)start & (DCOMMI_HUGE_PAGE - 1);
+    if (before > 0) {
+        munmap(start, before);
+    }
+    munmap(start + before + whole, DCOMMI_HUGE_PAGE - before);
+    return start + before;
+}
+
+static void dcommi_huge_release(void *at, size_t len)
+{
+    if (at != NULL) {
+        munmap(at, dcommi_huge_round(len));
+    }
+}
+
+/* The same shared memory once more, where huge pages fit: who attaches a segment cannot say where
+ * to. Lives apart from the first mapping. NULL: `at` is not (all of it) shared memory. */
+static uint8_t *dcommi_huge_alias(void *at, size_t len)
+{
+    uint8_t *place = dcommi_huge_reserve(len);
+    if (place == NULL) {
+        return NULL;
+    }
+    /* Of 0 bytes: Linux then leaves the first mapping in place. By number, because UCX puts a
+     * function in the place of the C library's that loses the last argument. */
+    if (syscall(SYS_mremap, at, (size_t)0, len, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
+        (long)(intptr_t)place) {
+        dcommi_huge_release(place, len);
+        return NULL;
+    }
+    return place;
+}
+
+/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
+static bool dcommi_huge_populate(void *at, size_t len)
+{
+    if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
+    int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    size_t done = 0;
+    while (zero >= 0 && done < len) {
+        ssize_t n = read(zero, (char *)at + done, len - done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        done += (size_t)n;
+    }
+    if (zero >= 0) {
+        close(zero);
+    }
+    return done == len;
+}
+
+/* Whether every byte of a mapping can be read; its pages are then in place. */
+static bool dcommi_huge_readable(void *at, size_t len)
+{
+    if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    char byte;
+    struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
+    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
+}
+
+/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
+ * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
+{
+    *huge = 0;
+    if (len >= DCOMMI_HUGE_PAGE) {
+        madvise(at, len, MADV_HUGEPAGE);
+    }
+    for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
+        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+            return false;
+        }
+        if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
+            *huge += DCOMMI_HUGE_PAGE;
+        } else if (errno == EINVAL) {
+            break; /* not this kernel, or not such memory */
+        }
+    }
+    return dcommi_huge_populate(at, len);
+}
+
+#endif

@@ -1,0 +1,436 @@
+/* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
+ * the messages that point into them, and the cache of peers' regions that it has mapped.
+ *
+ * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
+ * 0. Who meets a number that it does not know asks for it (REGION_ASK), and reads by other means
+ * meanwhile; the answer (REGION) has what it takes to map. Numbers are never used again, so that
+ * one of a region that was freed can at worst be unknown; who was given a region hears when it is
+ * freed (REGION_GONE). */
+#ifndef DCOMMI_REGION_H
+#define DCOMMI_REGION_H
+
+#include "huge.h"
+#include "match.h"
+
+#define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
+#define DCOMMI_REGION_BUCKETS 256 /* of the cache */
+#define DCOMMI_REGION_REFUSALS 64
+#define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
+/* UCX reads a key without knowing its length: at most 64 parts of a length byte and 255 more. */
+#define DCOMMI_REGION_KEY_ROOM (64 * 256 + 64)
+
+/* Behind the memory of each region, so that who maps it sees that it is the one that was meant:
+ * keys are numbers that mean something else in another namespace or after a restart. */
+typedef struct dcommi_region_mark {
+    uint8_t uuid[16]; /* of the context */
+    uint64_t id;
+} dcommi_region_mark;
+
+/* Payload of REGION, in front of the key. */
+typedef struct dcommi_region_card {
+    uint64_t base;        /* where messages say that it lies */
+    uint64_t remote_base; /* where the transport says so */
+    uint64_t len;         /* without the mark */
+    dcommi_region_mark mark;
+} dcommi_region_card;
+
+_Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
+
+/* A peer that has to do with a region of ours. */
+typedef struct dcommi_reader {
+    int peer;
+    bool told;    /* was given it */
+    int refusals; /* how often it could not read an RTS in place */
+} dcommi_reader;
+
+/* A region of this rank. */
+typedef struct dcommi_own {
+    struct dcommi_own *next; /* of all in the process */
+    dcomm_context *context;  /* kept alive */
+    uint8_t *base;
+    size_t len, mapped, huge; /* mapped: with the mark */
+    uint32_t id;              /* 0: nobody can map it */
+    dcommi_region region;     /* the transport's */
+    dcommi_reader *readers;
+    size_t nreaders, readers_capacity;
+} dcommi_own;
+
+enum dcommi_map_state { DCOMMI_MAP_ASKED, DCOMMI_MAP_KNOWN, DCOMMI_MAP_OPEN, DCOMMI_MAP_FAILED };
+
+/* A region of a peer. */
+typedef struct dcommi_map {
+    struct dcommi_map *next; /* in its bucket */
+    int peer;
+    uint32_t id;
+    uint8_t state;
+    uint8_t named; /* how often since we asked */
+    uint64_t base, len;
+    uint8_t *local; /* OPEN */
+    size_t mapped;
+    dcommi_region_card card; /* KNOWN */
+    size_t key_len;
+    uint8_t *key;
+} dcommi_map;
+
+struct dcommi_regions {
+    dcommi_own **own; /* by address; with the token, like all of this */
+    size_t nown, own_capacity;
+    uint32_t last_id;
+    dcommi_map *maps[DCOMMI_REGION_BUCKETS];
+    size_t nmaps;
+};
+
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+
+/* The context's, made when first needed; NULL without memory. */
+static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
+{
+    if (context->regions == NULL) {
+        context->regions = dcommi_alloc(sizeof *context->regions);
+    }
+    return context->regions;
+}
+
+/* ---- our own ---- */
+
+/* Index of the first own region that begins behind `at`. */
+static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t at)
+{
+    size_t low = 0, high = regions->nown;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uintptr_t)regions->own[middle]->base > at) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+/* The region that all of this memory lies in; NULL: none. */
+static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
+{
+    const struct dcommi_regions *regions = context->regions;
+    if (DCOMMI_LIKELY(regions == NULL || regions->nown == 0)) {
+        return NULL;
+    }
+    size_t i = dcommi_own_behind(regions, (uintptr_t)at);
+    if (i == 0) {
+        return NULL;
+    }
+    dcommi_own *own = regions->own[i - 1];
+    size_t offset = (uintptr_t)at - (uintptr_t)own->base;
+    return offset < own->len && len <= own->len - offset ? own : NULL;
+}
+
+/* Its number, for messages. */
+static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
+                                            size_t len)
+{
+    const dcommi_own *own = dcommi_own_find(context, at, len);
+    return own != NULL ? own->id : 0;
+}
+
+/* A peer's entry at a region, made when needed; NULL without memory. */
+static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
+{
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].peer == peer) {
+            return &own->readers[i];
+        }
+    }
+    if (dcommi_grow((void **)&own->readers, &own->readers_capacity, own->nreaders + 1,
+                    sizeof *own->readers) < 0) {
+        return NULL;
+    }
+    own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
+    return &own->readers[own->nreaders++];
+}
+
+/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
+ * map the region in the end has to ask for each message, so not for ever. */
+static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    const dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
+}
+
+/* A peer wants a message that was offered in place after all. */
+static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    if (reader != NULL) {
+        reader->refusals++;
+    }
+}
+
+static dcomm_status dcommi_own_enter(dcommi_own *own)
+{
+    struct dcommi_regions *regions = dcommi_regions_of(own->context);
+    if (regions == NULL || regions->last_id == UINT32_MAX) {
+        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, unmapped */
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&regions->own, &regions->own_capacity, regions->nown + 1,
+                           sizeof *regions->own));
+    size_t i = dcommi_own_behind(regions, (uintptr_t)own->base);
+    memmove(&regions->own[i + 1], &regions->own[i], (regions->nown - i) * sizeof *regions->own);
+    regions->own[i] = own;
+    regions->nown++;
+    own->id = ++regions->last_id;
+    dcommi_region_mark mark = {.id = own->id};
+    memcpy(mark.uuid, own->context->uuid, sizeof mark.uuid);
+    memcpy(own->base + own->len, &mark, sizeof mark);
+    return DCOMM_OK;
+}
+
+/* A peer by the first healthy communicator that has it; NULL: none. */
+static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+            continue;
+        }
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                *rank = r;
+                return comm;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* It is about to be freed: take it out and tell who may have mapped it. */
+static void dcommi_own_leave(dcommi_own *own)
+{
+    struct dcommi_regions *regions = own->context->regions;
+    size_t at = dcommi_own_behind(regions, (uintptr_t)own->base) - 1;
+    regions->nown--;
+    memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
+    for (size_t i = 0; i < own->nreaders; i++) {
+        int rank, peer = own->readers[i].peer;
+        dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+        if (own->readers[i].told && comm != NULL && !own->context->peers[peer].lost) {
+            dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id};
+            dcommi_send_header(comm, rank, &gone, NULL, 0);
+        }
+    }
+}
+
+/* A peer asks for a region that we named. */
+static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    dcommi_own *own = NULL;
+    for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
+        own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
+    }
+    if (own == NULL || !comm->context->peers[comm->members[h->src].peer].same_host) {
+        return; /* freed meanwhile: the peer does without */
+    }
+    dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
+    if (reader == NULL) {
+        return;
+    }
+    reader->told = true;
+    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_MAX];
+    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
+                               .remote_base = (uint64_t)(uintptr_t)own->region.base,
+                               .len = own->len};
+    memcpy(&card.mark, own->base + own->len, sizeof card.mark);
+    memcpy(payload, &card, sizeof card);
+    memcpy(payload + sizeof card, own->region.key, own->region.key_len);
+    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id};
+    dcommi_send_header(comm, (int)h->src, &answer, payload, sizeof card + own->region.key_len);
+}
+
+/* ---- peers' ---- */
+
+static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int peer, uint32_t id)
+{
+    dcommi_map **at = &regions->maps[((uint32_t)peer * 31u + id) % DCOMMI_REGION_BUCKETS];
+    while (*at != NULL && ((*at)->peer != peer || (*at)->id != id)) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+
+static void dcommi_map_drop(struct dcommi_regions *regions, dcommi_map **at)
+{
+    dcommi_map *map = *at;
+    *at = map->next;
+    regions->nmaps--;
+    dcommi_huge_release(map->local, map->mapped);
+    dcommi_free(map->key);
+    dcommi_free(map);
+}
+
+/* Forget the regions of a peer, or of all (-1). */
+static void dcommi_maps_forget(dcomm_context *context, int peer)
+{
+    struct dcommi_regions *regions = context->regions;
+    for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
+        for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
+            if (peer < 0 || (*at)->peer == peer) {
+                dcommi_map_drop(regions, at);
+            } else {
+                at = &(*at)->next;
+            }
+        }
+    }
+}
+
+/* The context closes. */
+static void dcommi_regions_free(dcomm_context *context)
+{
+    if (context->regions != NULL) {
+        dcommi_maps_forget(context, -1);
+        dcommi_free(context->regions->own);
+        dcommi_free(context->regions);
+        context->regions = NULL;
+    }
+}
+
+/* A region is named that we do not know: remember it, and ask for it; again from time to time, as a
+ * communicator that fails takes question or answer with it. map: NULL the first time. */
+static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *map)
+{
+    if (map != NULL && ++map->named != 0) {
+        return;
+    }
+    struct dcommi_regions *regions = dcommi_regions_of(comm->context);
+    if (map == NULL) {
+        bool full = regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS;
+        map = full ? NULL : dcommi_alloc(sizeof *map);
+        if (map == NULL) {
+            return;
+        }
+        map->peer = comm->members[rank].peer;
+        map->id = id;
+        *dcommi_map_at(regions, map->peer, id) = map;
+        regions->nmaps++;
+    }
+    dcommi_header ask = {.type = DCOMMI_MSG_REGION_ASK, .tag = id};
+    dcommi_send_header(comm, rank, &ask, NULL, 0);
+}
+
+/* What we asked for. */
+static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    if (regions == NULL) {
+        return;
+    }
+    dcommi_map *map = *dcommi_map_at(regions, comm->members[h->src].peer, h->tag);
+    if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
+        return;
+    }
+    map->state = DCOMMI_MAP_FAILED;
+    memcpy(&map->card, data, sizeof map->card);
+    map->base = map->card.base;
+    map->len = map->card.len;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
+        map->base % page != 0 || map->base + map->len < map->base) {
+        return;
+    }
+    map->key_len = len - sizeof map->card;
+    map->key = dcommi_alloc(DCOMMI_REGION_KEY_ROOM);
+    if (map->key != NULL) {
+        memcpy(map->key, (const uint8_t *)data + sizeof map->card, map->key_len);
+        map->state = DCOMMI_MAP_KNOWN;
+    }
+}
+
+/* Map a region that is known. Whatever is wrong with it, it is read by other means. */
+static void dcommi_map_open(dcomm_context *context, dcommi_map *map)
+{
+    dcommi_transport *t = context->local;
+    size_t mapped = (size_t)map->len + (size_t)sysconf(_SC_PAGESIZE);
+    void *there = NULL, *handle = NULL;
+    dcomm_status status =
+        t->call->region_map(t, map->peer, map->key, map->key_len,
+                            (void *)(uintptr_t)map->card.remote_base, &there, &handle);
+    const char *why = status < 0 ? dcommi_message : NULL;
+    dcommi_free(map->key);
+    map->key = NULL;
+    map->state = DCOMMI_MAP_FAILED;
+    if (status >= 0) {
+        uint8_t *local = dcommi_huge_alias(there, mapped);
+        t->call->region_unmap(t, handle);
+        if (local == NULL) {
+            why = "it is no shared memory of that size";
+        } else if (!dcommi_huge_readable(local, mapped) ||
+                   memcmp(local + map->len, &map->card.mark, sizeof map->card.mark) != 0) {
+            why = "the key means other memory here";
+            dcommi_huge_release(local, mapped);
+        } else {
+            map->local = local;
+            map->mapped = mapped;
+            map->state = DCOMMI_MAP_OPEN;
+        }
+    }
+    if (why != NULL) {
+        dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
+                   (int)context->peers[map->peer].pid, why);
+    }
+}
+
+/* Memory that a rank has offered, as region number and address, in our own address space: good
+ * until the next pass of progress. NULL: it is to be read by other means. */
+static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    int peer = comm->members[rank].peer;
+    if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
+        return NULL;
+    }
+    struct dcommi_regions *regions = comm->context->regions;
+    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
+    if (DCOMMI_UNLIKELY(map == NULL || map->state == DCOMMI_MAP_ASKED)) {
+        dcommi_map_ask(comm, rank, region, map);
+        return NULL;
+    }
+    if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
+        dcommi_map_open(comm->context, map);
+    }
+    uint64_t offset = address - map->base;
+    return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
+                   len <= map->len - offset
+               ? map->local + offset
+               : NULL;
+}
+
+/* REGION_ASK, REGION, REGION_GONE; the header is valid. */
+static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data,
+                                     size_t len)
+{
+    if (h->type == DCOMMI_MSG_REGION_ASK) {
+        dcommi_on_region_ask(comm, h);
+    } else if (h->type == DCOMMI_MSG_REGION) {
+        dcommi_on_region(comm, h, data, len);
+    } else if (comm->context->regions != NULL) {
+        dcommi_map **at = dcommi_map_at(comm->context->regions, comm->members[h->src].peer, h->tag);
+        if (*at != NULL) {
+            dcommi_map_drop(comm->context->regions, at);
+        }
+    }
+}
+
+/* A region's number in an RTS, whose slot is free. */
+static inline void dcommi_rts_set_region(dcommi_header *h, uint32_t region)
+{
+    h->slot = (uint16_t)region;
+    h->reserved = (uint16_t)(region >> 16);
+}
+
+static inline uint32_t dcommi_rts_region(const dcommi_header *h)
+{
+    return (uint32_t)h->reserved << 16 | h->slot;
+}
+
+#endif

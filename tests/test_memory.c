@@ -1,0 +1,422 @@
+/* test_memory.c - registered memory: what it is and what it refuses, how long it lives, and that
+ * peers read it where it lies, whatever becomes of it, of communicators and of its owner. */
+#define _GNU_SOURCE
+#include "faults.h"
+#include "ranks.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+
+enum { COUNT = 100000, PAGE = 4096 };
+
+typedef struct at_place {
+    ranks_place place;
+} at_place;
+
+static void on(int n, ranks_place place, procs_fn fn)
+{
+    int ended[PROCS_MAX];
+    at_place arg = {place};
+    cr_assert_eq(procs_run(n, 50, fn, &arg, ended), 0, "%d ranks, %s", n, ranks_place_name(place));
+}
+
+static void *allocate(dcomm_comm *comm, size_t bytes)
+{
+    void *p = NULL;
+    RANKS_OK(dcomm_mem_alloc(dcomm_comm_context(comm), bytes, &p));
+    return p;
+}
+
+/* Sum over ranks of what `salt` gives; in place. Returns how many bytes were read where they lie.
+ */
+static uint64_t all_reduce(dcomm_comm *comm, float *data, size_t count, int salt, const char *algo)
+{
+    int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
+    dcomm_coll_opts opts = {.algo = algo};
+    dcomm_stats before, after;
+    for (size_t i = 0; i < count; i++) {
+        data[i] = (float)(rank + 1) * (float)((i + (size_t)salt) % 101);
+    }
+    RANKS_OK(dcomm_comm_stats(comm, &before));
+    RANKS_OK(dcomm_allreduce(comm, data, data, count, DCOMM_F32, DCOMM_SUM, &opts));
+    RANKS_OK(dcomm_comm_stats(comm, &after));
+    for (size_t i = 0; i < count; i++) {
+        float want = (float)(n * (n + 1) / 2) * (float)((i + (size_t)salt) % 101);
+        PROCS_CHECK(data[i] == want, "salt %d: element %zu is %g, not %g", salt, i, (double)data[i],
+                    (double)want);
+    }
+    return after.bytes_mapped - before.bytes_mapped;
+}
+
+/* Once to be heard of, twice to be read: then it is mapped. */
+static void expect_mapped(dcomm_comm *comm, float *data, size_t count, bool mapped)
+{
+    static const char *const algos[] = {"two_shot", "ring"};
+    bool apart = dcomm_comm_host(comm, dcomm_comm_size(comm) - 1) > 0;
+    for (int a = 0; a < (apart ? 1 : 2); a++) { /* a ring's neighbour may be on another host */
+        uint64_t bytes = 0;
+        for (int i = 0; i < 3; i++) {
+            bytes = all_reduce(comm, data, count, i, algos[a]);
+        }
+        PROCS_CHECK((bytes > 0) == mapped, "%s: %lu bytes were read in place", algos[a],
+                    (unsigned long)bytes);
+    }
+}
+
+/* Lines of this process's map that are shared memory of at least `bytes`. */
+static int segments(size_t bytes)
+{
+    FILE *file = fopen("/proc/self/maps", "re");
+    char line[512];
+    int n = 0;
+    PROCS_TRUE(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned long from, to;
+        char kind[5];
+        if (sscanf(line, "%lx-%lx %4s", &from, &to, kind) == 3 && kind[3] == 's') {
+            n += to - from >= bytes;
+        }
+    }
+    fclose(file);
+    return n;
+}
+
+/* ---- the calls ---- */
+
+static void refused(dcomm_status status, dcomm_status want, const char *word)
+{
+    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL,
+                "looking for %s and '%s': %s: %s", dcomm_status_name(want), word,
+                dcomm_status_name(status), dcomm_last_error());
+}
+
+static int calls(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)rank, (void)n, (void)s, (void)arg;
+    dcomm_context *context = NULL;
+    dcomm_mem_info info;
+    void *p = &info, *q = NULL;
+    RANKS_OK(dcomm_context_create(NULL, &context));
+    int before = segments(PAGE);
+    refused(dcomm_mem_alloc(NULL, 100, &p), DCOMM_ERR_INVALID, "context");
+    PROCS_TRUE(p == NULL);
+    refused(dcomm_mem_alloc(context, 100, NULL), DCOMM_ERR_INVALID, "ptr_p");
+    refused(dcomm_mem_alloc(context, SIZE_MAX, &p), DCOMM_ERR_SYSTEM, "bytes");
+    refused(dcomm_mem_alloc(context, (size_t)1 << 45, &p), DCOMM_ERR_SYSTEM, "bytes");
+    PROCS_TRUE(p == NULL);
+    RANKS_OK(dcomm_mem_alloc(context, 0, &p));
+    PROCS_TRUE(p == NULL);
+    RANKS_OK(dcomm_mem_free(&p));
+    RANKS_OK(dcomm_mem_free(NULL));
+    refused(dcomm_mem_query(&info, NULL), DCOMM_ERR_INVALID, "info");
+    refused(dcomm_mem_query(&info, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc");
+
+    static const size_t sizes[] = {1, 4096, 4097, 262143, 262144, 5000000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        size_t grain = sizes[i] < 262144 ? PAGE : (size_t)2 << 20;
+        RANKS_OK(dcomm_mem_alloc(context, sizes[i], &p));
+        PROCS_TRUE((uintptr_t)p % grain == 0);
+        for (size_t k = 0; k < sizes[i]; k++) {
+            PROCS_TRUE(((char *)p)[k] == 0);
+        }
+        memset(p, 1, sizes[i]);
+        RANKS_OK(dcomm_mem_query((char *)p + sizes[i] - 1, &info));
+        PROCS_TRUE(info.base == p && info.bytes >= sizes[i] && info.bytes % grain == 0);
+        PROCS_TRUE(info.shared && info.huge_bytes <= info.bytes);
+        refused(dcomm_mem_query((char *)p + info.bytes, &info), DCOMM_ERR_INVALID, "lies in no");
+        q = (char *)p + 1;
+        refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
+        q = p;
+        RANKS_OK(dcomm_mem_free(&p));
+        PROCS_TRUE(p == NULL);
+        refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "free already");
+    }
+    PROCS_TRUE(segments(PAGE) == before);
+    RANKS_OK(dcomm_context_destroy(&context));
+    return 0;
+}
+
+Test(memory, calls, .timeout = 60)
+{
+    on(1, RANKS_LOCAL, calls);
+}
+
+static int lines_of_huge_pages;
+
+static void hear(int level, const char *message, void *user)
+{
+    (void)user;
+    lines_of_huge_pages += level == 2 && strstr(message, "huge pages") != NULL;
+}
+
+/* A process that gets no huge pages works all the same, and is told once. */
+static int no_huge_pages(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { BYTES = 5 << 20 };
+    dcomm_mem_info info;
+    void *p[2] = {NULL, NULL};
+    setenv("DCOMM_LOG", "info", 1);
+    dcomm_set_logger(hear, NULL);
+    PROCS_TRUE(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
+    ranks_settle(rank, n, ((at_place *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    for (int i = 0; i < 2; i++) {
+        p[i] = allocate(comm, BYTES);
+        RANKS_OK(dcomm_mem_query(p[i], &info));
+        PROCS_TRUE(info.shared && info.bytes >= BYTES && info.huge_bytes == 0);
+    }
+    PROCS_CHECK(lines_of_huge_pages == 1, "%d lines", lines_of_huge_pages);
+    expect_mapped(comm, p[1], COUNT, true);
+    RANKS_OK(dcomm_mem_free(&p[0]));
+    RANKS_OK(dcomm_mem_free(&p[1]));
+    return ranks_leave(&comm);
+}
+
+Test(memory, no_huge_pages, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, no_huge_pages);
+}
+
+/* ---- lives ---- */
+
+/* Freed and made anew, at addresses that were registered memory, or ordinary, before. */
+static int again(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { LIVE = 4, BYTES = COUNT * sizeof(float) };
+    ranks_settle(rank, n, ((at_place *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    uint64_t state = 5;
+    float *ordinary = malloc(BYTES);
+    PROCS_TRUE(all_reduce(comm, ordinary, COUNT, 0, "two_shot") == 0);
+    free(ordinary);
+    int before = segments(BYTES);
+    void *live[LIVE] = {0};
+    for (int i = 0; i < 60; i++) {
+        int k = (int)(ranks_random(&state) % LIVE); /* the same on all ranks */
+        size_t bytes = BYTES + PAGE * (size_t)(ranks_random(&state) % 3);
+        if (live[k] != NULL && i % 3 == 0) {
+            size_t len;
+            dcomm_mem_info info;
+            RANKS_OK(dcomm_mem_query(live[k], &info));
+            len = info.bytes;
+            void *at = live[k];
+            RANKS_OK(dcomm_mem_free(&live[k]));
+            /* Other memory at the same place must not be taken for it. */
+            void *other = mmap(at, len, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+            PROCS_TRUE(other == at);
+            all_reduce(comm, other, COUNT, i, i % 2 ? "two_shot" : "ring");
+            RANKS_OK(dcomm_barrier(comm, NULL));
+            munmap(other, len);
+        } else if (live[k] != NULL) {
+            RANKS_OK(dcomm_mem_free(&live[k]));
+        }
+        if (live[k] == NULL) {
+            live[k] = allocate(comm, bytes);
+        }
+        for (int round = 0; round < 2; round++) {
+            all_reduce(comm, live[k], COUNT, i, i % 4 < 2 ? "one_shot" : "halving_doubling");
+        }
+    }
+    expect_mapped(comm, live[0] != NULL ? live[0] : live[1], COUNT, true);
+    for (int k = 0; k < LIVE; k++) {
+        RANKS_OK(dcomm_mem_free(&live[k]));
+    }
+    for (int i = 0; i < 3; i++) { /* the news of it comes */
+        RANKS_OK(dcomm_barrier(comm, NULL));
+    }
+    PROCS_CHECK(segments(BYTES) == before, "%d mappings are left", segments(BYTES) - before);
+    return ranks_leave(&comm);
+}
+
+Test(memory, freed_and_made_again, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, again);
+    on(3, RANKS_MESSAGE, again);
+}
+
+/* A region outlives its communicator; another one of the same context maps it again. */
+static int outlives(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, ((at_place *)arg)->place);
+    dcomm_context *context = NULL;
+    RANKS_OK(dcomm_context_create(NULL, &context));
+    dcomm_comm_opts opts = {.context = context};
+    dcomm_comm *comm = ranks_join(rank, n, s, &opts), *second = NULL;
+    float *data = allocate(comm, COUNT * sizeof *data);
+    void *p = data;
+    expect_mapped(comm, data, COUNT, true);
+    RANKS_OK(dcomm_comm_dup(comm, &second));
+    expect_mapped(second, data, COUNT, true);
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    expect_mapped(second, data, COUNT, true);
+    RANKS_OK(dcomm_comm_destroy(&second));
+    RANKS_OK(dcomm_context_destroy(&context)); /* the memory keeps it */
+    data[COUNT - 1] = 7;
+    RANKS_OK(dcomm_mem_free(&p));
+    PROCS_TRUE(segments(COUNT * sizeof *data) == 0);
+    return ranks_leave(&comm);
+}
+
+Test(memory, outlives_its_communicator, .timeout = 60)
+{
+    on(3, RANKS_LOCAL, outlives);
+}
+
+/* World and parts of it, with one region; the parts have other ranks for the same peers. */
+static int split(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_place place = ((at_place *)arg)->place;
+    ranks_settle(rank, n, place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL), *part = NULL;
+    float *data = allocate(comm, 2 * COUNT * sizeof *data);
+    void *p = data;
+    RANKS_OK(dcomm_comm_split(comm, rank % 2, -rank, &part));
+    bool near = place == RANKS_LOCAL; /* ranks of one colour sit on different hosts in pairs */
+    for (int i = 0; i < 2; i++) {
+        expect_mapped(part, data, COUNT, near);
+        expect_mapped(comm, data + COUNT / 2 + 1, COUNT, place != RANKS_HOSTS);
+    }
+    RANKS_OK(dcomm_comm_destroy(&part));
+    RANKS_OK(dcomm_mem_free(&p));
+    return ranks_leave(&comm);
+}
+
+Test(memory, split, .timeout = 60)
+{
+    on(4, RANKS_LOCAL, split);
+    on(4, RANKS_PAIRS, split);
+    on(4, RANKS_HOSTS, split);
+}
+
+/* Point to point, long and short, from the middle of a region. */
+static int sends(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { OFFSET = 1001 };
+    ranks_settle(rank, n, ((at_place *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    unsigned char *data = allocate(comm, 2 * COUNT), *got = malloc(COUNT);
+    void *p = data;
+    dcomm_stats stats;
+    for (int i = 0; i < 12; i++) {
+        size_t len = i % 3 == 2 ? 100 : COUNT;
+        memset(data + OFFSET, 10 * i + rank, len);
+        dcomm_request *requests[2];
+        RANKS_OK(dcomm_isend(comm, data + OFFSET, len, DCOMM_U8, 1 - rank, NULL, &requests[0]));
+        RANKS_OK(dcomm_irecv(comm, got, len, DCOMM_U8, 1 - rank, NULL, &requests[1]));
+        RANKS_OK(dcomm_wait_all(requests, 2));
+        for (size_t k = 0; k < len; k++) {
+            PROCS_CHECK(got[k] == 10 * i + 1 - rank, "message %d, byte %zu is %d", i, k, got[k]);
+        }
+    }
+    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    PROCS_TRUE(stats.bytes_mapped >= 4 * COUNT);
+    RANKS_OK(dcomm_mem_free(&p));
+    free(got);
+    return ranks_leave(&comm);
+}
+
+Test(memory, sends, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, sends);
+    on(2, RANKS_MESSAGE, sends);
+}
+
+/* Many regions, allocated and freed by a thread of their own while collectives run. */
+static _Atomic bool churning;
+
+static void *churn(void *context)
+{
+    void *p[8] = {0};
+    for (int i = 0; atomic_load(&churning); i++) {
+        RANKS_OK(dcomm_mem_free(&p[i % 8]));
+        RANKS_OK(dcomm_mem_alloc(context, (size_t)PAGE << i % 5, &p[i % 8]));
+    }
+    for (int i = 0; i < 8; i++) {
+        RANKS_OK(dcomm_mem_free(&p[i]));
+    }
+    return NULL;
+}
+
+static int threads(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, ((at_place *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    void *p = allocate(comm, COUNT * sizeof(float));
+    pthread_t thread;
+    atomic_store(&churning, true);
+    PROCS_TRUE(pthread_create(&thread, NULL, churn, dcomm_comm_context(comm)) == 0);
+    for (int i = 0; i < 100; i++) {
+        all_reduce(comm, p, COUNT, i, NULL);
+    }
+    atomic_store(&churning, false);
+    pthread_join(thread, NULL);
+    RANKS_OK(dcomm_mem_free(&p));
+    return ranks_leave(&comm);
+}
+
+Test(memory, threads, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, threads);
+}
+
+/* ---- death ---- */
+
+enum { RANKS = 4, VICTIM = 2 };
+
+static void *die_soon(void *unused)
+{
+    (void)unused;
+    nanosleep(&(struct timespec){.tv_nsec = 20000000 + getpid() % 16 * 1000000}, NULL);
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
+/* The owner of mapped memory is killed in the middle of operations on it. */
+static int killed(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 8);
+    size_t len = (size_t)COUNT * sizeof(float);
+    void *p = allocate(f.comm, len);
+    expect_mapped(f.comm, p, COUNT, true);
+    fault_meet(&f, -1);
+    pthread_t thread;
+    if (rank == VICTIM) {
+        PROCS_TRUE(pthread_create(&thread, NULL, die_soon, NULL) == 0);
+    }
+    dcomm_status status = DCOMM_OK;
+    static const char *const algos[] = {"one_shot", "ring", "two_shot", "halving_doubling"};
+    memset(p, 0, len);
+    for (int i = 0; status == DCOMM_OK; i++) {
+        dcomm_coll_opts opts = {.algo = algos[i % 4]};
+        status = dcomm_allreduce(f.comm, p, p, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+    }
+    static const char *const words[] = {"rank 2", NULL};
+    fault_expect(&f, status, DCOMM_ERR_PEER, words);
+    memset(p, 1, len); /* it is still ours */
+    fault_recover(&f, VICTIM);
+    expect_mapped(f.comm, p, COUNT, true);
+    RANKS_OK(dcomm_mem_free(&p));
+    return fault_leave(&f);
+}
+
+static void run_killed(fault_place place)
+{
+    int ended[PROCS_MAX];
+    procs_run(RANKS, 30, killed, &place, ended);
+    for (int r = 0; r < RANKS; r++) {
+        int want = r == VICTIM ? 128 + SIGKILL : 0;
+        cr_expect(ended[r] == want, "rank %d ended with %d, not %d", r, ended[r], want);
+    }
+}
+
+Test(memory, owner_killed, .timeout = 100)
+{
+    run_killed(LOCAL);
+}
+
+Test(memory, owner_killed_by_message, .timeout = 100)
+{
+    run_killed(MESSAGE);
+}
