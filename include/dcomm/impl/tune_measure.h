@@ -7,6 +7,7 @@
 
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
+#define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
 #define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_FEW 7
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
@@ -263,11 +264,13 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
         len *= 4;
     }
     /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
-     * rate; in a stream, shorter messages go no faster. */
+     * rate; in a stream, messages that are not short go no faster. */
     double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
     for (int64_t i = 1; i < link->message.n; i++) {
         int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
-        link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+        if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
+            link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+        }
     }
     double each = 1e-12 * slope * (double)last;
     if (crowd > 1) {
