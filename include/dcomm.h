@@ -492,6 +492,10 @@ typedef struct dcomm_comm_opts {
                            rank 0's is taken by all ranks */
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
                            chosen per algorithm); rank 0's is taken by all ranks */
+    int tune;           /* 1: measure what things cost, some milliseconds once per process and set
+                           of hosts, so that algorithms are chosen by it (or read it, where
+                           DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
+                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
@@ -858,7 +862,8 @@ DCOMM_API dcomm_status dcomm_group_end(void);
 #endif
 #endif
 /* ==== include/dcomm/tune.h ================================================================= */
-/* tune.h - which algorithms there are, which one runs, and what was moved. */
+/* tune.h - which algorithms there are, what the model says they cost, which one runs, and what was
+ * moved. */
 #ifndef DCOMM_TUNE_H
 #define DCOMM_TUNE_H
 
@@ -893,6 +898,114 @@ DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
                                      const char **algo_p);
+
+/* ---- what things cost: the numbers that the model works with ---- */
+
+/* What separates two ranks: the coarsest thing that they do not share. */
+typedef enum dcomm_link_kind {
+    DCOMM_LINK_HOST = 0,    /* they are on different hosts */
+    DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
+    DCOMM_LINK_NUMA = 2,    /* on one package, on different NUMA nodes */
+    DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
+    DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
+    DCOMM_LINK_NEAR = 5,    /* nothing that is known of */
+    DCOMM_LINK_COUNT = 6
+} dcomm_link_kind;
+
+#define DCOMM_CURVE_POINTS 12
+
+/* A time as a function of bytes: straight lines through n points, bytes ascending; ps[0] before the
+ * first, the slope of the last two behind the last. n = 0 is 0 everywhere. Picoseconds. */
+typedef struct dcomm_curve {
+    int64_t n;
+    int64_t bytes[DCOMM_CURVE_POINTS];
+    int64_t ps[DCOMM_CURVE_POINTS];
+} dcomm_curve;
+
+/* What it costs to get from one rank to another. */
+typedef struct dcomm_link {
+    int64_t alpha_ps;    /* latency: a message is seen so long after its sender is done with it */
+    int64_t overhead_ps; /* work per message, of its sender and again of its receiver */
+    int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
+    int64_t tell_ps;     /* work of who signals or exposes, for each rank addressed */
+    int64_t eager_bytes; /* a longer message moves when its receive is posted (0: any is sent) */
+    /* by_core: the reader's processor moves the bytes (memory of one host). Otherwise each rank has
+     * a port that sends and one that receives, both at the same time, one message each. */
+    int64_t by_core;
+    dcomm_curve message; /* for so long a message of so many bytes keeps each end busy */
+    dcomm_curve fold;    /* and for so much longer its receiver, where it folds the message */
+    dcomm_curve read;    /* copying so many bytes of exposed memory */
+    dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
+    /* The port of all ranks that are together on this side of the link (the host's network
+     * interface) is busy for so long with a message. */
+    dcomm_curve shared;
+} dcomm_link;
+
+/* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
+ * free. */
+typedef struct dcomm_tuning {
+    dcomm_link link[DCOMM_LINK_COUNT];
+    dcomm_curve copy; /* within a rank's own memory */
+    dcomm_curve fold; /* of each operand but the first, in its own memory */
+    int64_t step_ps;  /* work for each step of a plan, whatever it does */
+    int64_t call_ps;  /* of the call itself, whatever the plan */
+    char source[128]; /* where the numbers are from, for people */
+} dcomm_tuning;
+
+/* The textbook's network: every message takes alpha + bytes*beta, a rank can send one and receive
+ * one at the same time, folding takes gamma a byte, all else is free.
+ * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
+                                            double gamma_ns_per_B, dcomm_tuning *tuning);
+
+/* The numbers that are used where nothing is measured. */
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
+
+/* Write them to a file, and read them: text, a setting a line. What a file does not name is as
+ * built in. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line of it, which the
+ * sentence names). */
+DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
+DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
+
+/* What the model says a set of plans takes, from the call on all ranks to the end on the last:
+ * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
+ * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where
+ * a length comes from a word, its maximum is.
+ * Errors: DCOMM_ERR_PLAN (a step that no execution would get past), DCOMM_ERR_UNSUPPORTED (what
+ * follows depends on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
+                                        const int *hosts, const dcomm_tuning *tuning,
+                                        double *seconds);
+
+/* One algorithm, as the choice sees it. */
+typedef struct dcomm_alternative {
+    const char *algo;
+    double seconds; /* by the model; below 0: it has no price */
+    bool chosen;    /* this one runs */
+    char why[192];  /* why it does not; "" where it does */
+} dcomm_alternative;
+
+/* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
+ * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get; *n_p, if not
+ * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
+ * octave) that is next to `count`, for equal blocks, from rank 0. */
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p);
+/* The same without a communicator: by `tuning` (NULL: the built-in numbers) for nranks ranks on
+ * hosts[nranks] (NULL: on one). */
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p);
+
+/* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
+ * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
+ * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
+/* The numbers that a communicator chooses by. */
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
@@ -2645,9 +2758,9 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
     /* Insertion keeps the ranks of a group together at every level, each in the order of ranks. */
     for (int r = 0; r < nranks; r++) {
         int at = r, best = -1;
-        for (int i = 0; i < r; i++) {
+        for (int i = r; i-- > 0 && best < g->nlevels;) {
             int depth = dcommi_groups_depth(g, g->order[i], r);
-            if (depth >= best) {
+            if (depth > best) {
                 best = depth;
                 at = i + 1;
             }
@@ -6774,6 +6887,1794 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
                               const dcomm_check_spec *spec, dcomm_check_report *report)
 {
     return dcommi_check_plans(plans, nranks, spec, report, NULL);
+}
+
+#endif
+/* ==== include/dcomm/impl/api_model.h ======================================================= */
+/* api_model.h - the public side of the model: a textbook's network, the price of a set of plans. */
+#ifndef DCOMMI_API_MODEL_H
+#define DCOMMI_API_MODEL_H
+
+/* ==== include/dcomm/impl/model_run.h ======================================================= */
+/* model_run.h - the priced execution of a set of plans: all ranks of them in order of time, or,
+ * where ranks are alike, those that stand for the others. Loops are not unrolled: an execution
+ * takes memory for its ranks and for the messages under way. */
+#ifndef DCOMMI_MODEL_RUN_H
+#define DCOMMI_MODEL_RUN_H
+
+/* ==== include/dcomm/impl/model_step.h ====================================================== */
+/* model_step.h - what each step of a plan costs, and what it sets going. */
+#ifndef DCOMMI_MODEL_STEP_H
+#define DCOMMI_MODEL_STEP_H
+
+/* ==== include/dcomm/impl/model_queue.h ===================================================== */
+/* model_queue.h - what a priced execution is made of: ranks, frames and lanes; what is going to
+ * happen, ordered by time; messages of which one side has come. */
+#ifndef DCOMMI_MODEL_QUEUE_H
+#define DCOMMI_MODEL_QUEUE_H
+
+/* ==== include/dcomm/impl/model.h =========================================================== */
+/* model.h - the network that the model prices plans on: times as functions of bytes, what is
+ * between two ranks, and which ranks are alike. Integer picoseconds throughout, so that every rank
+ * comes to the same answer. */
+#ifndef DCOMMI_MODEL_H
+#define DCOMMI_MODEL_H
+
+
+_Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
+                   (int)DCOMMI_LEVEL_CORE == (int)DCOMM_LINK_CORE,
+               "links are named after the level at which two ranks part");
+
+/* ---- times as functions of bytes ---- */
+
+#define DCOMMI_MODEL_MOST (INT64_MAX >> 10) /* of one duration: two and a half hours */
+#define DCOMMI_SLOPE_MOST 1000000000000     /* 1 us per byte, in ps per MiB */
+
+/* A dcomm_curve with its slopes: ps per MiB from each point on. */
+typedef struct dcommi_curve {
+    int64_t n;
+    int64_t from[DCOMM_CURVE_POINTS], ps[DCOMM_CURVE_POINTS], slope[DCOMM_CURVE_POINTS];
+} dcommi_curve;
+
+static dcommi_curve dcommi_curve_make(const dcomm_curve *c)
+{
+    dcommi_curve k = {.n = c->n};
+    for (int64_t i = 0; i < c->n; i++) {
+        k.from[i] = c->bytes[i];
+        k.ps[i] = c->ps[i];
+        if (i + 1 < c->n) {
+            /* Double has room for the product, and the quotient is rounded the same everywhere. */
+            double slope = (double)(c->ps[i + 1] - c->ps[i]) * 1048576.0 /
+                           (double)(c->bytes[i + 1] - c->bytes[i]);
+            slope = slope > DCOMMI_SLOPE_MOST ? DCOMMI_SLOPE_MOST : slope;
+            k.slope[i] = (int64_t)(slope < -DCOMMI_SLOPE_MOST ? -DCOMMI_SLOPE_MOST : slope);
+        } else if (i > 0) {
+            k.slope[i] = dcommi_max64(k.slope[i - 1], 0);
+        }
+    }
+    return k;
+}
+
+static inline int64_t dcommi_curve_at(const dcommi_curve *k, int64_t bytes)
+{
+    if (k->n == 0) {
+        return 0;
+    }
+    int64_t i = k->n - 1;
+    while (i > 0 && bytes < k->from[i]) {
+        i--;
+    }
+    int64_t more = dcommi_max64(bytes - k->from[i], 0), whole;
+    if (__builtin_mul_overflow(more >> 20, k->slope[i], &whole) || whole > DCOMMI_MODEL_MOST) {
+        return DCOMMI_MODEL_MOST;
+    }
+    return k->ps[i] + whole + (((more & 1048575) * k->slope[i]) >> 20);
+}
+
+/* A curve that makes sense: points ascending, no time negative or beyond what sums can hold. */
+static bool dcommi_curve_valid(const dcomm_curve *c)
+{
+    bool good = c->n >= 0 && c->n <= DCOMM_CURVE_POINTS;
+    for (int64_t i = 0; good && i < c->n; i++) {
+        good = c->ps[i] >= 0 && c->ps[i] <= DCOMMI_MODEL_MOST && c->bytes[i] >= 0 &&
+               (i == 0 || c->bytes[i] > c->bytes[i - 1]);
+    }
+    return good;
+}
+
+/* ---- the network ---- */
+
+typedef struct dcommi_link {
+    int64_t alpha, overhead, signal, tell, eager;
+    bool by_core;
+    dcommi_curve message, fold, read, reduce, shared;
+} dcommi_link;
+
+/* Ranks r and r + period are alike: a plan that looks the same to all ranks is priced by the first
+ * `period` of them, which stand for the others. period == nranks: nobody stands for anybody. */
+typedef struct dcommi_terrain {
+    const dcommi_groups *groups; /* NULL: everybody is near everybody */
+    int nranks, period;
+    bool rough; /* some of those share a port, where they would take turns that one does not see */
+    dcommi_link link[DCOMM_LINK_COUNT];
+    dcommi_curve copy, fold;
+    int64_t step, call;
+} dcommi_terrain;
+
+static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
+{
+    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
+                t->call_ps >= 0;
+    for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
+        const dcomm_link *l = &t->link[k];
+        const int64_t most = DCOMMI_MODEL_MOST;
+        good = l->alpha_ps >= 0 && l->alpha_ps <= most && l->overhead_ps >= 0 &&
+               l->overhead_ps <= most && l->signal_ps >= 0 && l->signal_ps <= most &&
+               l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
+               dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
+               dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
+               dcommi_curve_valid(&l->shared);
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(
+                      DCOMM_ERR_INVALID,
+                      "tuning: a time is negative or beyond two hours, or the points of a curve "
+                      "do not ascend");
+}
+
+/* Does adding `shift` to every rank lead each group to a group? */
+static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
+{
+    for (int l = 0; l < g->nlevels; l++) {
+        for (int i = 0; i < g->count[l]; i++) {
+            to[i] = -1;
+        }
+        for (int r = 0; r < g->nranks; r++) {
+            int32_t from = dcommi_group_of(g, l, r);
+            int32_t at = dcommi_group_of(g, l, (r + shift) % g->nranks);
+            if (to[from] >= 0 && to[from] != at) {
+                return false;
+            }
+            to[from] = at;
+        }
+    }
+    return true;
+}
+
+static int dcommi_groups_period(const dcommi_groups *g, int nranks)
+{
+    if (g == NULL) {
+        return 1;
+    }
+    int32_t *to = dcommi_calloc((size_t)nranks, sizeof *to);
+    int period = nranks;
+    for (int p = 1; to != NULL && p < period; p++) {
+        if (nranks % p == 0 && dcommi_groups_shift(g, p, to)) {
+            period = p;
+        }
+    }
+    dcommi_free(to);
+    return period;
+}
+
+/* Whether a rank and others that it stands for share a port. */
+static bool dcommi_terrain_rough(const dcommi_terrain *t)
+{
+    const dcommi_groups *g = t->groups;
+    for (int l = 0; g != NULL && l < g->nlevels; l++) {
+        for (int r = t->period; t->link[g->kind[l]].shared.n > 0 && r < t->nranks; r++) {
+            if (dcommi_group_of(g, l, r) == dcommi_group_of(g, l, r % t->period)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
+                                        const dcomm_tuning *t, dcommi_terrain *terrain)
+{
+    DCOMMI_TRY(dcommi_tuning_check(t));
+    memset(terrain, 0, sizeof *terrain);
+    terrain->groups = groups;
+    terrain->nranks = nranks;
+    terrain->period = dcommi_groups_period(groups, nranks);
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const dcomm_link *from = &t->link[k];
+        dcommi_link *to = &terrain->link[k];
+        to->alpha = from->alpha_ps;
+        to->overhead = from->overhead_ps;
+        to->signal = from->signal_ps;
+        to->tell = from->tell_ps;
+        to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
+        to->by_core = from->by_core != 0;
+        to->message = dcommi_curve_make(&from->message);
+        to->fold = dcommi_curve_make(&from->fold);
+        to->read = dcommi_curve_make(&from->read);
+        to->reduce = dcommi_curve_make(&from->reduce);
+        to->shared = dcommi_curve_make(&from->shared);
+    }
+    terrain->copy = dcommi_curve_make(&t->copy);
+    terrain->fold = dcommi_curve_make(&t->fold);
+    terrain->step = t->step_ps;
+    terrain->call = t->call_ps;
+    terrain->rough = dcommi_terrain_rough(terrain);
+    return DCOMM_OK;
+}
+
+/* At how many levels two ranks are together, which is the level at which they part. */
+static inline int dcommi_terrain_depth(const dcommi_terrain *t, int a, int b)
+{
+    return t->groups != NULL ? dcommi_groups_depth(t->groups, a, b) : 0;
+}
+
+static inline int dcommi_terrain_kind(const dcommi_terrain *t, int depth)
+{
+    return t->groups != NULL && depth < t->groups->nlevels ? t->groups->kind[depth]
+                                                           : (int)DCOMM_LINK_NEAR;
+}
+
+#endif
+
+enum dcommi_sim_state {
+    DCOMMI_SIM_RUNNING,
+    DCOMMI_SIM_MOVING, /* waits for a move of its own */
+    DCOMMI_SIM_FENCED,
+    DCOMMI_SIM_WAITING, /* for a counter */
+    DCOMMI_SIM_READING, /* for something to be exposed */
+    DCOMMI_SIM_CALLING,
+    DCOMMI_SIM_OVER
+};
+
+typedef struct dcommi_sim_frame dcommi_sim_frame;
+
+typedef struct dcommi_sim_lane {
+    dcommi_sim_frame *frame;
+    const dcomm_step *steps;
+    uint32_t pc, count;
+    uint8_t state;
+    int depth;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int64_t pending;   /* asynchronous moves whose end is not known yet */
+    int64_t async_end; /* the last end that is known */
+    int64_t counter, target;
+    struct dcommi_sim_lane *next_waiter;
+} dcommi_sim_lane;
+
+typedef struct dcommi_sim_actor {
+    const dcomm_plan *plan;
+    dcommi_sim_frame *root;
+    int64_t core, out, in; /* until when its processor and its ports are busy */
+    int64_t *counters;
+    int64_t *exposed;         /* [nslots]: when; -1: not yet */
+    dcommi_sim_lane *waiters; /* for counters */
+    dcommi_sim_lane *readers; /* for what this rank is to expose */
+} dcommi_sim_actor;
+
+/* A plan under way on one rank. */
+struct dcommi_sim_frame {
+    dcommi_sim_frame *next, *prev; /* all of the execution, to be freed */
+    const dcomm_plan *plan;
+    dcommi_sim_frame *parent;
+    dcommi_sim_lane *caller;
+    const int64_t *group;
+    int rank; /* in the whole plan: the number of its actor */
+    int64_t tag_base, counter_base, slot_base;
+    uint32_t lanes_left;
+    dcommi_sim_lane lanes[];
+};
+
+/* A message, a request for exposed memory, or a receive that waits for its message. */
+typedef struct dcommi_sim_msg {
+    struct dcommi_sim_msg *next; /* in its bucket, or in the free list */
+    int from, to;                /* actors */
+    int64_t tag;
+    uint8_t depth;
+    bool waits; /* for its receive, before it moves */
+    bool async, folds, sender_async;
+    dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
+    struct dcommi_sim_join *join;
+    int64_t len;
+} dcommi_sim_msg;
+
+/* A step that reads the memory of several ranks by message. */
+typedef struct dcommi_sim_join {
+    struct dcommi_sim_join *next, *prev; /* all of the execution, to be freed */
+    dcommi_sim_lane *lane;
+    int left;
+    bool async;
+    int64_t work; /* when all has come */
+} dcommi_sim_join;
+
+enum dcommi_sim_kind {
+    DCOMMI_SIM_LANE,    /* a lane goes on */
+    DCOMMI_SIM_OFFER,   /* the sender's word of a message that waits for its receive */
+    DCOMMI_SIM_HEAD,    /* the first byte is at the receiver's port */
+    DCOMMI_SIM_TAIL,    /* the last byte has come */
+    DCOMMI_SIM_REQUEST, /* for exposed memory, at its owner */
+    DCOMMI_SIM_SIGNAL
+};
+
+typedef struct dcommi_sim_event {
+    int64_t time;
+    uint64_t order; /* first come, first served */
+    int kind;
+    union {
+        dcommi_sim_lane *lane;
+        dcommi_sim_msg *msg;
+        struct {
+            int32_t actor, counter;
+        } signal;
+    } at;
+    int64_t value; /* SIGNAL */
+} dcommi_sim_event;
+
+typedef struct dcommi_sim_bucket {
+    dcommi_sim_msg *first, *last;
+} dcommi_sim_bucket;
+
+/* The port that an actor shares at a level. */
+typedef struct dcommi_sim_port_of {
+    int group;     /* its number */
+    int64_t alike; /* how many of the ranks behind it the actor stands for */
+} dcommi_sim_port_of;
+
+#define DCOMMI_SIM_SLAB 256
+
+typedef struct dcommi_sim {
+    const dcommi_terrain *terrain;
+    dcommi_sim_actor *actor;
+    int64_t now, limit, steps, budget, end;
+    dcommi_sim_event *heap;
+    size_t nheap, heap_capacity;
+    uint64_t order;
+    dcommi_sim_bucket *bucket;
+    size_t nbuckets, nmessages;
+    dcommi_sim_msg *free_messages;
+    void **slab; /* of messages, to be freed */
+    size_t nslabs, slab_capacity;
+    dcommi_sim_frame *frames;
+    dcommi_sim_join *joins;
+    int period, left;         /* actors, and those that are not done */
+    dcommi_sim_port_of *port; /* [levels][period] */
+    int64_t *until;           /* [levels][in, out][ranks]: a group's port is busy */
+    int64_t *tally;           /* [period][links]: ranks that a signal goes to */
+    dcomm_status status;
+} dcommi_sim;
+
+static void dcommi_sim_fail(dcommi_sim *s, dcomm_status status)
+{
+    if (s->status == DCOMM_OK) {
+        s->status = status;
+    }
+}
+
+/* ---- what is going to happen ---- */
+
+static inline bool dcommi_sim_before(const dcommi_sim_event *a, const dcommi_sim_event *b)
+{
+    return a->time < b->time || (a->time == b->time && a->order < b->order);
+}
+
+static void dcommi_sim_push(dcommi_sim *s, dcommi_sim_event e)
+{
+    dcomm_status status =
+        dcommi_grow((void **)&s->heap, &s->heap_capacity, s->nheap + 1, sizeof *s->heap);
+    if (status < 0) {
+        dcommi_sim_fail(s, status);
+        return;
+    }
+    e.order = s->order++;
+    size_t at = s->nheap++;
+    while (at > 0 && dcommi_sim_before(&e, &s->heap[(at - 1) / 2])) {
+        s->heap[at] = s->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    s->heap[at] = e;
+}
+
+static dcommi_sim_event dcommi_sim_pop(dcommi_sim *s)
+{
+    dcommi_sim_event top = s->heap[0], e = s->heap[--s->nheap];
+    size_t at = 0;
+    for (;;) {
+        size_t child = 2 * at + 1;
+        if (child >= s->nheap) {
+            break;
+        }
+        if (child + 1 < s->nheap && dcommi_sim_before(&s->heap[child + 1], &s->heap[child])) {
+            child++;
+        }
+        if (!dcommi_sim_before(&s->heap[child], &e)) {
+            break;
+        }
+        s->heap[at] = s->heap[child];
+        at = child;
+    }
+    s->heap[at] = e;
+    return top;
+}
+
+static void dcommi_sim_at(dcommi_sim *s, int64_t time, int kind, dcommi_sim_msg *msg)
+{
+    dcommi_sim_event e = {.time = time, .kind = kind, .at = {.msg = msg}};
+    dcommi_sim_push(s, e);
+}
+
+static void dcommi_sim_resume(dcommi_sim *s, dcommi_sim_lane *lane, int64_t time)
+{
+    dcommi_sim_event e = {.time = time, .kind = DCOMMI_SIM_LANE, .at = {.lane = lane}};
+    lane->state = DCOMMI_SIM_RUNNING;
+    dcommi_sim_push(s, e);
+}
+
+/* ---- messages ---- */
+
+static dcommi_sim_msg *dcommi_sim_msg_new(dcommi_sim *s)
+{
+    if (s->free_messages == NULL) {
+        dcommi_sim_msg *slab = dcommi_alloc(DCOMMI_SIM_SLAB * sizeof *slab);
+        if (slab == NULL ||
+            dcommi_grow((void **)&s->slab, &s->slab_capacity, s->nslabs + 1, sizeof *s->slab) < 0) {
+            dcommi_free(slab);
+            dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+            return NULL;
+        }
+        s->slab[s->nslabs++] = slab;
+        for (int i = 0; i < DCOMMI_SIM_SLAB; i++) {
+            slab[i].next = s->free_messages;
+            s->free_messages = &slab[i];
+        }
+    }
+    dcommi_sim_msg *m = s->free_messages;
+    s->free_messages = m->next;
+    memset(m, 0, sizeof *m);
+    return m;
+}
+
+static void dcommi_sim_msg_free(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    m->next = s->free_messages;
+    s->free_messages = m;
+}
+
+static inline size_t dcommi_sim_slot(const dcommi_sim *s, const dcommi_sim_msg *m)
+{
+    uint64_t h = ((uint64_t)(uint32_t)m->from << 32 | (uint32_t)m->to) * 0x9e3779b97f4a7c15u;
+    h = (h ^ (h >> 32) ^ (uint64_t)m->tag) * 0xd6e8feb86659fd93u;
+    return (size_t)(h >> 32) & (s->nbuckets - 1);
+}
+
+static void dcommi_sim_insert(dcommi_sim_bucket *bucket, dcommi_sim_msg *m)
+{
+    m->next = NULL;
+    *(bucket->last != NULL ? &bucket->last->next : &bucket->first) = m;
+    bucket->last = m;
+}
+
+/* Twice as many buckets; messages of one key keep their order. */
+static void dcommi_sim_rehash(dcommi_sim *s)
+{
+    size_t old = s->nbuckets;
+    dcommi_sim_bucket *from = s->bucket;
+    dcommi_sim_bucket *to = dcommi_calloc(2 * old, sizeof *to);
+    if (to == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    s->bucket = to;
+    s->nbuckets = 2 * old;
+    for (size_t i = 0; i < old; i++) {
+        for (dcommi_sim_msg *m = from[i].first, *next; m != NULL; m = next) {
+            next = m->next;
+            dcommi_sim_insert(&to[dcommi_sim_slot(s, m)], m);
+        }
+    }
+    dcommi_free(from);
+}
+
+/* The other side of a message, taken out of the table; NULL: it has not come, and `m` waits there.
+ * Where ranks stand for others, several have the same key, and the oldest is taken. */
+static dcommi_sim_msg *dcommi_sim_match(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    dcommi_sim_bucket *bucket = &s->bucket[dcommi_sim_slot(s, m)];
+    dcommi_sim_msg *before = NULL;
+    bool receive = m->receiver != NULL;
+    for (dcommi_sim_msg *other = bucket->first; other != NULL;
+         before = other, other = other->next) {
+        if (other->from == m->from && other->to == m->to && other->tag == m->tag &&
+            (other->receiver != NULL) != receive) {
+            *(before != NULL ? &before->next : &bucket->first) = other->next;
+            if (bucket->last == other) {
+                bucket->last = before;
+            }
+            s->nmessages--;
+            return other;
+        }
+    }
+    if (s->nmessages++ >= 2 * s->nbuckets) {
+        dcommi_sim_rehash(s);
+        bucket = &s->bucket[dcommi_sim_slot(s, m)];
+    }
+    dcommi_sim_insert(bucket, m);
+    return NULL;
+}
+
+#endif
+
+/* ---- where and how much ---- */
+
+/* Rank of the whole plan that rank r of a frame's plan is; -1: there is none. */
+static int dcommi_sim_rank(const dcommi_sim_frame *f, int64_t r)
+{
+    for (; f != NULL; f = f->parent) {
+        if (r < 0 || r >= f->plan->nranks) {
+            return -1;
+        }
+        r = f->group != NULL ? f->group[r] : r;
+    }
+    return (int)r;
+}
+
+/* A value that no word decides and no table lookup leaves its table for. */
+static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        return e->add;
+    }
+    if (e->kind == DCOMM_EXPR_WORD) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                       "%s: what comes next depends on a word", plan->name));
+        return 0;
+    }
+    if (e->kind == DCOMM_EXPR_TABLE) {
+        dcomm_expr at = *e;
+        at.kind = DCOMM_EXPR_AFFINE;
+        at.scale = 1;
+        at.add = e->first;
+        memset(at.post, 0, sizeof at.post);
+        int64_t x = dcommi_expr_value(&at, lane->index, NULL, NULL);
+        if (x < 0 || x >= plan->ntable) {
+            dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: looks up %" PRId64 " of %u",
+                                           plan->name, x, plan->ntable));
+            return 0;
+        }
+    }
+    return dcommi_expr_value(e, lane->index, plan->table, NULL);
+}
+
+/* Bytes of piece r of an operand; its maximum, where words decide. */
+static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
+                                 int64_t r)
+{
+    if (o->length.kind == DCOMM_EXPR_WORD) {
+        return o->max_length;
+    }
+    int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
+    len = dcommi_min64(len, o->max_length);
+    if (o->clip > 0 && o->offset.kind != DCOMM_EXPR_WORD) {
+        int64_t at = dcommi_sim_value(s, lane, &o->offset) + r * o->stride;
+        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
+    }
+    return len;
+}
+
+static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
+{
+    return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
+}
+
+/* Work of a rank's processor that may begin at `from`; returns its end. */
+static inline int64_t dcommi_sim_work(dcommi_sim_actor *a, int64_t from, int64_t work)
+{
+    if (work > 0) {
+        a->core = from = dcommi_max64(from, a->core) + work;
+    }
+    return from;
+}
+
+/* `len` bytes through the ports of an actor on the way over a link, from `from` on: when they
+ * begin; *end: when they are through. */
+static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, int64_t from,
+                               int64_t len, int64_t *end)
+{
+    const dcommi_terrain *t = s->terrain;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t *own = out ? &s->actor[actor].out : &s->actor[actor].in;
+    int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
+    if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
+        const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
+        int64_t *until = &s->until[(2 * depth + out) * t->nranks + port->group];
+        int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
+        start = dcommi_max64(start, *until);
+        busy = dcommi_max64(busy, all);
+        *until = start + all;
+    }
+    *own = *end = start + busy;
+    return start;
+}
+
+/* ---- ends ---- */
+
+/* A move of a lane is over at `end`, which may be yet to come. */
+static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async, int64_t end)
+{
+    if (!async) {
+        dcommi_sim_resume(s, lane, end);
+        return;
+    }
+    lane->pending--;
+    lane->async_end = dcommi_max64(lane->async_end, end);
+    if (lane->pending == 0 && lane->state == DCOMMI_SIM_FENCED) {
+        dcommi_sim_resume(s, lane, dcommi_max64(s->now, lane->async_end));
+    }
+}
+
+/* A message is there and its receive is posted: the receiver takes it. */
+static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
+                   (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, work);
+    dcommi_sim_complete(s, m->receiver, m->async, end);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+/* The bytes of a message leave by the sender's port, which tells the sender. */
+static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
+{
+    int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
+    dcommi_sim_at(s, start + dcommi_sim_link(s, m->depth)->alpha, DCOMMI_SIM_HEAD, m);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end);
+        m->sender = NULL;
+    }
+}
+
+/* Both sides of a message have come; what the receive was is known. */
+static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *receive)
+{
+    m->receiver = receive->receiver;
+    m->async = receive->async;
+    m->folds = receive->folds;
+    dcommi_sim_msg_free(s, receive);
+    if (m->waits && !dcommi_sim_link(s, m->depth)->by_core) {
+        dcommi_sim_leave(s, m, s->now);
+    } else {
+        dcommi_sim_take(s, m);
+    }
+}
+
+/* ---- events of messages ---- */
+
+static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    dcommi_sim_join *join = m->join;
+    if (join == NULL) {
+        dcommi_sim_msg *receive = m->receiver == NULL ? dcommi_sim_match(s, m) : NULL;
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        } else if (m->receiver != NULL) {
+            dcommi_sim_take(s, m);
+        }
+        return;
+    }
+    if (--join->left == 0) {
+        int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, join->work);
+        dcommi_sim_complete(s, join->lane, join->async, end);
+        *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
+        if (join->next != NULL) {
+            join->next->prev = join->prev;
+        }
+        dcommi_free(join);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
+{
+    int64_t end;
+    if (kind == DCOMMI_SIM_OFFER) {
+        dcommi_sim_msg *receive = dcommi_sim_match(s, m);
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        }
+    } else if (kind == DCOMMI_SIM_HEAD) {
+        dcommi_sim_port(s, m->to, m->depth, false, s->now, m->len, &end);
+        dcommi_sim_at(s, end, DCOMMI_SIM_TAIL, m);
+    } else if (kind == DCOMMI_SIM_TAIL) {
+        dcommi_sim_tail(s, m);
+    } else {
+        const dcommi_link *link = dcommi_sim_link(s, m->depth);
+        dcommi_sim_leave(s, m, dcommi_sim_work(&s->actor[m->from], s->now, link->overhead));
+    }
+}
+
+/* ---- steps: each returns when the lane goes on, or one of these ---- */
+
+enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
+
+/* The rank that a step addresses, and how far it is; -1 after an error. */
+static int dcommi_sim_peer(dcommi_sim *s, const dcommi_sim_lane *lane, int64_t r, int *depth)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int rank = dcommi_sim_rank(f, r);
+    if (rank < 0 || rank == f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d exchanges with rank %" PRId64,
+                                       f->plan->name, f->rank, r));
+        return -1;
+    }
+    *depth = dcommi_terrain_depth(s->terrain, f->rank, rank);
+    return rank;
+}
+
+/* A move that was started: the lane waits for it, or counts it. */
+static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now)
+{
+    if (async) {
+        lane->pending++;
+        return now;
+    }
+    lane->state = DCOMMI_SIM_MOVING;
+    return DCOMMI_SIM_STOP;
+}
+
+static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    dcommi_sim_frame *f = lane->frame;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    m->from = f->rank;
+    m->to = rank % s->period;
+    m->tag = f->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->depth = (uint8_t)depth;
+    m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
+    m->waits = m->len > link->eager;
+    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, link->overhead);
+    if (link->by_core && !m->waits) {
+        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
+        return t;
+    }
+    m->sender = lane;
+    m->sender_async = step->flags & DCOMM_STEP_ASYNC;
+    int64_t next = dcommi_sim_started(lane, m->sender_async, t);
+    if (m->waits) {
+        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_OFFER, m);
+    } else {
+        dcommi_sim_leave(s, m, t);
+    }
+    return next;
+}
+
+static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    m->from = rank % s->period;
+    m->to = lane->frame->rank;
+    m->tag = lane->frame->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->receiver = lane;
+    m->async = step->flags & DCOMM_STEP_ASYNC;
+    m->folds = step->kind == DCOMM_STEP_RECV_REDUCE;
+    int64_t next = dcommi_sim_started(lane, m->async, s->now);
+    dcommi_sim_msg *sent = dcommi_sim_match(s, m);
+    if (sent != NULL) {
+        dcommi_sim_meet(s, sent, m);
+    }
+    return next;
+}
+
+/* Ask for the pieces of exposed memory that lie on other hosts. */
+static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                              int64_t work, int remote)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_sim_join *join = dcommi_alloc(sizeof *join);
+    if (join == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return DCOMMI_SIM_STOP;
+    }
+    join->next = s->joins;
+    if (s->joins != NULL) {
+        s->joins->prev = join;
+    }
+    s->joins = join;
+    join->lane = lane;
+    join->left = remote;
+    join->async = step->flags & DCOMM_STEP_ASYNC;
+    join->work = work;
+    int64_t t = s->now;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            dcommi_sim_msg *m = link->by_core ? NULL : dcommi_sim_msg_new(s);
+            if (m == NULL) {
+                continue;
+            }
+            t = dcommi_sim_work(&s->actor[lane->frame->rank], t, link->overhead);
+            m->from = rank % s->period;
+            m->to = lane->frame->rank;
+            m->depth = (uint8_t)depth;
+            m->len = dcommi_sim_length(s, lane, o, r);
+            m->join = join;
+            dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_REQUEST, m);
+        }
+    }
+    return dcommi_sim_started(lane, join->async, t);
+}
+
+/* COPY and REDUCE. */
+static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcommi_terrain *t = s->terrain;
+    bool fold = step->kind == DCOMM_STEP_REDUCE;
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
+    int remote = 0;
+    for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t repeat = dcommi_max64(o->repeat, 1);
+        if (o->space != DCOMM_SPACE_PEER) {
+            local += repeat;
+            continue;
+        }
+        int64_t first = dcommi_sim_value(s, lane, &o->peer);
+        for (int64_t r = 0; r < repeat; r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            int64_t slot = lane->frame->slot_base + o->slot;
+            if (rank < 0 || slot >= s->actor[rank % s->period].plan->nslots) {
+                dcommi_sim_fail(s,
+                                dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, plan->name, slot));
+                return DCOMMI_SIM_STOP;
+            }
+            dcommi_sim_actor *owner = &s->actor[rank % s->period];
+            if (owner->exposed[slot] < 0) {
+                lane->state = DCOMMI_SIM_READING;
+                lane->next_waiter = owner->readers;
+                owner->readers = lane;
+                return DCOMMI_SIM_AGAIN;
+            }
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
+            remote += !link->by_core;
+            if (link->by_core) {
+                work += dcommi_curve_at(fold ? &link->reduce : &link->read, len);
+            } else if (fold) {
+                work += dcommi_curve_at(&link->fold, len);
+            }
+        }
+    }
+    if (ready > s->now) {
+        dcommi_sim_resume(s, lane, ready);
+        return DCOMMI_SIM_AGAIN;
+    }
+    if (fold && local > 1) {
+        work += (local - 1) * dcommi_curve_at(&t->fold, len);
+    } else if (!fold && local > 0 && len > 0) {
+        work += dcommi_curve_at(&t->copy, len);
+    }
+    if (remote > 0) {
+        return dcommi_sim_ask(s, lane, step, work, remote);
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+}
+
+/* ---- signals ---- */
+
+static void dcommi_sim_signal(dcommi_sim *s, dcommi_sim_actor *a, int64_t counter, int64_t value)
+{
+    a->counters[counter] += value;
+    for (dcommi_sim_lane **at = &a->waiters; *at != NULL;) {
+        dcommi_sim_lane *lane = *at;
+        if (lane->counter == counter && a->counters[counter] >= lane->target) {
+            *at = lane->next_waiter;
+            dcommi_sim_resume(s, lane, s->now);
+        } else {
+            at = &lane->next_waiter;
+        }
+    }
+}
+
+/* A signal to every other rank: one event for all that hear of it at the same time. */
+static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64_t counter,
+                                     int64_t value)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int64_t work = 0;
+    for (int64_t r = 0; r < f->plan->nranks; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank < 0 || rank == f->rank) {
+            continue;
+        }
+        int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
+        s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
+        work += s->terrain->link[kind].tell;
+    }
+    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, work);
+    for (int a = 0; a < s->period; a++) {
+        for (int kind = 0; kind < DCOMM_LINK_COUNT; kind++) {
+            int64_t *n = &s->tally[a * DCOMM_LINK_COUNT + kind];
+            if (*n > 0) {
+                dcommi_sim_event e = {.time = t + s->terrain->link[kind].signal,
+                                      .kind = DCOMMI_SIM_SIGNAL,
+                                      .at = {.signal = {a, (int32_t)counter}},
+                                      .value = *n * value};
+                dcommi_sim_push(s, e);
+                *n = 0;
+            }
+        }
+    }
+    return t;
+}
+
+static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
+                                 int64_t peer)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t slot = f->slot_base + step->slot, work = 0;
+    if (slot >= own->plan->nslots) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
+        return DCOMMI_SIM_STOP;
+    }
+    int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
+    for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank >= 0 && rank != f->rank) {
+            work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
+        }
+    }
+    int64_t t = own->exposed[slot] = dcommi_sim_work(own, s->now, work);
+    while (own->readers != NULL) {
+        dcommi_sim_lane *reader = own->readers;
+        own->readers = reader->next_waiter;
+        dcommi_sim_resume(s, reader, t);
+    }
+    return t;
+}
+
+/* SIGNAL and EXPOSE. */
+static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t peer = dcommi_sim_value(s, lane, &step->peer);
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        return dcommi_sim_expose(s, lane, step, peer);
+    }
+    int64_t counter = f->counter_base + step->slot, value = dcommi_sim_value(s, lane, &step->value);
+    if (counter >= own->plan->ncounters) {
+        dcommi_sim_fail(
+            s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64, f->plan->name, counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (peer == DCOMM_ALL_PEERS) {
+        return dcommi_sim_signal_all(s, lane, counter, value);
+    }
+    int rank = dcommi_sim_rank(f, peer);
+    if (rank == f->rank) {
+        dcommi_sim_signal(s, own, counter, value);
+        return s->now;
+    }
+    int depth;
+    rank = dcommi_sim_peer(s, lane, peer, &depth);
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t t = dcommi_sim_work(own, s->now, link->tell);
+    if (rank >= 0) {
+        dcommi_sim_event e = {.time = t + link->signal,
+                              .kind = DCOMMI_SIM_SIGNAL,
+                              .at = {.signal = {rank % s->period, (int32_t)counter}},
+                              .value = value};
+        dcommi_sim_push(s, e);
+    }
+    return t;
+}
+
+#endif
+
+/* Where the plans come from: get makes or finds rank r's, put gives it back. */
+typedef struct dcommi_plans {
+    dcomm_status (*get)(void *user, int rank, const dcomm_plan **plan_p);
+    void (*put)(void *user, const dcomm_plan *plan);
+    void *user;
+} dcommi_plans;
+
+/* What an execution came to. */
+typedef struct dcommi_price {
+    int64_t ps;
+    int64_t steps; /* of plans, executed */
+    bool over;     /* given up at the limit, which ps is: it takes longer */
+} dcommi_price;
+
+/* ---- frames and lanes ---- */
+
+static dcommi_sim_frame *dcommi_sim_frame_new(dcommi_sim *s, const dcomm_plan *plan, int rank)
+{
+    dcommi_sim_frame *f = dcommi_alloc(sizeof *f + plan->nlanes * sizeof(dcommi_sim_lane));
+    if (f == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return NULL;
+    }
+    f->plan = plan;
+    f->rank = rank;
+    f->lanes_left = plan->nlanes;
+    for (uint32_t i = 0; i < plan->nlanes; i++) {
+        f->lanes[i].frame = f;
+        f->lanes[i].steps = plan->steps + plan->lanes[i].first;
+        f->lanes[i].count = plan->lanes[i].count;
+    }
+    f->next = s->frames;
+    if (s->frames != NULL) {
+        s->frames->prev = f;
+    }
+    s->frames = f;
+    return f;
+}
+
+static void dcommi_sim_frame_free(dcommi_sim *s, dcommi_sim_frame *f)
+{
+    *(f->prev != NULL ? &f->prev->next : &s->frames) = f->next;
+    if (f->next != NULL) {
+        f->next->prev = f->prev;
+    }
+    dcommi_free(f);
+}
+
+/* All lanes of a frame are over. */
+static void dcommi_sim_frame_over(dcommi_sim *s, dcommi_sim_frame *f)
+{
+    if (f->caller == NULL) {
+        s->end = dcommi_max64(s->end, s->now);
+        s->left--;
+        return;
+    }
+    dcommi_sim_resume(s, f->caller, s->now);
+    dcommi_sim_frame_free(s, f);
+}
+
+static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    dcommi_sim_frame *parent = lane->frame;
+    dcommi_sim_frame *f = dcommi_sim_frame_new(s, parent->plan->subs[step->sub], parent->rank);
+    if (f == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    f->parent = parent;
+    f->caller = lane;
+    f->group = parent->plan->table + step->group;
+    f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    f->counter_base = parent->counter_base + step->slot;
+    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0);
+    if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
+                                       "%s: rank %d calls %s as its rank %d, which is another",
+                                       parent->plan->name, f->rank, f->plan->name, f->plan->rank));
+    }
+    lane->state = DCOMMI_SIM_CALLING;
+    for (uint32_t i = 0; i < f->plan->nlanes; i++) {
+        dcommi_sim_resume(s, &f->lanes[i], s->now);
+    }
+    if (f->plan->nlanes == 0) {
+        dcommi_sim_frame_over(s, f);
+    }
+    return DCOMMI_SIM_STOP;
+}
+
+static void dcommi_sim_loop(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int64_t trips = dcommi_sim_value(s, lane, &step->value);
+    if (trips <= 0) {
+        lane->pc += step->body + 1;
+        return;
+    }
+    lane->trips[lane->depth] = trips;
+    lane->index[lane->depth++] = 0;
+}
+
+static void dcommi_sim_end(dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int d = lane->depth - 1;
+    if (++lane->index[d] < lane->trips[d]) {
+        lane->pc -= step->body + 1;
+        return;
+    }
+    lane->index[d] = 0;
+    lane->depth = d;
+}
+
+static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    dcommi_sim_actor *own = &s->actor[lane->frame->rank];
+    lane->counter = lane->frame->counter_base + step->slot;
+    lane->target = dcommi_sim_value(s, lane, &step->value);
+    if (lane->counter >= own->plan->ncounters) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64,
+                                       lane->frame->plan->name, lane->counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (own->counters[lane->counter] >= lane->target) {
+        return s->now;
+    }
+    lane->state = DCOMMI_SIM_WAITING;
+    lane->next_waiter = own->waiters;
+    own->waiters = lane;
+    return DCOMMI_SIM_STOP;
+}
+
+/* Encoding and the caller's kernels: as much as copying what they write or read. */
+static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
+        len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now,
+                           dcommi_curve_at(&s->terrain->copy, len));
+}
+
+static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        return dcommi_sim_send(s, lane, step);
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        return dcommi_sim_recv(s, lane, step);
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        return dcommi_sim_transform(s, lane, step);
+    case DCOMM_STEP_EXPOSE:
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_sim_tell(s, lane, step);
+    case DCOMM_STEP_WAIT:
+        return dcommi_sim_wait(s, lane, step);
+    case DCOMM_STEP_CALL:
+        return dcommi_sim_call(s, lane, step);
+    case DCOMM_STEP_FENCE:
+        if (lane->pending > 0) {
+            lane->state = DCOMMI_SIM_FENCED;
+            return DCOMMI_SIM_STOP;
+        }
+        return dcommi_max64(s->now, lane->async_end);
+    case DCOMM_STEP_LOOP:
+        dcommi_sim_loop(s, lane, step);
+        return s->now;
+    case DCOMM_STEP_END:
+        dcommi_sim_end(lane, step);
+        return s->now;
+    default:
+        return dcommi_sim_compute(s, lane, step);
+    }
+}
+
+/* Run a lane until it waits, or until something else happens first. */
+static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
+{
+    while (s->status == DCOMM_OK) {
+        int64_t next = s->now;
+        if (lane->pc == lane->count) { /* the end of a lane is a fence */
+            if (lane->pending > 0) {
+                lane->state = DCOMMI_SIM_FENCED;
+                return;
+            }
+            if (lane->async_end <= s->now) {
+                lane->state = DCOMMI_SIM_OVER;
+                if (--lane->frame->lanes_left == 0) {
+                    dcommi_sim_frame_over(s, lane->frame);
+                }
+                return;
+            }
+            next = lane->async_end;
+        } else {
+            const dcomm_step *step = &lane->steps[lane->pc];
+            bool free_of_charge = step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
+            if (++s->steps > s->budget) {
+                dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                               "%s: more than %" PRId64 " steps to price",
+                                               lane->frame->plan->name, s->budget));
+                return;
+            }
+            next = dcommi_sim_step(s, lane, step);
+            if (next == DCOMMI_SIM_AGAIN) {
+                return;
+            }
+            lane->pc++;
+            if (next == DCOMMI_SIM_STOP) {
+                return;
+            }
+            if (!free_of_charge) {
+                next = dcommi_sim_work(&s->actor[lane->frame->rank], next, s->terrain->step);
+            }
+        }
+        if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
+            dcommi_sim_resume(s, lane, next);
+            return;
+        }
+        s->now = next;
+    }
+}
+
+/* ---- the execution ---- */
+
+/* Which ports the actors share, and with how many that they stand for. */
+static dcomm_status dcommi_sim_ports(dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    int n = s->terrain->nranks, levels = g != NULL ? g->nlevels : 0;
+    s->port = dcommi_calloc((size_t)levels * (size_t)s->period + 1, sizeof *s->port);
+    s->until = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->until);
+    s->tally = dcommi_calloc((size_t)s->period * DCOMM_LINK_COUNT, sizeof *s->tally);
+    if (s->port == NULL || s->until == NULL || s->tally == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int i = 0; i < levels * s->period; i++) {
+        int level = i / s->period, actor = i % s->period;
+        dcommi_sim_port_of *port = &s->port[i];
+        int own = port->group = dcommi_group_of(g, level, actor);
+        for (int r = actor; r < n; r += s->period) {
+            int group = dcommi_group_of(g, level, r);
+            port->group = group < port->group ? group : port->group;
+            port->alike += group == own;
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
+{
+    s->actor = dcommi_calloc((size_t)s->period, sizeof *s->actor);
+    s->nbuckets = 64;
+    s->bucket = dcommi_calloc(s->nbuckets, sizeof *s->bucket);
+    if (s->actor == NULL || s->bucket == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcommi_sim_ports(s));
+    for (int i = 0; i < s->period; i++) {
+        dcommi_sim_actor *a = &s->actor[i];
+        DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
+        a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
+        a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
+        a->root = dcommi_sim_frame_new(s, a->plan, i);
+        if (a->counters == NULL || a->exposed == NULL || a->root == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (uint32_t k = 0; k < a->plan->nslots; k++) {
+            a->exposed[k] = -1;
+        }
+        for (uint32_t k = 0; k < a->plan->nlanes; k++) {
+            dcommi_sim_resume(s, &a->root->lanes[k], 0);
+        }
+        s->left += a->plan->nlanes > 0;
+    }
+    return s->status;
+}
+
+static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
+{
+    for (int i = 0; s->actor != NULL && i < s->period; i++) {
+        if (s->actor[i].plan != NULL) {
+            plans->put(plans->user, s->actor[i].plan);
+        }
+        dcommi_free(s->actor[i].counters);
+        dcommi_free(s->actor[i].exposed);
+    }
+    while (s->frames != NULL) {
+        dcommi_sim_frame_free(s, s->frames);
+    }
+    for (dcommi_sim_join *j = s->joins, *next; j != NULL; j = next) {
+        next = j->next;
+        dcommi_free(j);
+    }
+    for (size_t i = 0; i < s->nslabs; i++) {
+        dcommi_free(s->slab[i]);
+    }
+    dcommi_free(s->slab);
+    dcommi_free(s->actor);
+    dcommi_free(s->bucket);
+    dcommi_free(s->heap);
+    dcommi_free(s->port);
+    dcommi_free(s->until);
+    dcommi_free(s->tally);
+}
+
+static void dcommi_sim_execute(dcommi_sim *s)
+{
+    while (s->nheap > 0 && s->status == DCOMM_OK && s->now <= s->limit) {
+        dcommi_sim_event e = dcommi_sim_pop(s);
+        s->now = e.time;
+        if (s->now > s->limit) {
+            break;
+        }
+        if (e.kind == DCOMMI_SIM_LANE) {
+            dcommi_sim_lane_run(s, e.at.lane);
+        } else if (e.kind == DCOMMI_SIM_SIGNAL) {
+            dcommi_sim_signal(s, &s->actor[e.at.signal.actor], e.at.signal.counter, e.value);
+        } else {
+            dcommi_sim_happen(s, e.kind, e.at.msg);
+        }
+    }
+}
+
+/* One execution by `period` actors. */
+static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
+                                   int64_t limit, int64_t budget, dcommi_price *price)
+{
+    dcommi_sim s = {.terrain = t, .period = period, .limit = limit, .budget = budget};
+    dcomm_status status = dcommi_sim_open(&s, plans);
+    if (status >= 0) {
+        dcommi_sim_execute(&s);
+        status = s.status;
+    }
+    price->over = status >= 0 && s.now > limit;
+    if (status >= 0 && !price->over && s.left > 0) {
+        status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
+                             s.actor[0].plan->name, s.left, period);
+    }
+    price->ps = (price->over ? limit : s.end) + t->call;
+    price->steps = s.steps;
+    dcommi_sim_close(&s, plans);
+    return status;
+}
+
+/* ---- ranks that are alike ---- */
+
+/* What a plan looks like to somebody who does not know which rank it is for. */
+static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
+{
+    h = dcommi_mix(h, (uint64_t)p->nlanes << 32 | p->nsteps);
+    h = dcommi_mix(h, (uint64_t)p->ncounters << 32 | p->nslots);
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        h = dcommi_mix(h, p->lanes[i].count);
+    }
+    for (uint32_t i = 0; i < p->nsteps; i++) {
+        const dcomm_step *s = &p->steps[i];
+        h = dcommi_mix(h, (uint64_t)s->kind << 40 | (uint64_t)s->flags << 32 | s->body);
+        h = dcommi_mix(h, (uint64_t)s->dst.max_length);
+        h = dcommi_mix(h, (uint64_t)(s->peer.kind == DCOMM_EXPR_CONST && s->peer.add < 0));
+        if (s->kind == DCOMM_STEP_LOOP || s->kind == DCOMM_STEP_WAIT) {
+            h = dcommi_mix(h, (uint64_t)s->value.add);
+        }
+        bool ordered = s->kind != DCOMM_STEP_REDUCE; /* else a fold in rank order differs */
+        for (uint32_t k = 0; k < s->nsrc && ordered; k++) {
+            const dcomm_operand *o = &p->operands[s->src + k];
+            h = dcommi_mix(h, (uint64_t)o->space << 32 | o->repeat);
+            h = dcommi_mix(h, (uint64_t)o->max_length);
+        }
+        if (s->kind == DCOMM_STEP_CALL) {
+            h = dcommi_plan_look(p->subs[s->sub], h);
+        }
+    }
+    return h;
+}
+
+#define DCOMMI_ALIKE_MIN 33    /* fewer ranks are priced one by one, which is exact */
+#define DCOMMI_ALIKE_ALL 64    /* so many are looked at one by one, */
+#define DCOMMI_ALIKE_SAMPLE 48 /* and of more so many */
+
+/* Whether, as far as we look, every rank's plan looks like that of the rank that stands for it. */
+static bool dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period)
+{
+    uint64_t *look = dcommi_calloc((size_t)period, sizeof *look);
+    bool alike = look != NULL;
+    int tries = nranks <= DCOMMI_ALIKE_ALL ? nranks : DCOMMI_ALIKE_SAMPLE + period;
+    for (int i = 0; i < tries && alike; i++) {
+        int r = i;
+        if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* spread over all, the last one included */
+            r = nranks - 1 - (int)((int64_t)(i - period) * (nranks - period) / DCOMMI_ALIKE_SAMPLE);
+        }
+        const dcomm_plan *plan = NULL;
+        alike = plans->get(plans->user, r, &plan) >= 0;
+        if (alike) {
+            uint64_t own = dcommi_plan_look(plan, 1);
+            if (i < period) {
+                look[r] = own;
+            }
+            alike = look[r % period] == own;
+            plans->put(plans->user, plan);
+        }
+    }
+    dcommi_free(look);
+    return alike;
+}
+
+/* The price of a set of plans, which is given up beyond `limit` picoseconds. */
+static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_plans *plans,
+                                       int64_t limit, int64_t budget, dcommi_price *price)
+{
+    memset(price, 0, sizeof *price);
+    bool few = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
+    if (few && t->period < t->nranks && dcommi_plans_alike(plans, t->nranks, t->period)) {
+        dcomm_status status = dcommi_sim_run(t, plans, t->period, limit, budget, price);
+        if (status != DCOMM_ERR_PLAN) { /* else they only look alike */
+            return status;
+        }
+    }
+    return dcommi_sim_run(t, plans, t->nranks, limit, budget, price);
+}
+
+#endif
+/* ==== include/dcomm/impl/tuning_file.h ===================================================== */
+/* tuning_file.h - a tuning as text: "near.alpha_us = 0.25", curves as "bytes:microseconds" points.
+ */
+#ifndef DCOMMI_TUNING_FILE_H
+#define DCOMMI_TUNING_FILE_H
+
+/* ==== include/dcomm/impl/tuning_default.h ================================================== */
+/* tuning_default.h - the numbers that the model works with where nothing was measured. The one
+ * place to change them. */
+#ifndef DCOMMI_TUNING_DEFAULT_H
+#define DCOMMI_TUNING_DEFAULT_H
+
+
+/* Within a host: two cores of a server of 2023 that share a cache. A longer way costs a little more
+ * latency. */
+static dcomm_link dcommi_link_near(int64_t further_ps)
+{
+    dcomm_link link = {
+        .alpha_ps = 220000 + further_ps,
+        .overhead_ps = 70000,
+        .signal_ps = 220000 + further_ps,
+        .tell_ps = 60000,
+        .eager_bytes = 8192,
+        .by_core = 1,
+        .message = {.n = 5,
+                    .bytes = {0, 1024, 8192, 65536, 1 << 20},
+                    .ps = {0, 100000, 700000, 5500000, 95000000}},
+        .fold = {.n = 3, .bytes = {0, 8192, 1 << 20}, .ps = {0, 300000, 40000000}},
+        .read = {.n = 4,
+                 .bytes = {0, 8192, 65536, 1 << 20},
+                 .ps = {500000, 1200000, 6000000, 95000000}},
+        .reduce = {.n = 4,
+                   .bytes = {0, 8192, 65536, 1 << 20},
+                   .ps = {500000, 1500000, 8000000, 125000000}},
+    };
+    return link;
+}
+
+/* Between hosts: TCP at 10 Gbit/s. */
+static dcomm_link dcommi_link_far(void)
+{
+    dcomm_link link = {
+        .alpha_ps = 20000000,
+        .overhead_ps = 2000000,
+        .signal_ps = 20000000,
+        .tell_ps = 2000000,
+        .eager_bytes = 65536,
+        .message = {.n = 2, .bytes = {0, 1 << 20}, .ps = {0, 840000000}},
+        .fold = {.n = 3, .bytes = {0, 8192, 1 << 20}, .ps = {0, 500000, 70000000}},
+        .shared = {.n = 2, .bytes = {0, 1 << 20}, .ps = {0, 840000000}},
+    };
+    link.read = link.reduce = link.message;
+    return link;
+}
+
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
+{
+    static const int64_t further[DCOMM_LINK_COUNT] = {0, 150000, 60000, 20000, 0, 0};
+    if (tuning == NULL) {
+        return;
+    }
+    memset(tuning, 0, sizeof *tuning);
+    tuning->link[DCOMM_LINK_HOST] = dcommi_link_far();
+    for (int k = DCOMM_LINK_HOST + 1; k < DCOMM_LINK_COUNT; k++) {
+        tuning->link[k] = dcommi_link_near(further[k]);
+    }
+    tuning->copy = (dcomm_curve){
+        .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {20000, 200000, 12000000, 70000000}};
+    tuning->fold = (dcomm_curve){
+        .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {30000, 400000, 18000000, 90000000}};
+    tuning->step_ps = 15000;
+    tuning->call_ps = 100000;
+    snprintf(tuning->source, sizeof tuning->source, "built in");
+}
+
+#endif
+
+#define DCOMMI_TUNING_LINE 1024
+
+/* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
+ * N: a number, C: a curve. */
+#define DCOMMI_LINK_FIELDS(X)        \
+    X("alpha_us", alpha_ps, T)       \
+    X("overhead_us", overhead_ps, T) \
+    X("signal_us", signal_ps, T)     \
+    X("tell_us", tell_ps, T)         \
+    X("eager_bytes", eager_bytes, N) \
+    X("by_core", by_core, N)         \
+    X("message", message, C)         \
+    X("fold", fold, C)               \
+    X("read", read, C)               \
+    X("reduce", reduce, C)           \
+    X("shared", shared, C)
+#define DCOMMI_TUNING_FIELDS(X) \
+    X("copy", copy, C)          \
+    X("fold", fold, C)          \
+    X("step_us", step_ps, T)    \
+    X("call_us", call_ps, T)
+
+static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
+                                                                "cache", "core",    "near"};
+
+/* ---- one value ---- */
+
+static void dcommi_write_T(FILE *file, const int64_t *ps)
+{
+    fprintf(file, "%.6f", 1e-6 * (double)*ps);
+}
+
+static void dcommi_write_N(FILE *file, const int64_t *n)
+{
+    fprintf(file, "%" PRId64, *n);
+}
+
+static void dcommi_write_C(FILE *file, const dcomm_curve *c)
+{
+    for (int64_t i = 0; i < c->n; i++) {
+        fprintf(file, "%s%" PRId64 ":%.6f", i > 0 ? " " : "", c->bytes[i], 1e-6 * (double)c->ps[i]);
+    }
+}
+
+static bool dcommi_read_T(const char *text, int64_t *ps)
+{
+    char *end = NULL;
+    double us = strtod(text, &end);
+    bool good = end != text && *end == 0 && us >= 0 && us <= 1e-6 * (double)DCOMMI_MODEL_MOST;
+    *ps = good ? (int64_t)(us * 1e6 + 0.5) : 0;
+    return good;
+}
+
+static bool dcommi_read_N(const char *text, int64_t *n)
+{
+    char *end = NULL;
+    errno = 0;
+    *n = strtoll(text, &end, 10);
+    return end != text && *end == 0 && errno == 0 && *n >= 0;
+}
+
+static bool dcommi_read_C(const char *text, dcomm_curve *c)
+{
+    char copy[DCOMMI_TUNING_LINE], *save = NULL;
+    memset(c, 0, sizeof *c);
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *at = strtok_r(copy, " \t", &save); at != NULL; at = strtok_r(NULL, " \t", &save)) {
+        char *colon = strchr(at, ':');
+        if (colon == NULL || c->n == DCOMM_CURVE_POINTS) {
+            return false;
+        }
+        *colon = 0;
+        if (!dcommi_read_N(at, &c->bytes[c->n]) || !dcommi_read_T(colon + 1, &c->ps[c->n])) {
+            return false;
+        }
+        c->n++;
+    }
+    return dcommi_curve_valid(c);
+}
+
+/* ---- the file ---- */
+
+DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
+{
+    if (tuning == NULL || path == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
+    }
+    FILE *file = fopen(path, "we");
+    if (file == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
+    }
+    fprintf(file, "# dcomm tuning, read where DCOMM_TUNE_FILE names it; curves: bytes:us ...\n");
+    fprintf(file, "source = %s\n", tuning->source);
+#define DCOMMI_WRITE(key, field, kind)       \
+    fprintf(file, "%s = ", key);             \
+    dcommi_write_##kind(file, &part->field); \
+    fputc('\n', file);
+    const dcomm_tuning *part = tuning;
+    DCOMMI_TUNING_FIELDS(DCOMMI_WRITE)
+#undef DCOMMI_WRITE
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const dcomm_link *link = &tuning->link[k];
+#define DCOMMI_WRITE(key, field, kind)                    \
+    fprintf(file, "%s.%s = ", dcommi_link_names[k], key); \
+    dcommi_write_##kind(file, &link->field);              \
+    fputc('\n', file);
+        DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
+#undef DCOMMI_WRITE
+    }
+    bool bad = ferror(file) != 0;
+    bad = fclose(file) != 0 || bad;
+    return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
+               : DCOMM_OK;
+}
+
+/* Set what `key` names; false: there is no such thing, or the value is none. */
+static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *value)
+{
+    if (strcmp(key, "source") == 0) {
+        memset(t->source, 0, sizeof t->source);
+        snprintf(t->source, sizeof t->source, "%s", value);
+        return true;
+    }
+#define DCOMMI_READ(name, field, kind)                  \
+    if (strcmp(key, name) == 0) {                       \
+        return dcommi_read_##kind(value, &part->field); \
+    }
+    dcomm_tuning *part = t;
+    DCOMMI_TUNING_FIELDS(DCOMMI_READ)
+    const char *dot = strchr(key, '.');
+    for (int k = 0; dot != NULL && k < DCOMM_LINK_COUNT; k++) {
+        size_t len = strlen(dcommi_link_names[k]);
+        if ((size_t)(dot - key) == len && strncmp(key, dcommi_link_names[k], len) == 0) {
+            dcomm_link *link = &t->link[k];
+#undef DCOMMI_READ
+#define DCOMMI_READ(name, field, kind)                  \
+    if (strcmp(dot + 1, name) == 0) {                   \
+        return dcommi_read_##kind(value, &link->field); \
+    }
+            DCOMMI_LINK_FIELDS(DCOMMI_READ)
+        }
+    }
+#undef DCOMMI_READ
+    return false;
+}
+
+static char *dcommi_trim(char *text)
+{
+    while (*text == ' ' || *text == '\t') {
+        text++;
+    }
+    for (char *end = text + strlen(text);
+         end > text && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r' || end[-1] == '\n');) {
+        *--end = 0;
+    }
+    return text;
+}
+
+DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
+{
+    if (tuning == NULL || path == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
+    }
+    dcomm_tuning_default(tuning);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot read %s: %s", path, strerror(errno));
+    }
+    snprintf(tuning->source, sizeof tuning->source, "%.100s", path);
+    dcomm_status status = DCOMM_OK;
+    char line[DCOMMI_TUNING_LINE];
+    for (int number = 1; status == DCOMM_OK && fgets(line, sizeof line, file) != NULL; number++) {
+        char *text = dcommi_trim(line), *equals = strchr(text, '=');
+        if (*text == 0 || *text == '#') {
+            continue;
+        }
+        if (equals != NULL) {
+            *equals = 0;
+        }
+        if (equals == NULL ||
+            !dcommi_tuning_assign(tuning, dcommi_trim(text), dcommi_trim(equals + 1))) {
+            status = dcommi_fail(DCOMM_ERR_INVALID, "%s, line %d: \"%.60s\" is not a setting", path,
+                                 number, text);
+        }
+    }
+    fclose(file);
+    return status == DCOMM_OK ? dcommi_tuning_check(tuning) : status;
+}
+
+#endif
+
+#define DCOMMI_PRICE_LIMIT (INT64_MAX >> 2)    /* a month */
+#define DCOMMI_PRICE_BUDGET ((int64_t)1 << 32) /* steps that somebody waits for */
+
+static dcomm_curve dcommi_curve_line(double ns_per_B)
+{
+    dcomm_curve c = {.n = 2, .bytes = {0, 1 << 20}, .ps = {0, 0}};
+    c.ps[1] = (int64_t)(ns_per_B * 1e3 * (double)c.bytes[1] + 0.5);
+    return c;
+}
+
+DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
+                                            double gamma_ns_per_B, dcomm_tuning *tuning)
+{
+    const double most = 1e6;
+    if (tuning == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
+    }
+    memset(tuning, 0, sizeof *tuning);
+    /* Written so that a NaN is refused as well. */
+    if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
+          gamma_ns_per_B >= 0 && gamma_ns_per_B <= most / 1e3)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "alpha %g us, beta %g ns/B, gamma %g ns/B: each from 0, to 1e6 us and "
+                           "1000 ns/B",
+                           alpha_us, beta_ns_per_B, gamma_ns_per_B);
+    }
+    dcomm_link link = {.alpha_ps = (int64_t)(alpha_us * 1e6 + 0.5)};
+    link.signal_ps = link.alpha_ps;
+    link.message = dcommi_curve_line(beta_ns_per_B);
+    link.fold = dcommi_curve_line(gamma_ns_per_B);
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        tuning->link[k] = link;
+    }
+    tuning->fold = link.fold;
+    snprintf(tuning->source, sizeof tuning->source, "alpha %g us, beta %g ns/B, gamma %g ns/B",
+             alpha_us, beta_ns_per_B, gamma_ns_per_B);
+    return DCOMM_OK;
+}
+
+/* Groups of a table of host numbers (NULL: all are on one). */
+static dcomm_status dcommi_groups_of_hosts(const int *hosts, int nranks, dcommi_groups **groups_p)
+{
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};
+    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
+    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
+        ids[r] = hosts[r];
+    }
+    *groups_p = ids != NULL ? dcommi_groups_make(nranks, 1, kinds, ids) : NULL;
+    dcommi_free(ids);
+    return *groups_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static dcomm_status dcommi_plans_listed(void *user, int rank, const dcomm_plan **plan_p)
+{
+    *plan_p = ((const dcomm_plan *const *)user)[rank];
+    return DCOMM_OK;
+}
+
+static void dcommi_plans_keep(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    (void)plan;
+}
+
+DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
+                                        const int *hosts, const dcomm_tuning *tuning,
+                                        double *seconds)
+{
+    if (plans == NULL || nranks < 1 || tuning == NULL || seconds == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plans, tuning or seconds is NULL, or nranks is %d",
+                           nranks);
+    }
+    *seconds = 0;
+    for (int r = 0; r < nranks; r++) {
+        char where[32];
+        uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+        snprintf(where, sizeof where, "rank %d", r);
+        if (plans[r] == NULL || plans[r]->rank != r || plans[r]->nranks != nranks) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "plans[%d] is not the plan of rank %d of %d", r, r,
+                               nranks);
+        }
+        DCOMMI_TRY(dcommi_check_plan_valid(plans[r], where, 0, &budget));
+    }
+    dcommi_groups *groups = NULL;
+    dcommi_terrain terrain;
+    dcommi_price price;
+    dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
+    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, &terrain);
+    if (status >= 0) {
+        status =
+            dcommi_price_plans(&terrain, &source, DCOMMI_PRICE_LIMIT, DCOMMI_PRICE_BUDGET, &price);
+    }
+    dcommi_groups_free(&groups);
+    if (status >= 0) {
+        *seconds = 1e-12 * (double)price.ps;
+    }
+    return status;
 }
 
 #endif
@@ -11020,11 +12921,13 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
     dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
     bool deterministic;
+    bool tunes; /* measures what things cost when it is created */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];
@@ -17932,7 +19835,7 @@ typedef struct dcommi_card {
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
-    uint32_t deterministic;
+    uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
     char algo[32];
     char hostname[64];
@@ -18164,6 +20067,12 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
  * share. */
 #ifndef DCOMMI_SELECT_H
 #define DCOMMI_SELECT_H
+
+/* ==== include/dcomm/impl/choose.h ========================================================== */
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+#ifndef DCOMMI_CHOOSE_H
+#define DCOMMI_CHOOSE_H
 
 /* ==== include/dcomm/impl/algo_table.h ====================================================== */
 /* algo_table.h - the table of all algorithms. */
@@ -21615,6 +23524,192 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 
 #endif
 
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain;
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+} dcommi_chooser;
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p);
+static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->tuning = *tuning;
+    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+}
+
+/* ---- what is priced ---- */
+
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+
+/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
+ * (which ranks need not agree on), from rank 0. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = DCOMMI_CHOICE_UNKNOWN;
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.in_place = false;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
+ */
+static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "it cannot fold in rank order, which deterministic asks for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    return dcommi_price_plans(t, &plans, limit, budget, price);
+}
+
+/* ---- the choice ---- */
+
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+
+/* The cheapest algorithm; NULL without memory, or where there is none. Among equals, the first of
+ * the table. */
+static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+{
+    if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
+        return dcommi_algo_at(s->coll, 0);
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        return known->algo;
+    }
+    const dcommi_algo *best = NULL;
+    int64_t limit = INT64_MAX >> 2;
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
+    for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
+        dcommi_price price;
+        const dcommi_algo *algo = &dcommi_algo_table[i];
+        if (algo->coll == s->coll &&
+            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            !price.over) {
+            limit = price.ps - c->terrain.call;
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && dcommi_algo_at(s->coll, i) != NULL; i++) {
+        const dcommi_algo *algo = dcommi_algo_at(s->coll, i); /* too many ranks to price any */
+        best = !s->rank_order || algo->rank_order ? algo : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    return best;
+}
+
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
+static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
+    dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
+    if (last.key == key) {
+        return last.algo;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
+        dcommi_free(c);
+        return NULL;
+    }
+    last.algo = dcommi_choose(c, s);
+    last.key = key;
+    dcommi_free(c);
+    return last.algo;
+}
+
+#endif
+
 /* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
  * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
 static int64_t dcommi_shape_size(const dcommi_shape *s)
@@ -21632,63 +23727,6 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
     return dcommi_shape_bytes(s, count);
 }
 
-/* Whether the levels are worth keeping apart: several hosts, one of them with several ranks. */
-static bool dcommi_auto_hier(const dcommi_shape *s, int64_t bytes)
-{
-    int64_t above = s->coll == DCOMM_COLL_ALLREDUCE   ? 4096
-                    : s->coll == DCOMM_COLL_BROADCAST ? 65536
-                                                      : 1024;
-    return s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks &&
-           !s->rank_order && bytes > above && s->coll != DCOMM_COLL_ALLTOALL &&
-           dcommi_algo_find(s->coll, "hier") != NULL;
-}
-
-/* The algorithm that runs when none is forced. */
-static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
-{
-    int64_t bytes = dcommi_shape_size(s);
-    if (dcommi_auto_hier(s, bytes)) {
-        return "hier";
-    }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        if (s->nranks == 2 && one_host && bytes <= 131072) {
-            /* One exchange moves as much as two and waits once; halves of up to 8 KiB still go
-             * within messages. */
-            return bytes > 4096 && bytes <= 16384 && !s->rank_order ? "ring" : "one_shot";
-        }
-        if (s->nranks <= 16 && bytes <= 4096) {
-            return "one_shot";
-        }
-        if (s->rank_order || (one_host && bytes > 4096)) {
-            return "two_shot";
-        }
-        if (bytes <= 32768) {
-            return "recursive_doubling";
-        }
-        return bytes <= 1048576 || s->nranks > 16 ? "halving_doubling" : "ring";
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        return s->rank_order || one_host || bytes <= 4096 ? "direct" : "ring";
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-        return one_host || bytes <= 4096 ? "direct" : "ring";
-    case DCOMM_COLL_BROADCAST:
-        return bytes <= 65536 ? "binomial" : "tree";
-    case DCOMM_COLL_REDUCE:
-        return s->rank_order ? "linear" : bytes <= 65536 ? "binomial" : "tree";
-    case DCOMM_COLL_GATHER:
-    case DCOMM_COLL_SCATTER:
-        return bytes <= 1024 && s->nranks > 4 ? "binomial" : "linear";
-    case DCOMM_COLL_ALLTOALL:
-        return bytes <= 256 && s->nranks > 4 ? "bruck" : one_host ? "linear" : "pairwise";
-    case DCOMM_COLL_ALLTOALLV:
-        return one_host ? "linear" : "pairwise";
-    default:
-        return NULL; /* the only one that there is */
-    }
-}
-
 /* Names of the algorithms of an operation, or of those that fold in rank order. */
 static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size_t len)
 {
@@ -21703,9 +23741,10 @@ static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size
 }
 
 /* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. */
+ * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
+ * is no communicator. */
 static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
-                                     bool one_host, const dcommi_algo **algo_p)
+                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
 {
     char names[256];
     bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
@@ -21716,8 +23755,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
                            dcomm_coll_name(s->coll), name, names);
     }
     if (algo == NULL) {
-        name = dcommi_auto_name(s, one_host);
-        algo = name != NULL ? dcommi_algo_find(s->coll, name) : dcommi_algo_at(s->coll, 0);
+        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
@@ -21963,6 +24001,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->chooser);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);
     }
@@ -22025,6 +24064,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     const dcomm_comm_opts *opts = &comm->opts;
     const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
     const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
+    const char *tune = getenv("DCOMM_TUNE");
     comm->timeout_s = opts->timeout_s;
     if (comm->timeout_s == 0) {
         comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
@@ -22061,6 +24101,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->opts.algo = NULL;
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
+    comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
         comm->chunk_bytes = strtoll(chunk, NULL, 10);
@@ -22084,6 +24125,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->timeout_s = comm->timeout_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
+    card->tunes = comm->tunes;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -22181,6 +24223,17 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* Something to choose algorithms by: the numbers of `from`, or the built-in ones. */
+static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
+{
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    comm->chooser = dcommi_alloc(sizeof *comm->chooser);
+    return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
+                                                      from != NULL ? &from->tuning : &tuning)
+                                 : DCOMM_ERR_NO_MEMORY;
+}
+
 /* What each rank says in the end of its creation. */
 typedef struct dcommi_verdict_card {
     int32_t status;
@@ -22265,7 +24318,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->timeout_s = first->timeout_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
+    comm->tunes = first->tunes != 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
+    DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
         dcommi_member *m = &comm->members[r];
@@ -22281,6 +24336,8 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);
 }
+
+static void dcommi_comm_tune_new(dcomm_comm *comm);
 
 /* Everything that creation does, in the caller's thread or one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
@@ -22309,6 +24366,7 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     dcommi_boot_close(boot);
     if (status >= 0) {
         dcommi_comm_enter(comm);
+        dcommi_comm_tune_new(comm);
     }
     return status;
 }
@@ -22409,7 +24467,8 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
     comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
-    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL;
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL ||
+               dcommi_comm_chooser(comm, parent->chooser) < 0;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];
@@ -23668,7 +25727,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     }
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
-                                comm->nhosts == 1, &algo));
+                                comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -24875,19 +26934,6 @@ static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nr
     return block;
 }
 
-/* One level of groups out of a list of hosts; NULL without memory. */
-static dcommi_groups *dcommi_spec_groups(const int *hosts, int nranks)
-{
-    static const uint8_t kind = DCOMMI_LEVEL_HOST;
-    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
-    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
-        ids[r] = hosts[r];
-    }
-    dcommi_groups *groups = ids != NULL ? dcommi_groups_make(nranks, 1, &kind, ids) : NULL;
-    dcommi_free(ids);
-    return groups;
-}
-
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
@@ -24930,11 +26976,11 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcommi_groups *groups = dcommi_spec_groups(spec->hosts, nranks);
+    dcommi_groups *groups = NULL;
+    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
     s.groups = groups;
-    dcomm_status status = groups == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
     if (status >= 0) {
-        status = dcommi_algo_pick(&s, opts->algo, false, groups->count[0] == 1, &algo);
+        status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
     }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
@@ -24964,10 +27010,817 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    DCOMMI_TRY(
-        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo));
+    dcommi_comm_lock(comm);
+    dcomm_status status =
+        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
+    dcommi_comm_unlock(comm);
+    DCOMMI_TRY(status);
     *algo_p = algo->name;
     return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/api_explain.h ===================================================== */
+/* api_explain.h - the public read-out of the choice: every algorithm with its price. */
+#ifndef DCOMMI_API_EXPLAIN_H
+#define DCOMMI_API_EXPLAIN_H
+
+
+/* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
+static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
+                                const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
+                                int max, int *n_p)
+{
+    dcommi_price price, best = {.ps = 0};
+    const dcommi_algo *algo;
+    int n = 0;
+    bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
+                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
+    for (; (algo = dcommi_algo_at(s->coll, n)) != NULL; n++) {
+        if (n >= max) {
+            continue;
+        }
+        dcomm_alternative *row = &rows[n];
+        memset(row, 0, sizeof *row);
+        row->algo = algo->name;
+        row->seconds = -1;
+        row->chosen = algo == chosen;
+        dcomm_status status =
+            dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+        if (status < 0) {
+            snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
+            continue;
+        }
+        row->seconds = 1e-12 * (double)price.ps;
+        if (row->chosen) {
+            continue;
+        }
+        if (forced) {
+            snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
+        } else if (known && best.ps > 0) {
+            snprintf(row->why, sizeof row->why, "%.2f times the price of %s",
+                     (double)price.ps / (double)best.ps, chosen->name);
+        } else {
+            snprintf(row->why, sizeof row->why, "nothing to choose between");
+        }
+    }
+    if (n_p != NULL) {
+        *n_p = n;
+    }
+}
+
+static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                        bool soft, dcomm_alternative *rows, int max, int *n_p)
+{
+    const dcommi_algo *chosen = NULL;
+    if (max < 0 || (rows == NULL && max > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
+    }
+    DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
+    bool forced = name != NULL && strcmp(name, chosen->name) == 0;
+    dcommi_explain_rows(&c->terrain, s, chosen, forced, rows, max, n_p);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    bool soft = opts->algo == NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
+                                              soft, rows, max, n_p);
+    dcommi_comm_unlock(comm);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p)
+{
+    dcomm_tuning usual;
+    dcommi_shape s;
+    dcomm_comm fake; /* in name only: the checks of a call */
+    memset(&fake, 0, sizeof fake);
+    fake.size = nranks;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    if (tuning == NULL) {
+        dcomm_tuning_default(&usual);
+        tuning = &usual;
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &fake.groups));
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, fake.groups, nranks, tuning);
+    if (status >= 0) {
+        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
+    }
+    if (status >= 0) {
+        status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
+    }
+    dcommi_groups_free(&fake.groups);
+    dcommi_free(c);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (tuning == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
+    }
+    dcommi_comm_lock(comm);
+    *tuning = comm->chooser->tuning;
+    dcommi_comm_unlock(comm);
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/tune_measure.h ==================================================== */
+/* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
+ * count, all ranks take part in the same probes. */
+#ifndef DCOMMI_TUNE_MEASURE_H
+#define DCOMMI_TUNE_MEASURE_H
+
+/* ==== include/dcomm/impl/tune_probe.h ====================================================== */
+/* tune_probe.h - small ordinary plans whose times tell what things cost: pairs of ranks, all at
+ * once or one alone, exchange messages and signals, and read and fold each other's memory. */
+#ifndef DCOMMI_TUNE_PROBE_H
+#define DCOMMI_TUNE_PROBE_H
+
+
+enum dcommi_probe_kind {
+    DCOMMI_PROBE_NOTHING,  /* a plan without steps */
+    DCOMMI_PROBE_STEPS,    /* signals to itself */
+    DCOMMI_PROBE_SIGNALS,  /* one each way */
+    DCOMMI_PROBE_MESSAGES, /* one each way */
+    DCOMMI_PROBE_FOLDS,    /* messages, folded as they arrive */
+    DCOMMI_PROBE_BURSTS,   /* DCOMMI_PROBE_BURST messages each way */
+    DCOMMI_PROBE_READS,    /* both copy what the other exposes */
+    DCOMMI_PROBE_REDUCES,  /* both fold it with their own */
+    DCOMMI_PROBE_COPY,     /* in their own memory */
+    DCOMMI_PROBE_FOLD
+};
+
+#define DCOMMI_PROBE_BURST 8
+#define DCOMMI_PROBE_SIGNATURE 0x74756e65u
+
+typedef struct dcommi_probe {
+    enum dcommi_probe_kind kind;
+    int64_t len, trips;
+} dcommi_probe;
+
+/* ---- pairs ---- */
+
+/* The i-th rank that is with `rank` at all levels above `level`, and in the group `group` of it
+ * (-1: any); -1: there are not so many. */
+static int dcommi_probe_member(const dcommi_groups *g, int rank, int level, int32_t group, int i)
+{
+    for (int r = 0; r < g->nranks; r++) {
+        bool with = dcommi_groups_depth(g, rank, r) >= level;
+        if (with && (group < 0 || dcommi_group_of(g, level, r) == group) && i-- == 0) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+/* The rank that `rank` works with in probes of pairs that part at level `depth`; -1: it looks on.
+ * Siblings pair up, first with second, third with fourth, and their ranks in order. */
+static int dcommi_probe_partner(const dcommi_groups *g, int rank, int depth)
+{
+    int at = 0;
+    if (depth == g->nlevels) {
+        while (dcommi_probe_member(g, rank, depth, -1, at) != rank) {
+            at++;
+        }
+        return dcommi_probe_member(g, rank, depth, -1, at ^ 1);
+    }
+    /* Groups are numbered by their lowest rank, so siblings come in the order of their numbers. */
+    int32_t mine = dcommi_group_of(g, depth, rank), below = -1, above = -1;
+    int before = 0;
+    for (int r = 0; r < g->nranks; r++) {
+        int32_t group = dcommi_group_of(g, depth, r);
+        if (dcommi_groups_depth(g, rank, r) < depth) {
+            continue;
+        }
+        if (group < mine && group > below) {
+            below = group;
+            before++;
+        } else if (group > mine && above < 0) {
+            above = group;
+        }
+    }
+    int32_t other = before % 2 == 1 ? below : above;
+    while (dcommi_probe_member(g, rank, depth, mine, at) != rank) {
+        at++;
+    }
+    return other < 0 ? -1 : dcommi_probe_member(g, rank, depth, other, at);
+}
+
+/* ---- plans ---- */
+
+static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+{
+    int64_t each = p->kind == DCOMMI_PROBE_BURSTS ? DCOMMI_PROBE_BURST : 1;
+    int64_t tag = dcommi_build_tags(b, p->trips * each);
+    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
+    int d = dcommi_loop(b, 0, dcommi_const(p->trips));
+    /* Each trip sends what the one before has received: memory that was just written, as in a
+     * collective. Two buffers of `each` messages take turns. */
+    dcomm_operand in =
+        dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, 2), p->len);
+    for (int64_t i = 0; i < each; i++) {
+        dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
+    }
+    for (int64_t i = 0; i < each; i++) {
+        dcomm_expr order = dcommi_linear(tag + i, d, each);
+        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, 2);
+        dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
+        if (p->kind == DCOMMI_PROBE_FOLDS) {
+            dcommi_recv_reduce(b, 0, out, in, dcommi_msg(),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
+                               DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
+        }
+    }
+    dcommi_fence(b, 0);
+    dcommi_end(b, 0);
+}
+
+/* What is folded lies where it has lain, like the inputs of a collective; what is copied was just
+ * written, like its results. */
+static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+{
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    bool fold = p->kind == DCOMMI_PROBE_REDUCES;
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcommi_peer(peer, slot, dcommi_const(0), p->len)};
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
+    if (!fold) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
+    }
+    dcommi_expose(b, 0, fold ? src[0] : dcommi_span(DCOMM_SPACE_OUT, 0, p->len), slot, peer);
+    if (fold) {
+        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+    } else {
+        dcommi_copy(b, 0, out, src[1], 0);
+    }
+    dcommi_signal(b, 0, done, peer, dcommi_const(1));
+    dcommi_await(b, 0, done, dcommi_const(1));
+}
+
+static void dcommi_probe_local(dcommi_builder *b, const dcommi_probe *p)
+{
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcommi_span(DCOMM_SPACE_OUT, 0, p->len)};
+    dcommi_loop(b, 0, dcommi_const(p->trips));
+    if (p->kind == DCOMMI_PROBE_STEPS) {
+        dcommi_signal(b, 0, dcommi_build_counter(b), dcommi_const(b->head.rank), dcommi_const(1));
+    } else if (p->kind == DCOMMI_PROBE_COPY) {
+        dcommi_copy(b, 0, src[1], src[0], 0);
+    } else {
+        dcommi_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
+    }
+    dcommi_end(b, 0);
+}
+
+/* One rank's plan of a probe. partner -1: it looks on. */
+static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nranks, int partner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
+    dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
+    b.head.in_bytes = p->len;
+    b.head.out_bytes = 2 * p->len * DCOMMI_PROBE_BURST;
+    if (local) {
+        dcommi_probe_local(&b, p);
+    } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
+        dcommi_probe_reads(&b, p, dcommi_const(partner));
+    } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
+        dcommi_probe_messages(&b, p, dcommi_const(partner));
+    } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {
+        uint16_t counter = dcommi_build_counter(&b);
+        int d = dcommi_loop(&b, 0, dcommi_const(p->trips));
+        dcommi_signal(&b, 0, counter, dcommi_const(partner), dcommi_const(1));
+        dcommi_await(&b, 0, counter, dcommi_linear(1, d, 1));
+        dcommi_end(&b, 0);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+/* Run a plan on a communicator that only we know of, whatever groups this thread has open. */
+static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                     void *out)
+{
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        dcommi_comm_unlock(comm);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->plan = plan;
+    run->in = in;
+    run->out = out;
+    run->signature.hash = DCOMMI_PROBE_SIGNATURE;
+    run->signature.coll = DCOMM_COLL_PLAN;
+    run->signature.dtype = plan->dtype;
+    run->signature.op = plan->op;
+    run->signature.algo = plan->name;
+    run->p2p_peer = -1;
+    run->seq = comm->next_seq++;
+    dcommi_comm_unlock(comm);
+    run->timeout_s = comm->timeout_s;
+    run->blocking = true;
+    dcommi_submit(comm->context, run);
+    return dcommi_run_wait(run);
+}
+
+#endif
+
+#define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
+#define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
+#define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
+#define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_FEW 7
+#define DCOMMI_TUNE_PROBES 40       /* of a round */
+#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
+#define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
+
+/* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
+ * of all of them, and not all of one. */
+typedef struct dcommi_rounds {
+    int n;
+    struct dcommi_timed {
+        dcommi_probe probe;
+        dcomm_plan *plan;
+        double took[DCOMMI_TUNE_ROUNDS];
+    } timed[DCOMMI_TUNE_PROBES];
+} dcommi_rounds;
+
+typedef struct dcommi_tuner {
+    dcomm_comm *comm; /* for the probes alone */
+    dcomm_tuning tuning;
+    uint8_t *in, *out;
+    dcommi_rounds rounds;
+    dcomm_status status;        /* the first error; nothing is run after it */
+    double step, signal, empty; /* seconds, by rank 0's clock */
+} dcommi_tuner;
+
+static int64_t dcommi_ps(double seconds)
+{
+    double ps = seconds * 1e12 + 0.5;
+    return !(ps > 0) ? 0 : ps > 1e15 ? (int64_t)1e15 : (int64_t)ps;
+}
+
+/* ---- probes ---- */
+
+static int dcommi_tune_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Put a probe into the rounds to come; returns where its time will be. */
+static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
+                           int depth, bool alone)
+{
+    dcomm_comm *comm = t->comm;
+    struct dcommi_timed *timed = &t->rounds.timed[t->rounds.n];
+    bool pairs = kind >= DCOMMI_PROBE_SIGNALS && kind < DCOMMI_PROBE_COPY;
+    int partner = pairs ? dcommi_probe_partner(comm->groups, comm->rank, depth) : -1;
+    if (alone && comm->rank != 0 && partner != 0) {
+        partner = -1;
+    }
+    timed->probe = (dcommi_probe){kind, len, trips};
+    timed->plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_probe_plan(&timed->probe, comm->rank, comm->size, partner, &timed->plan);
+    }
+    return t->rounds.n++;
+}
+
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+
+/* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
+static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
+{
+    dcommi_rounds *all = &t->rounds;
+    int done = 0;
+    for (int round = -1; round < rounds && t->status >= 0; round++) {
+        if (round > 0 && until > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        for (int i = 0; i < all->n && t->status >= 0; i++) {
+            double start = dcommi_now();
+            t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
+            all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
+        }
+        done += round >= 0;
+    }
+    for (int i = 0; i < all->n; i++) {
+        double *took = all->timed[i].took;
+        dcommi_free(all->timed[i].plan);
+        qsort(took, (size_t)done, sizeof *took, dcommi_tune_compare);
+        took[0] = done > 0 ? took[(done - 1) / 4] / (double)all->timed[i].probe.trips : 0;
+    }
+    all->n = 0;
+}
+
+/* Seconds of one trip of a probe that has run: the first quartile, since what disturbs only adds.
+ */
+static double dcommi_tune_time(const dcommi_tuner *t, int i)
+{
+    return t->rounds.timed[i].took[0];
+}
+
+/* Everybody gets rank 0's bytes. */
+static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
+{
+    dcomm_comm *comm = t->comm;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
+                      .rank = comm->rank,
+                      .nranks = comm->size,
+                      .dtype = DCOMM_U8,
+                      .count = bytes,
+                      .in_place = true,
+                      .lanes = 1};
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(comm, plan, data, data);
+    }
+    dcommi_free(plan);
+}
+
+/* Whether to go on to longer probes: rank 0 looks at its clock. */
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
+{
+    uint64_t on = dcommi_now() < until;
+    dcommi_tune_share(t, &on, sizeof on);
+    return t->status >= 0 && on != 0;
+}
+
+/* ---- curves ---- */
+
+/* No less for more bytes, however the measurements fell out. */
+static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
+{
+    if (c->n < DCOMM_CURVE_POINTS) {
+        int64_t least = c->n > 0 ? c->ps[c->n - 1] : 0;
+        c->bytes[c->n] = bytes;
+        c->ps[c->n++] = dcommi_max64(dcommi_ps(seconds), least);
+    }
+}
+
+static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
+{
+    dcommi_curve k = dcommi_curve_make(c);
+    return dcommi_curve_at(&k, bytes);
+}
+
+/* The probes of a short message and of a signal, and what they say. */
+static int dcommi_tune_add_short(dcommi_tuner *t, int depth, bool alone)
+{
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, alone);
+    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, alone);
+    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, alone);
+    return first;
+}
+
+static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
+{
+    double signal = dcommi_tune_time(t, first), message = dcommi_tune_time(t, first + 1);
+    double burst = dcommi_tune_time(t, first + 2);
+    /* Each message more is two steps more, and work at both ends, which both are. */
+    double overhead = ((burst - message) / (DCOMMI_PROBE_BURST - 1) - 2 * t->step) / 2;
+    double most = link->by_core ? DCOMMI_TUNE_OVERHEAD_S : message / 3;
+    overhead = overhead < 0 ? 0 : overhead > most ? most : overhead;
+    link->overhead_ps = dcommi_ps(overhead);
+    link->alpha_ps = dcommi_ps(message - 2 * overhead - 3 * t->step);
+    double tell = signal / 4 < overhead ? signal / 4 : overhead;
+    link->tell_ps = dcommi_ps(tell);
+    link->signal_ps = dcommi_ps(signal - tell - 2 * t->step);
+    t->signal = signal;
+    return message;
+}
+
+enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   16384,
+                                                             65536, 262144, 1 << 20};
+
+/* Messages as they are and folded, memory read and folded. */
+static int dcommi_tune_add_size(dcommi_tuner *t, int64_t len, int depth)
+{
+    int64_t trips = len <= 8192 ? 8 : len <= 65536 ? 4 : 2;
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, trips, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_FOLDS, len, trips, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_READS, len, 1, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, len, 1, depth, false);
+    return first;
+}
+
+static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, double least,
+                             int first)
+{
+    double message = dcommi_tune_time(t, first), folded = dcommi_tune_time(t, first + 1);
+    double around = 2 * t->signal + t->empty;
+    double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
+    double waits = link->eager_bytes > 0 && len > link->eager_bytes ? t->signal : 0;
+    dcommi_tune_point(&link->message, len, message - least - waits);
+    dcommi_tune_point(&link->fold, len, folded - message);
+    if (len >= 2048) {
+        dcommi_tune_point(&link->read, len, dcommi_tune_time(t, first + 2) - around - copied);
+        dcommi_tune_point(&link->reduce, len, dcommi_tune_time(t, first + 3) - around);
+    }
+}
+
+/* Within a host. */
+static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
+{
+    int first = dcommi_tune_add_short(t, depth, false);
+    for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
+        dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    double least = dcommi_tune_short(t, link, first);
+    link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
+    dcommi_tune_point(&link->message, 8, 0);
+    dcommi_tune_point(&link->fold, 8, 0);
+    for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
+        dcommi_tune_size(t, link, dcommi_tune_sizes[i], least, first + 3 + i * DCOMMI_TUNE_KINDS);
+    }
+    for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_size(t, link, dcommi_tune_sizes[i], least,
+                         (i - DCOMMI_TUNE_SHORT_SIZES) * DCOMMI_TUNE_KINDS);
+    }
+}
+
+/* How many of rank 0's host have a partner on another one. */
+static int dcommi_tune_crowd(const dcommi_groups *g)
+{
+    int n = 0;
+    for (int r = 0; r < g->nranks; r++) {
+        n += dcommi_group_of(g, 0, r) == 0 && dcommi_probe_partner(g, r, 0) >= 0;
+    }
+    return n;
+}
+
+static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len, bool alone)
+{
+    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, alone);
+    dcommi_tune_run(t, 2, 0);
+    return dcommi_tune_time(t, at);
+}
+
+/* Between hosts: one pair alone, then all at once through the same interfaces. */
+static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
+{
+    int64_t len = 4096, last = 0;
+    int crowd = dcommi_tune_crowd(t->comm->groups);
+    int first = dcommi_tune_add_short(t, 0, true);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = link->shared.n = 0;
+    link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
+    dcommi_tune_point(&link->message, 8, 0);
+    while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
+        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len, true) - least);
+        last = len;
+        len *= 4;
+    }
+    /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
+     * rate; in a stream, messages that are not short go no faster. */
+    double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
+    for (int64_t i = 1; i < link->message.n; i++) {
+        int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
+        if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
+            link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+        }
+    }
+    double each = 1e-12 * slope * (double)last;
+    if (crowd > 1) {
+        each = (dcommi_tune_far_time(t, last, false) - least) / crowd;
+    }
+    dcommi_tune_point(&link->shared, 0, 0);
+    dcommi_tune_point(&link->shared, last, each);
+}
+
+/* Work in a rank's own memory, on all ranks at once, as in a collective. */
+static void dcommi_tune_local(dcommi_tuner *t)
+{
+    static const int64_t sizes[] = {512, 8192, 65536, 1 << 20};
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    dcommi_tune_add(t, DCOMMI_PROBE_NOTHING, 0, 1, 0, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_STEPS, 0, 64, 0, false);
+    for (int i = 0; i < SIZES; i++) {
+        dcommi_tune_add(t, DCOMMI_PROBE_COPY, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
+        dcommi_tune_add(t, DCOMMI_PROBE_FOLD, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S / 4);
+    t->empty = dcommi_tune_time(t, 0);
+    t->step = dcommi_tune_time(t, 1) - t->empty / 64;
+    t->step = t->step > 0 ? t->step : 0;
+    t->tuning.step_ps = dcommi_ps(t->step);
+    t->tuning.call_ps = dcommi_ps(t->empty);
+    t->tuning.copy.n = t->tuning.fold.n = 0;
+    for (int i = 0; i < SIZES; i++) {
+        double around = t->empty / (sizes[i] <= 8192 ? 8 : 1) + t->step;
+        dcommi_tune_point(&t->tuning.copy, sizes[i], dcommi_tune_time(t, 2 + 2 * i) - around);
+        dcommi_tune_point(&t->tuning.fold, sizes[i], dcommi_tune_time(t, 3 + 2 * i) - around);
+    }
+}
+
+/* ---- all of it ---- */
+
+/* Run the probes; every rank returns, with rank 0's findings on rank 0. */
+static void dcommi_tune_probe_all(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int known = -1;
+    size_t most = 2 * (t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST);
+    t->in = dcommi_alloc(most);
+    t->out = dcommi_alloc(most);
+    if (t->in == NULL || t->out == NULL) {
+        t->status = DCOMM_ERR_NO_MEMORY;
+        return;
+    }
+    dcommi_tune_local(t);
+    for (int depth = g->nlevels; depth >= 0; depth--) {
+        int kind = depth < g->nlevels ? g->kind[depth] : (int)DCOMM_LINK_NEAR;
+        if (dcommi_probe_partner(g, 0, depth) < 0) {
+            continue; /* rank 0 has nobody there */
+        }
+        if (kind == DCOMM_LINK_HOST) {
+            dcommi_tune_far(t, &t->tuning.link[kind]);
+            t->tuning.link[kind].fold = t->tuning.fold;
+        } else {
+            dcommi_tune_near(t, &t->tuning.link[kind], depth);
+            /* Until a longer way is measured, it is taken to cost what this one does. */
+            int first = known < 0 ? DCOMM_LINK_NEAR : kind;
+            for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
+                t->tuning.link[k] = t->tuning.link[kind];
+            }
+            known = kind;
+        }
+    }
+    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s",
+             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s");
+}
+
+/* What rank 0 of this process has measured before, by who was where. */
+typedef struct dcommi_tuned {
+    struct dcommi_tuned *next;
+    uint64_t hosts;
+    dcomm_tuning tuning;
+} dcommi_tuned;
+
+static pthread_mutex_t dcommi_tuned_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_tuned *dcommi_tuned_list;
+
+static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
+{
+    const dcommi_groups *g = comm->groups;
+    uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    for (int r = 0; r < comm->size; r++) {
+        for (const char *c = comm->members[r].hostname; *c != 0; c++) {
+            key = dcommi_mix(key, (uint64_t)*c);
+        }
+        for (int l = 0; l < g->nlevels; l++) {
+            key = dcommi_mix(key, (uint64_t)dcommi_group_of(g, l, r) << 8 | g->kind[l]);
+        }
+    }
+    return key;
+}
+
+static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
+{
+    bool found = false;
+    pthread_mutex_lock(&dcommi_tuned_lock);
+    for (dcommi_tuned *k = dcommi_tuned_list; k != NULL && !found; k = k->next) {
+        if (k->hosts == key) {
+            *tuning = k->tuning;
+            found = true;
+        }
+    }
+    pthread_mutex_unlock(&dcommi_tuned_lock);
+    return found;
+}
+
+static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
+{
+    dcommi_tuned *k = dcommi_alloc(sizeof *k);
+    if (k != NULL) {
+        pthread_mutex_lock(&dcommi_tuned_lock);
+        k->hosts = key;
+        k->tuning = *tuning;
+        k->next = dcommi_tuned_list;
+        dcommi_tuned_list = k;
+        pthread_mutex_unlock(&dcommi_tuned_lock);
+    }
+}
+
+/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
+ * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+{
+    if (comm->size == 1) {
+        return DCOMM_OK;
+    }
+    dcommi_tuner *t = dcommi_alloc(sizeof *t);
+    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
+    dcomm_status status = t == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (int r = 0; status >= 0 && r < comm->size; r++) {
+        ranks[r] = r;
+    }
+    if (status >= 0) {
+        uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
+        status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
+    }
+    if (status < 0) {
+        dcommi_free(ranks);
+        dcommi_free(t);
+        return status;
+    }
+    struct {
+        uint64_t measure;
+        dcomm_tuning tuning;
+    } word = {1, {.step_ps = 0}};
+    uint64_t key = dcommi_tuned_key(comm);
+    const char *path = getenv("DCOMM_TUNE_FILE");
+    if (comm->rank == 0 && given != NULL) {
+        word.tuning = *given;
+        word.measure = 0;
+    } else if (comm->rank == 0 && !again && path != NULL && path[0] != 0) {
+        word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
+        if (word.measure != 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
+        }
+    } else if (comm->rank == 0 && !again) {
+        word.measure = !dcommi_tuned_find(key, &word.tuning);
+    }
+    dcommi_tune_share(t, &word, sizeof word);
+    if (t->status >= 0 && word.measure != 0) {
+        dcomm_tuning_default(&t->tuning);
+        dcommi_tune_probe_all(t);
+        word.tuning = t->tuning;
+        dcommi_tune_share(t, &word, sizeof word);
+        if (t->status >= 0 && comm->rank == 0) {
+            dcommi_tuned_add(key, &word.tuning);
+        }
+    }
+    status = t->status;
+    dcommi_comm_lock(comm);
+    if (status >= 0) {
+        status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
+        dcommi_recent_clear(comm);
+        dcommi_cache_clear(comm);
+    }
+    dcommi_comm_unlock(comm);
+    dcomm_comm_destroy(&t->comm);
+    dcommi_free(t->in);
+    dcommi_free(t->out);
+    dcommi_free(t);
+    dcommi_free(ranks);
+    return status;
+}
+
+/* At the end of creation. What fails here has failed the communicator: ranks that choose by
+ * different numbers must not meet. */
+static void dcommi_comm_tune_new(dcomm_comm *comm)
+{
+    dcomm_status status = comm->tunes ? dcommi_comm_tune(comm, NULL, false) : DCOMM_OK;
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        dcommi_token_take(comm->context);
+        dcommi_poison(comm, status, -1, text);
+        dcommi_token_release(comm->context);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_comm_tune"));
+    return dcommi_comm_tune(comm, tuning, true);
 }
 
 #endif
@@ -24975,6 +27828,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_AHEAD_MIN
+#undef DCOMMI_ALIKE_ALL
+#undef DCOMMI_ALIKE_MIN
+#undef DCOMMI_ALIKE_SAMPLE
 #undef DCOMMI_AVERAGE_BLOCK
 #undef DCOMMI_AVERAGE_GROUP
 #undef DCOMMI_AVX2_FLOAT
@@ -25005,6 +27861,10 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_CHECK_RESULT
 #undef DCOMMI_CHECK_STAGES
 #undef DCOMMI_CHECK_SUBPLANS
+#undef DCOMMI_CHOICES
+#undef DCOMMI_CHOICE_BUDGET
+#undef DCOMMI_CHOICE_MOST
+#undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_DEFAULT
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
@@ -25041,6 +27901,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
+#undef DCOMMI_LINK_FIELDS
 #undef DCOMMI_LOCAL_BLOCKS
 #undef DCOMMI_LOCAL_BURST
 #undef DCOMMI_LOCAL_COPIED
@@ -25055,6 +27916,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_MADV_POPULATE_WRITE
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
+#undef DCOMMI_MODEL_MOST
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
@@ -25080,7 +27942,11 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_PORT_SCALE_U8
 #undef DCOMMI_PORT_U8
 #undef DCOMMI_PORT_UINT
+#undef DCOMMI_PRICE_BUDGET
+#undef DCOMMI_PRICE_LIMIT
 #undef DCOMMI_PRINTF
+#undef DCOMMI_PROBE_BURST
+#undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY
@@ -25137,6 +28003,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_SIMD_PAIR_OP
 #undef DCOMMI_SIMD_PUT
 #undef DCOMMI_SIMD_PUT4
+#undef DCOMMI_SIM_SLAB
+#undef DCOMMI_SLOPE_MOST
 #undef DCOMMI_SOCK_ADDRS
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
@@ -25146,6 +28014,17 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TUNE_FARTHEST
+#undef DCOMMI_TUNE_FAR_S
+#undef DCOMMI_TUNE_FEW
+#undef DCOMMI_TUNE_LONGEST
+#undef DCOMMI_TUNE_NEAR_S
+#undef DCOMMI_TUNE_OVERHEAD_S
+#undef DCOMMI_TUNE_PROBES
+#undef DCOMMI_TUNE_ROUNDS
+#undef DCOMMI_TUNE_STREAM
+#undef DCOMMI_TUNING_FIELDS
+#undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER

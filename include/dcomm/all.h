@@ -13,7 +13,10 @@
 #include "impl/build.h"
 #include "impl/print.h"
 #include "impl/check.h"
+#include "impl/api_model.h"
 #include "impl/api_coll.h"
 #include "impl/api_mem.h"
 #include "impl/api_tune.h"
+#include "impl/api_explain.h"
+#include "impl/tune_measure.h"
 #endif

@@ -72,6 +72,10 @@ typedef struct dcomm_comm_opts {
                            rank 0's is taken by all ranks */
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
                            chosen per algorithm); rank 0's is taken by all ranks */
+    int tune;           /* 1: measure what things cost, some milliseconds once per process and set
+                           of hosts, so that algorithms are chosen by it (or read it, where
+                           DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
+                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`

@@ -1,4 +1,5 @@
-/* tune.h - which algorithms there are, which one runs, and what was moved. */
+/* tune.h - which algorithms there are, what the model says they cost, which one runs, and what was
+ * moved. */
 #ifndef DCOMM_TUNE_H
 #define DCOMM_TUNE_H
 
@@ -34,6 +35,114 @@ DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
                                      const char **algo_p);
+
+/* ---- what things cost: the numbers that the model works with ---- */
+
+/* What separates two ranks: the coarsest thing that they do not share. */
+typedef enum dcomm_link_kind {
+    DCOMM_LINK_HOST = 0,    /* they are on different hosts */
+    DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
+    DCOMM_LINK_NUMA = 2,    /* on one package, on different NUMA nodes */
+    DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
+    DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
+    DCOMM_LINK_NEAR = 5,    /* nothing that is known of */
+    DCOMM_LINK_COUNT = 6
+} dcomm_link_kind;
+
+#define DCOMM_CURVE_POINTS 12
+
+/* A time as a function of bytes: straight lines through n points, bytes ascending; ps[0] before the
+ * first, the slope of the last two behind the last. n = 0 is 0 everywhere. Picoseconds. */
+typedef struct dcomm_curve {
+    int64_t n;
+    int64_t bytes[DCOMM_CURVE_POINTS];
+    int64_t ps[DCOMM_CURVE_POINTS];
+} dcomm_curve;
+
+/* What it costs to get from one rank to another. */
+typedef struct dcomm_link {
+    int64_t alpha_ps;    /* latency: a message is seen so long after its sender is done with it */
+    int64_t overhead_ps; /* work per message, of its sender and again of its receiver */
+    int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
+    int64_t tell_ps;     /* work of who signals or exposes, for each rank addressed */
+    int64_t eager_bytes; /* a longer message moves when its receive is posted (0: any is sent) */
+    /* by_core: the reader's processor moves the bytes (memory of one host). Otherwise each rank has
+     * a port that sends and one that receives, both at the same time, one message each. */
+    int64_t by_core;
+    dcomm_curve message; /* for so long a message of so many bytes keeps each end busy */
+    dcomm_curve fold;    /* and for so much longer its receiver, where it folds the message */
+    dcomm_curve read;    /* copying so many bytes of exposed memory */
+    dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
+    /* The port of all ranks that are together on this side of the link (the host's network
+     * interface) is busy for so long with a message. */
+    dcomm_curve shared;
+} dcomm_link;
+
+/* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
+ * free. */
+typedef struct dcomm_tuning {
+    dcomm_link link[DCOMM_LINK_COUNT];
+    dcomm_curve copy; /* within a rank's own memory */
+    dcomm_curve fold; /* of each operand but the first, in its own memory */
+    int64_t step_ps;  /* work for each step of a plan, whatever it does */
+    int64_t call_ps;  /* of the call itself, whatever the plan */
+    char source[128]; /* where the numbers are from, for people */
+} dcomm_tuning;
+
+/* The textbook's network: every message takes alpha + bytes*beta, a rank can send one and receive
+ * one at the same time, folding takes gamma a byte, all else is free.
+ * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
+                                            double gamma_ns_per_B, dcomm_tuning *tuning);
+
+/* The numbers that are used where nothing is measured. */
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
+
+/* Write them to a file, and read them: text, a setting a line. What a file does not name is as
+ * built in. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line of it, which the
+ * sentence names). */
+DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
+DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
+
+/* What the model says a set of plans takes, from the call on all ranks to the end on the last:
+ * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
+ * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where
+ * a length comes from a word, its maximum is.
+ * Errors: DCOMM_ERR_PLAN (a step that no execution would get past), DCOMM_ERR_UNSUPPORTED (what
+ * follows depends on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
+                                        const int *hosts, const dcomm_tuning *tuning,
+                                        double *seconds);
+
+/* One algorithm, as the choice sees it. */
+typedef struct dcomm_alternative {
+    const char *algo;
+    double seconds; /* by the model; below 0: it has no price */
+    bool chosen;    /* this one runs */
+    char why[192];  /* why it does not; "" where it does */
+} dcomm_alternative;
+
+/* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
+ * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get; *n_p, if not
+ * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
+ * octave) that is next to `count`, for equal blocks, from rank 0. */
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p);
+/* The same without a communicator: by `tuning` (NULL: the built-in numbers) for nranks ranks on
+ * hosts[nranks] (NULL: on one). */
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p);
+
+/* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
+ * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
+ * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
+/* The numbers that a communicator chooses by. */
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_API_TUNE_H
 #define DCOMMI_API_TUNE_H
 
+#include "api_model.h"
 #include "call.h"
 
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
@@ -66,19 +67,6 @@ static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nr
     return block;
 }
 
-/* One level of groups out of a list of hosts; NULL without memory. */
-static dcommi_groups *dcommi_spec_groups(const int *hosts, int nranks)
-{
-    static const uint8_t kind = DCOMMI_LEVEL_HOST;
-    int64_t *ids = dcommi_calloc((size_t)nranks, sizeof *ids);
-    for (int r = 0; ids != NULL && hosts != NULL && r < nranks; r++) {
-        ids[r] = hosts[r];
-    }
-    dcommi_groups *groups = ids != NULL ? dcommi_groups_make(nranks, 1, &kind, ids) : NULL;
-    dcommi_free(ids);
-    return groups;
-}
-
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
@@ -121,11 +109,11 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
             s.send_displs = counts + 3 * (size_t)nranks;
         }
     }
-    dcommi_groups *groups = dcommi_spec_groups(spec->hosts, nranks);
+    dcommi_groups *groups = NULL;
+    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
     s.groups = groups;
-    dcomm_status status = groups == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
     if (status >= 0) {
-        status = dcommi_algo_pick(&s, opts->algo, false, groups->count[0] == 1, &algo);
+        status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
     }
     if (status >= 0) {
         status = dcommi_plan_make(&s, algo, plan_p);
@@ -155,8 +143,11 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     bool soft = opts->algo == NULL;
-    DCOMMI_TRY(
-        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->nhosts == 1, &algo));
+    dcommi_comm_lock(comm);
+    dcomm_status status =
+        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
+    dcommi_comm_unlock(comm);
+    DCOMMI_TRY(status);
     *algo_p = algo->name;
     return DCOMM_OK;
 }

@@ -236,7 +236,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     }
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
-                                comm->nhosts == 1, &algo));
+                                comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
     if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;

@@ -39,6 +39,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_free(comm->members);
     dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->chooser);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);
     }
@@ -101,6 +102,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     const dcomm_comm_opts *opts = &comm->opts;
     const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
     const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
+    const char *tune = getenv("DCOMM_TUNE");
     comm->timeout_s = opts->timeout_s;
     if (comm->timeout_s == 0) {
         comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
@@ -137,6 +139,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->opts.algo = NULL;
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
+    comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
         comm->chunk_bytes = strtoll(chunk, NULL, 10);
@@ -160,6 +163,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->timeout_s = comm->timeout_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
+    card->tunes = comm->tunes;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -257,6 +261,17 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
     return DCOMM_OK;
 }
 
+/* Something to choose algorithms by: the numbers of `from`, or the built-in ones. */
+static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
+{
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    comm->chooser = dcommi_alloc(sizeof *comm->chooser);
+    return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
+                                                      from != NULL ? &from->tuning : &tuning)
+                                 : DCOMM_ERR_NO_MEMORY;
+}
+
 /* What each rank says in the end of its creation. */
 typedef struct dcommi_verdict_card {
     int32_t status;
@@ -341,7 +356,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->timeout_s = first->timeout_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
+    comm->tunes = first->tunes != 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
+    DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
         dcommi_member *m = &comm->members[r];
@@ -357,6 +374,8 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);
 }
+
+static void dcommi_comm_tune_new(dcomm_comm *comm);
 
 /* Everything that creation does, in the caller's thread or one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
@@ -385,6 +404,7 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     dcommi_boot_close(boot);
     if (status >= 0) {
         dcommi_comm_enter(comm);
+        dcommi_comm_tune_new(comm);
     }
     return status;
 }

@@ -28,7 +28,8 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
     comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
-    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL;
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL ||
+               dcommi_comm_chooser(comm, parent->chooser) < 0;
     comm->nhosts = bad ? 0 : comm->groups->count[0];
     for (int i = 0; i < size && !bad; i++) {
         const dcommi_member *from = &parent->members[ranks[i]];

@@ -48,7 +48,7 @@ typedef struct dcommi_card {
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
-    uint32_t deterministic;
+    uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
     char algo[32];
     char hostname[64];

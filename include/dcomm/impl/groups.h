@@ -81,9 +81,9 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
     /* Insertion keeps the ranks of a group together at every level, each in the order of ranks. */
     for (int r = 0; r < nranks; r++) {
         int at = r, best = -1;
-        for (int i = 0; i < r; i++) {
+        for (int i = r; i-- > 0 && best < g->nlevels;) {
             int depth = dcommi_groups_depth(g, g->order[i], r);
-            if (depth >= best) {
+            if (depth > best) {
                 best = depth;
                 at = i + 1;
             }

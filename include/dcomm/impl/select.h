@@ -3,7 +3,7 @@
 #ifndef DCOMMI_SELECT_H
 #define DCOMMI_SELECT_H
 
-#include "algo_table.h"
+#include "choose.h"
 
 /* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
  * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
@@ -22,63 +22,6 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
     return dcommi_shape_bytes(s, count);
 }
 
-/* Whether the levels are worth keeping apart: several hosts, one of them with several ranks. */
-static bool dcommi_auto_hier(const dcommi_shape *s, int64_t bytes)
-{
-    int64_t above = s->coll == DCOMM_COLL_ALLREDUCE   ? 4096
-                    : s->coll == DCOMM_COLL_BROADCAST ? 65536
-                                                      : 1024;
-    return s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks &&
-           !s->rank_order && bytes > above && s->coll != DCOMM_COLL_ALLTOALL &&
-           dcommi_algo_find(s->coll, "hier") != NULL;
-}
-
-/* The algorithm that runs when none is forced. */
-static const char *dcommi_auto_name(const dcommi_shape *s, bool one_host)
-{
-    int64_t bytes = dcommi_shape_size(s);
-    if (dcommi_auto_hier(s, bytes)) {
-        return "hier";
-    }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        if (s->nranks == 2 && one_host && bytes <= 131072) {
-            /* One exchange moves as much as two and waits once; halves of up to 8 KiB still go
-             * within messages. */
-            return bytes > 4096 && bytes <= 16384 && !s->rank_order ? "ring" : "one_shot";
-        }
-        if (s->nranks <= 16 && bytes <= 4096) {
-            return "one_shot";
-        }
-        if (s->rank_order || (one_host && bytes > 4096)) {
-            return "two_shot";
-        }
-        if (bytes <= 32768) {
-            return "recursive_doubling";
-        }
-        return bytes <= 1048576 || s->nranks > 16 ? "halving_doubling" : "ring";
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        return s->rank_order || one_host || bytes <= 4096 ? "direct" : "ring";
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-        return one_host || bytes <= 4096 ? "direct" : "ring";
-    case DCOMM_COLL_BROADCAST:
-        return bytes <= 65536 ? "binomial" : "tree";
-    case DCOMM_COLL_REDUCE:
-        return s->rank_order ? "linear" : bytes <= 65536 ? "binomial" : "tree";
-    case DCOMM_COLL_GATHER:
-    case DCOMM_COLL_SCATTER:
-        return bytes <= 1024 && s->nranks > 4 ? "binomial" : "linear";
-    case DCOMM_COLL_ALLTOALL:
-        return bytes <= 256 && s->nranks > 4 ? "bruck" : one_host ? "linear" : "pairwise";
-    case DCOMM_COLL_ALLTOALLV:
-        return one_host ? "linear" : "pairwise";
-    default:
-        return NULL; /* the only one that there is */
-    }
-}
-
 /* Names of the algorithms of an operation, or of those that fold in rank order. */
 static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size_t len)
 {
@@ -93,9 +36,10 @@ static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size
 }
 
 /* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. */
+ * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
+ * is no communicator. */
 static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
-                                     bool one_host, const dcommi_algo **algo_p)
+                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
 {
     char names[256];
     bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
@@ -106,8 +50,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
                            dcomm_coll_name(s->coll), name, names);
     }
     if (algo == NULL) {
-        name = dcommi_auto_name(s, one_host);
-        algo = name != NULL ? dcommi_algo_find(s->coll, name) : dcommi_algo_at(s->coll, 0);
+        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",

@@ -252,11 +252,13 @@ struct dcomm_comm {
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
     dcommi_site *places; /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
     bool deterministic;
+    bool tunes; /* measures what things cost when it is created */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];

@@ -1,0 +1,255 @@
+/* crossover_args.h - the command line of dcomm-crossover. */
+#ifndef CROSSOVER_ARGS_H
+#define CROSSOVER_ARGS_H
+
+#include "dcomm/all.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { CROSS_GOOD = 0, CROSS_USAGE = 2, CROSS_COMM = 3, CROSS_ALGOS = 16 };
+
+typedef struct cross_op {
+    const char *name;
+    dcomm_coll coll;
+    bool blocks; /* `bytes` is of one block per rank, together */
+} cross_op;
+
+static const cross_op cross_ops[] = {
+    {"allreduce", DCOMM_COLL_ALLREDUCE, false}, {"reduce_scatter", DCOMM_COLL_REDUCE_SCATTER, true},
+    {"allgather", DCOMM_COLL_ALLGATHER, true},  {"broadcast", DCOMM_COLL_BROADCAST, false},
+    {"reduce", DCOMM_COLL_REDUCE, false},       {"alltoall", DCOMM_COLL_ALLTOALL, true},
+};
+enum { CROSS_OPS = sizeof cross_ops / sizeof cross_ops[0] };
+
+typedef struct cross_args {
+    const cross_op *op;
+    size_t begin, end, chunk;
+    double factor;
+    const char *names; /* of algorithms, with commas; NULL: all */
+    const char *json, *svg, *save, *tuning_file;
+    bool model; /* alone: no communicator */
+    int nranks, hosts, iterations;
+    dcomm_tuning tuning;
+    double alpha_us, beta_ns, gamma_ns; /* NaN: the tuning is from a file */
+} cross_args;
+
+static void cross_help(void)
+{
+    printf(
+        "usage: dcomm-crossover [OP] [options]             under a launcher: measure and predict\n"
+        "       dcomm-crossover [OP] --model M -n N [options]   the model alone\n"
+        "Times of the algorithms over sizes, where each pair of them crosses over, and a fit of\n"
+        "alpha, beta and gamma.\n"
+        "OP: allreduce (default) reduce_scatter allgather broadcast reduce alltoall\n"
+        "  -b, -e SIZE  from SIZE to SIZE bytes; K, M, G are powers of 1024 (1K, 64M)\n"
+        "  -f FACTOR    each size is the one before times FACTOR (2)\n"
+        "  -i ITERS     timed iterations (as many as take about 0.3 s)\n"
+        "  --algo A,B   only these (all of OP)\n"
+        "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages "
+        "are\n"
+        "               whole, as the closed forms have them)\n"
+        "  --model alpha_us=A,beta_ns_per_B=B,gamma_ns_per_B=G   a uniform network: every rank\n"
+        "               sends one message and receives one at the same time, each taking\n"
+        "               A + bytes*B; folding takes G a byte\n"
+        "  --model FILE the network that a tuning file describes\n"
+        "  -n N         ranks, with --model\n"
+        "  --hosts M    hosts, N/M ranks next to each other on each, with --model (1)\n"
+        "  --save FILE  write what the communicator measured as a tuning file (DCOMM_TUNE_FILE)\n"
+        "  --json FILE  write all of it as JSON\n"
+        "  --svg FILE   draw it\n"
+        "\n"
+        "Sizes: the buffer of allreduce, broadcast and reduce; all blocks together of the others.\n"
+        "Measured: median over iterations of the slowest rank's time, ranks aligned by a barrier.\n"
+        "Predicted: by the numbers that the communicator chooses by. Fitted: by one alpha, beta "
+        "and\n"
+        "gamma for all ranks, fitted to all measured times.\n"
+        "exit: 0 good, 2 usage, 3 communication error\n");
+}
+
+/* Only one rank complains about the command line; the communicator does not exist yet. */
+static int cross_usage(const char *what, const char *value)
+{
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    const char *rank = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && rank == NULL; i++) {
+        rank = getenv(names[i]);
+    }
+    if (rank == NULL || strcmp(rank, "0") == 0) {
+        fprintf(stderr, "dcomm-crossover: %s%s%s (--help shows the options)\n", what,
+                value != NULL ? ": " : "", value != NULL ? value : "");
+    }
+    return CROSS_USAGE;
+}
+
+static bool cross_parse_bytes(const char *text, size_t *bytes)
+{
+    char *end = NULL;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    const char *units = "kmg", *unit = *end != 0 ? strchr(units, *end | 32) : NULL;
+    int shift = unit != NULL ? 10 * (int)(unit - units + 1) : 0;
+    end += unit != NULL;
+    if (text[0] < '0' || text[0] > '9' || errno != 0 || *end != 0 || n == 0 ||
+        n > (SIZE_MAX >> 8 >> shift)) {
+        return false;
+    }
+    *bytes = (size_t)n << shift;
+    return true;
+}
+
+static bool cross_parse_int(const char *text, int *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long n = strtol(text, &end, 10);
+    *value = (int)n;
+    return end != text && *end == 0 && errno == 0 && n >= 1 && n <= INT_MAX;
+}
+
+/* "alpha_us=1,beta_ns_per_B=2,gamma_ns_per_B=3" in any order; what is left out is 0. */
+static bool cross_parse_model(const char *text, cross_args *a)
+{
+    static const char *const keys[] = {"alpha_us=", "beta_ns_per_B=", "gamma_ns_per_B="};
+    double *values[] = {&a->alpha_us, &a->beta_ns, &a->gamma_ns};
+    a->alpha_us = a->beta_ns = a->gamma_ns = 0;
+    while (*text != 0) {
+        int k = 0;
+        while (k < 3 && strncmp(text, keys[k], strlen(keys[k])) != 0) {
+            k++;
+        }
+        if (k == 3) {
+            return false;
+        }
+        char *end = NULL;
+        text += strlen(keys[k]);
+        *values[k] = strtod(text, &end);
+        if (end == text || (*end != 0 && *end != ',')) {
+            return false;
+        }
+        text = *end == ',' ? end + 1 : end;
+    }
+    return true;
+}
+
+static int cross_network(const char *text, cross_args *a)
+{
+    a->model = true;
+    a->alpha_us = a->beta_ns = a->gamma_ns = NAN;
+    dcomm_status status;
+    if (strchr(text, '=') != NULL && access(text, R_OK) != 0) {
+        if (!cross_parse_model(text, a)) {
+            return cross_usage("not alpha_us=..,beta_ns_per_B=..,gamma_ns_per_B=..", text);
+        }
+        status = dcomm_tuning_uniform(a->alpha_us, a->beta_ns, a->gamma_ns, &a->tuning);
+    } else {
+        status = dcomm_tuning_load(text, &a->tuning);
+    }
+    return status < 0 ? cross_usage("--model", dcomm_last_error()) : CROSS_GOOD;
+}
+
+/* CROSS_GOOD, or CROSS_USAGE after a sentence on stderr; *done after --help. */
+static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
+{
+    enum { ALGO = 256, CHUNK, MODEL, HOSTS, SAVE, JSON, SVG, HELP };
+    static const struct option options[] = {
+        {"algo", required_argument, NULL, ALGO},
+        {"chunk", required_argument, NULL, CHUNK},
+        {"model", required_argument, NULL, MODEL},
+        {"hosts", required_argument, NULL, HOSTS},
+        {"save", required_argument, NULL, SAVE},
+        {"json", required_argument, NULL, JSON},
+        {"svg", required_argument, NULL, SVG},
+        {"help", no_argument, NULL, HELP},
+        {NULL, 0, NULL, 0},
+    };
+    *a = (cross_args){.op = &cross_ops[0], .begin = 1024, .end = 64 << 20, .factor = 2};
+    char *tail = NULL;
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "b:e:f:i:n:h", options, NULL)) != -1;) {
+        bool good = true;
+        int status = CROSS_GOOD;
+        switch (c) {
+        case 'b':
+            good = cross_parse_bytes(optarg, &a->begin);
+            break;
+        case 'e':
+            good = cross_parse_bytes(optarg, &a->end);
+            break;
+        case 'f':
+            a->factor = strtod(optarg, &tail);
+            good = *tail == 0 && a->factor >= 1.1 && a->factor <= 1e6;
+            break;
+        case 'i':
+            good = cross_parse_int(optarg, &a->iterations);
+            break;
+        case 'n':
+            good = cross_parse_int(optarg, &a->nranks) && a->nranks <= 65536;
+            break;
+        case ALGO:
+            a->names = optarg;
+            break;
+        case CHUNK:
+            good = cross_parse_bytes(optarg, &a->chunk);
+            break;
+        case MODEL:
+            status = cross_network(optarg, a);
+            break;
+        case HOSTS:
+            good = cross_parse_int(optarg, &a->hosts);
+            break;
+        case SAVE:
+            a->save = optarg;
+            break;
+        case JSON:
+            a->json = optarg;
+            break;
+        case SVG:
+            a->svg = optarg;
+            break;
+        case 'h':
+        case HELP:
+            cross_help();
+            *done = true;
+            return CROSS_GOOD;
+        default:
+            return cross_usage("unknown option or missing value", argv[optind - 1]);
+        }
+        if (status != CROSS_GOOD || !good) {
+            return good ? status : cross_usage("not a value of this option", argv[optind - 1]);
+        }
+    }
+    if (optind < argc) {
+        a->op = NULL;
+        for (int i = 0; i < CROSS_OPS; i++) {
+            a->op = strcmp(argv[optind], cross_ops[i].name) == 0 ? &cross_ops[i] : a->op;
+        }
+    }
+    if (a->op == NULL || optind + 1 < argc) {
+        return cross_usage("not an OP", argv[optind + (a->op != NULL)]);
+    }
+    if (a->end < a->begin || a->begin < 4) {
+        return cross_usage("sizes begin at 4 bytes, and -e is not below -b", NULL);
+    }
+    if (a->model != (a->nranks > 0) || (a->model && a->nranks < 2)) {
+        return cross_usage("--model wants -n of at least 2, and -n wants --model", NULL);
+    }
+    if (a->hosts > 0 && (!a->model || a->hosts > a->nranks || a->nranks % a->hosts != 0)) {
+        return cross_usage("--hosts goes with --model, and divides -n", NULL);
+    }
+    if (a->model && a->save != NULL) {
+        return cross_usage("--save wants something measured, not --model", NULL);
+    }
+    if (a->model && a->chunk == 0) {
+        a->chunk = (size_t)1 << 40; /* nothing is cut */
+    }
+    return CROSS_GOOD;
+}
+
+#endif

@@ -1,0 +1,265 @@
+/* dcomm-crossover.c - where one algorithm becomes cheaper than another: measured, and by the model.
+ */
+#define _GNU_SOURCE
+#include "crossover_out.h"
+#include "perf_rule.h"
+
+/* ---- measuring ---- */
+
+static dcomm_status cross_call(const cross_sweep *s, dcomm_comm *comm, const void *in, void *out,
+                               size_t count, const dcomm_coll_opts *opts)
+{
+    switch (s->args->op->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        return dcomm_allreduce(comm, in, out, count, DCOMM_F32, DCOMM_SUM, opts);
+    case DCOMM_COLL_REDUCE_SCATTER:
+        return dcomm_reduce_scatter(comm, in, out, count, DCOMM_F32, DCOMM_SUM, opts);
+    case DCOMM_COLL_ALLGATHER:
+        return dcomm_allgather(comm, in, out, count, DCOMM_F32, opts);
+    case DCOMM_COLL_BROADCAST:
+        return dcomm_broadcast(comm, in, out, count, DCOMM_F32, 0, opts);
+    case DCOMM_COLL_REDUCE:
+        return dcomm_reduce(comm, in, out, count, DCOMM_F32, DCOMM_SUM, 0, opts);
+    default:
+        return dcomm_alltoall(comm, in, out, count, DCOMM_F32, opts);
+    }
+}
+
+static dcomm_status cross_timed(const cross_sweep *s, dcomm_comm *comm, const void *in, void *out,
+                                size_t count, const dcomm_coll_opts *opts, double *seconds)
+{
+    dcomm_status status = dcomm_barrier(comm, NULL);
+    double start = perf_now();
+    if (status >= 0) {
+        status = cross_call(s, comm, in, out, count, opts);
+    }
+    *seconds = perf_now() - start;
+    return status;
+}
+
+/* The median of the slowest rank's times; DCOMM_ERR_UNSUPPORTED where the algorithm refuses. */
+static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const char *algo,
+                                  size_t bytes, const void *in, void *out, double *median)
+{
+    dcomm_coll_opts opts = {.algo = algo, .chunk_bytes = s->args->chunk};
+    size_t count = cross_count(s, bytes);
+    double fastest = INFINITY, seconds = 0;
+    for (int i = 0; i < PERF_WARMUP; i++) {
+        dcomm_status status = cross_timed(s, comm, in, out, count, &opts, &seconds);
+        if (status < 0) {
+            return status;
+        }
+        fastest = fmin(fastest, seconds);
+    }
+    int32_t n = s->args->iterations > 0 ? s->args->iterations : perf_iterations(fastest);
+    dcomm_status status = dcomm_broadcast(comm, &n, &n, 1, DCOMM_I32, 0, NULL);
+    double *times = status >= 0 ? calloc((size_t)n, sizeof *times) : NULL;
+    if (times == NULL) {
+        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    }
+    for (int i = 0; i < n && status >= 0; i++) {
+        status = cross_timed(s, comm, in, out, count, &opts, &times[i]);
+    }
+    if (status >= 0) {
+        status = dcomm_allreduce(comm, times, times, (size_t)n, DCOMM_F64, DCOMM_MAX, NULL);
+    }
+    *median = perf_median(times, n);
+    free(times);
+    return status;
+}
+
+/* What the communicator thinks of all algorithms at this size. */
+static void cross_explain(cross_sweep *s, dcomm_comm *comm, int size)
+{
+    dcomm_alternative rows[CROSS_ALGOS];
+    dcomm_coll_opts opts = {.chunk_bytes = s->args->chunk};
+    int n = 0;
+    if (dcomm_explain_all(comm, s->args->op->coll, cross_count(s, s->bytes[size]), DCOMM_F32,
+                          DCOMM_SUM, &opts, rows, CROSS_ALGOS, &n) < 0) {
+        return;
+    }
+    for (int i = 0; i < n && i < CROSS_ALGOS; i++) {
+        for (int a = 0; a < s->nalgos; a++) {
+            if (strcmp(rows[i].algo, s->algo[a]) == 0 && rows[i].seconds > 0) {
+                *cross_time(s, CROSS_PREDICTED, size, a) = rows[i].seconds;
+            }
+        }
+    }
+}
+
+static dcomm_status cross_measure_all(cross_sweep *s, dcomm_comm *comm)
+{
+    size_t most = s->bytes[s->nsizes - 1] + 4 * (size_t)s->nranks;
+    char *in = perf_alloc(most), *out = perf_alloc(most);
+    dcomm_status status = in != NULL && out != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    if (status >= 0) {
+        memset(in, 0, most);
+        memset(out, 0, most);
+    }
+    for (int i = 0; i < s->nsizes && status >= 0; i++) {
+        cross_explain(s, comm, i);
+        for (int a = 0; a < s->nalgos && status >= 0; a++) {
+            status = cross_measure(s, comm, s->algo[a], s->bytes[i], in, out,
+                                   cross_time(s, CROSS_MEASURED, i, a));
+            if (status == DCOMM_ERR_UNSUPPORTED) { /* every rank refuses alike */
+                *cross_time(s, CROSS_MEASURED, i, a) = NAN;
+                status = DCOMM_OK;
+            }
+        }
+    }
+    free(in);
+    free(out);
+    return status;
+}
+
+/* ---- the sweep ---- */
+
+static bool cross_wanted(const char *names, const char *name)
+{
+    size_t len = strlen(name);
+    for (const char *at = names; at != NULL; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, name, len) == 0 && (at[len] == 0 || at[len] == ',')) {
+            return true;
+        }
+    }
+    return names == NULL || strcmp(names, "all") == 0;
+}
+
+/* Sizes, algorithms, room for times. */
+static int cross_open(cross_sweep *s)
+{
+    dcomm_algo_info info;
+    for (int i = 0; dcomm_algo_get(s->args->op->coll, i, &info) == DCOMM_OK; i++) {
+        if (cross_wanted(s->args->names, info.name) && s->nalgos < CROSS_ALGOS) {
+            s->algo[s->nalgos++] = info.name;
+        }
+    }
+    if (s->nalgos == 0) {
+        return cross_usage("no such algorithm", s->args->names);
+    }
+    s->bytes = calloc(1024, sizeof *s->bytes);
+    for (double b = (double)s->args->begin;
+         s->bytes != NULL && b <= (double)s->args->end * 1.000001 && s->nsizes < 1024;
+         b *= s->args->factor) {
+        s->bytes[s->nsizes++] = (size_t)b / 4 * 4;
+    }
+    size_t cells = (size_t)s->nsizes * (size_t)s->nalgos;
+    for (int k = 0; k < CROSS_KINDS; k++) {
+        s->time[k] = calloc(cells, sizeof *s->time[k]);
+        for (size_t i = 0; s->time[k] != NULL && i < cells; i++) {
+            s->time[k][i] = NAN;
+        }
+    }
+    s->hosts = calloc((size_t)s->nranks, sizeof *s->hosts);
+    if (s->bytes == NULL || s->time[CROSS_FITTED] == NULL || s->hosts == NULL) {
+        fprintf(stderr, "dcomm-crossover: no memory\n");
+        return CROSS_COMM;
+    }
+    return CROSS_GOOD;
+}
+
+static void cross_close(cross_sweep *s)
+{
+    free(s->bytes);
+    free(s->hosts);
+    for (int k = 0; k < CROSS_KINDS; k++) {
+        free(s->time[k]);
+    }
+}
+
+static int cross_write(const cross_sweep *s, const char *path, bool svg)
+{
+    FILE *file = path != NULL ? fopen(path, "w") : NULL;
+    if (path == NULL) {
+        return CROSS_GOOD;
+    }
+    if (file != NULL && svg) {
+        cross_svg(file, s);
+    } else if (file != NULL) {
+        perf_json json = {.file = file, .first = true};
+        cross_json(&json, s);
+    }
+    if (file == NULL || fclose(file) != 0) {
+        fprintf(stderr, "dcomm-crossover: cannot write %s: %s\n", path, strerror(errno));
+        return CROSS_USAGE;
+    }
+    return CROSS_GOOD;
+}
+
+/* The table and the files that are wanted, by rank 0. */
+static int cross_report(cross_sweep *s)
+{
+    if (!s->args->model) {
+        cross_fit(s);
+    }
+    cross_print(s);
+    if (s->args->model && !isnan(s->args->alpha_us)) {
+        cross_print_closed_forms(s);
+    }
+    if (s->args->save != NULL && dcomm_tuning_save(&s->args->tuning, s->args->save) < 0) {
+        return cross_usage("--save", dcomm_last_error());
+    }
+    int json = cross_write(s, s->args->json, false), svg = cross_write(s, s->args->svg, true);
+    return json != CROSS_GOOD ? json : svg;
+}
+
+static int cross_alone(cross_sweep *s)
+{
+    for (int r = 0; r < s->nranks && s->args->hosts > 0; r++) {
+        s->hosts[r] = r / (s->nranks / s->args->hosts);
+    }
+    for (int i = 0; i < s->nsizes; i++) {
+        for (int a = 0; a < s->nalgos; a++) {
+            *cross_time(s, CROSS_PREDICTED, i, a) =
+                cross_price(s, s->algo[a], s->bytes[i], &s->args->tuning);
+        }
+    }
+    return cross_report(s);
+}
+
+static int cross_together(cross_args *args, cross_sweep *s)
+{
+    dcomm_comm *comm = NULL;
+    dcomm_status status = dcomm_comm_create(NULL, &comm);
+    if (status < 0) {
+        fprintf(stderr, "dcomm-crossover: no communicator: %s\n", dcomm_last_error());
+        return CROSS_COMM;
+    }
+    s->rank = dcomm_comm_rank(comm);
+    s->nranks = dcomm_comm_size(comm);
+    dcomm_comm_tuning(comm, &args->tuning);
+    int result =
+        s->nranks > 1 ? cross_open(s) : cross_usage("one rank has nothing to choose", NULL);
+    for (int r = 0; r < s->nranks && result == CROSS_GOOD; r++) {
+        s->hosts[r] = dcomm_comm_host(comm, r);
+    }
+    if (result == CROSS_GOOD) {
+        status = cross_measure_all(s, comm);
+        if (status < 0) {
+            fprintf(stderr, "dcomm-crossover: rank %d: %s\n", s->rank, dcomm_last_error());
+            result = CROSS_COMM;
+        }
+    }
+    dcomm_comm_destroy(&comm);
+    return result == CROSS_GOOD && s->rank == 0 ? cross_report(s) : result;
+}
+
+int main(int argc, char **argv)
+{
+    cross_args args;
+    bool done = false;
+    int result = cross_parse(argc, argv, &args, &done);
+    if (result != CROSS_GOOD || done) {
+        return result;
+    }
+    cross_sweep sweep = {.args = &args, .nranks = args.nranks, .fit = {NAN, NAN, NAN}};
+    if (!args.model) {
+        result = cross_together(&args, &sweep);
+    } else {
+        result = cross_open(&sweep);
+        result = result == CROSS_GOOD ? cross_alone(&sweep) : result;
+    }
+    cross_close(&sweep);
+    return result;
+}

@@ -1,0 +1,125 @@
+/* api_explain.h - the public read-out of the choice: every algorithm with its price. */
+#ifndef DCOMMI_API_EXPLAIN_H
+#define DCOMMI_API_EXPLAIN_H
+
+#include "api_model.h"
+#include "call.h"
+
+/* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
+static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
+                                const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
+                                int max, int *n_p)
+{
+    dcommi_price price, best = {.ps = 0};
+    const dcommi_algo *algo;
+    int n = 0;
+    bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
+                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
+    for (; (algo = dcommi_algo_at(s->coll, n)) != NULL; n++) {
+        if (n >= max) {
+            continue;
+        }
+        dcomm_alternative *row = &rows[n];
+        memset(row, 0, sizeof *row);
+        row->algo = algo->name;
+        row->seconds = -1;
+        row->chosen = algo == chosen;
+        dcomm_status status =
+            dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+        if (status < 0) {
+            snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
+            continue;
+        }
+        row->seconds = 1e-12 * (double)price.ps;
+        if (row->chosen) {
+            continue;
+        }
+        if (forced) {
+            snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
+        } else if (known && best.ps > 0) {
+            snprintf(row->why, sizeof row->why, "%.2f times the price of %s",
+                     (double)price.ps / (double)best.ps, chosen->name);
+        } else {
+            snprintf(row->why, sizeof row->why, "nothing to choose between");
+        }
+    }
+    if (n_p != NULL) {
+        *n_p = n;
+    }
+}
+
+static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                        bool soft, dcomm_alternative *rows, int max, int *n_p)
+{
+    const dcommi_algo *chosen = NULL;
+    if (max < 0 || (rows == NULL && max > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
+    }
+    DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
+    bool forced = name != NULL && strcmp(name, chosen->name) == 0;
+    dcommi_explain_rows(&c->terrain, s, chosen, forced, rows, max, n_p);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    bool soft = opts->algo == NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
+                                              soft, rows, max, n_p);
+    dcommi_comm_unlock(comm);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p)
+{
+    dcomm_tuning usual;
+    dcommi_shape s;
+    dcomm_comm fake; /* in name only: the checks of a call */
+    memset(&fake, 0, sizeof fake);
+    fake.size = nranks;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    if (tuning == NULL) {
+        dcomm_tuning_default(&usual);
+        tuning = &usual;
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &fake.groups));
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, fake.groups, nranks, tuning);
+    if (status >= 0) {
+        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
+    }
+    if (status >= 0) {
+        status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
+    }
+    dcommi_groups_free(&fake.groups);
+    dcommi_free(c);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (tuning == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
+    }
+    dcommi_comm_lock(comm);
+    *tuning = comm->chooser->tuning;
+    dcommi_comm_unlock(comm);
+    return DCOMM_OK;
+}
+
+#endif

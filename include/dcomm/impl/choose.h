@@ -1,0 +1,194 @@
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+#ifndef DCOMMI_CHOOSE_H
+#define DCOMMI_CHOOSE_H
+
+#include "algo_table.h"
+#include "model_run.h"
+#include "tuning_default.h"
+
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain;
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+} dcommi_chooser;
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p);
+static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->tuning = *tuning;
+    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+}
+
+/* ---- what is priced ---- */
+
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+
+/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
+ * (which ranks need not agree on), from rank 0. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = DCOMMI_CHOICE_UNKNOWN;
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.in_place = false;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
+ */
+static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "it cannot fold in rank order, which deterministic asks for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    return dcommi_price_plans(t, &plans, limit, budget, price);
+}
+
+/* ---- the choice ---- */
+
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+
+/* The cheapest algorithm; NULL without memory, or where there is none. Among equals, the first of
+ * the table. */
+static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+{
+    if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
+        return dcommi_algo_at(s->coll, 0);
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        return known->algo;
+    }
+    const dcommi_algo *best = NULL;
+    int64_t limit = INT64_MAX >> 2;
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
+    for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
+        dcommi_price price;
+        const dcommi_algo *algo = &dcommi_algo_table[i];
+        if (algo->coll == s->coll &&
+            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            !price.over) {
+            limit = price.ps - c->terrain.call;
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && dcommi_algo_at(s->coll, i) != NULL; i++) {
+        const dcommi_algo *algo = dcommi_algo_at(s->coll, i); /* too many ranks to price any */
+        best = !s->rank_order || algo->rank_order ? algo : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    return best;
+}
+
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
+static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
+    dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
+    if (last.key == key) {
+        return last.algo;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
+        dcommi_free(c);
+        return NULL;
+    }
+    last.algo = dcommi_choose(c, s);
+    last.key = key;
+    dcommi_free(c);
+    return last.algo;
+}
+
+#endif

@@ -1,0 +1,490 @@
+/* model_step.h - what each step of a plan costs, and what it sets going. */
+#ifndef DCOMMI_MODEL_STEP_H
+#define DCOMMI_MODEL_STEP_H
+
+#include "model_queue.h"
+
+/* ---- where and how much ---- */
+
+/* Rank of the whole plan that rank r of a frame's plan is; -1: there is none. */
+static int dcommi_sim_rank(const dcommi_sim_frame *f, int64_t r)
+{
+    for (; f != NULL; f = f->parent) {
+        if (r < 0 || r >= f->plan->nranks) {
+            return -1;
+        }
+        r = f->group != NULL ? f->group[r] : r;
+    }
+    return (int)r;
+}
+
+/* A value that no word decides and no table lookup leaves its table for. */
+static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        return e->add;
+    }
+    if (e->kind == DCOMM_EXPR_WORD) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                       "%s: what comes next depends on a word", plan->name));
+        return 0;
+    }
+    if (e->kind == DCOMM_EXPR_TABLE) {
+        dcomm_expr at = *e;
+        at.kind = DCOMM_EXPR_AFFINE;
+        at.scale = 1;
+        at.add = e->first;
+        memset(at.post, 0, sizeof at.post);
+        int64_t x = dcommi_expr_value(&at, lane->index, NULL, NULL);
+        if (x < 0 || x >= plan->ntable) {
+            dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: looks up %" PRId64 " of %u",
+                                           plan->name, x, plan->ntable));
+            return 0;
+        }
+    }
+    return dcommi_expr_value(e, lane->index, plan->table, NULL);
+}
+
+/* Bytes of piece r of an operand; its maximum, where words decide. */
+static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
+                                 int64_t r)
+{
+    if (o->length.kind == DCOMM_EXPR_WORD) {
+        return o->max_length;
+    }
+    int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
+    len = dcommi_min64(len, o->max_length);
+    if (o->clip > 0 && o->offset.kind != DCOMM_EXPR_WORD) {
+        int64_t at = dcommi_sim_value(s, lane, &o->offset) + r * o->stride;
+        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
+    }
+    return len;
+}
+
+static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
+{
+    return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
+}
+
+/* Work of a rank's processor that may begin at `from`; returns its end. */
+static inline int64_t dcommi_sim_work(dcommi_sim_actor *a, int64_t from, int64_t work)
+{
+    if (work > 0) {
+        a->core = from = dcommi_max64(from, a->core) + work;
+    }
+    return from;
+}
+
+/* `len` bytes through the ports of an actor on the way over a link, from `from` on: when they
+ * begin; *end: when they are through. */
+static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, int64_t from,
+                               int64_t len, int64_t *end)
+{
+    const dcommi_terrain *t = s->terrain;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t *own = out ? &s->actor[actor].out : &s->actor[actor].in;
+    int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
+    if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
+        const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
+        int64_t *until = &s->until[(2 * depth + out) * t->nranks + port->group];
+        int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
+        start = dcommi_max64(start, *until);
+        busy = dcommi_max64(busy, all);
+        *until = start + all;
+    }
+    *own = *end = start + busy;
+    return start;
+}
+
+/* ---- ends ---- */
+
+/* A move of a lane is over at `end`, which may be yet to come. */
+static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async, int64_t end)
+{
+    if (!async) {
+        dcommi_sim_resume(s, lane, end);
+        return;
+    }
+    lane->pending--;
+    lane->async_end = dcommi_max64(lane->async_end, end);
+    if (lane->pending == 0 && lane->state == DCOMMI_SIM_FENCED) {
+        dcommi_sim_resume(s, lane, dcommi_max64(s->now, lane->async_end));
+    }
+}
+
+/* A message is there and its receive is posted: the receiver takes it. */
+static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
+                   (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, work);
+    dcommi_sim_complete(s, m->receiver, m->async, end);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+/* The bytes of a message leave by the sender's port, which tells the sender. */
+static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
+{
+    int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
+    dcommi_sim_at(s, start + dcommi_sim_link(s, m->depth)->alpha, DCOMMI_SIM_HEAD, m);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end);
+        m->sender = NULL;
+    }
+}
+
+/* Both sides of a message have come; what the receive was is known. */
+static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *receive)
+{
+    m->receiver = receive->receiver;
+    m->async = receive->async;
+    m->folds = receive->folds;
+    dcommi_sim_msg_free(s, receive);
+    if (m->waits && !dcommi_sim_link(s, m->depth)->by_core) {
+        dcommi_sim_leave(s, m, s->now);
+    } else {
+        dcommi_sim_take(s, m);
+    }
+}
+
+/* ---- events of messages ---- */
+
+static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    dcommi_sim_join *join = m->join;
+    if (join == NULL) {
+        dcommi_sim_msg *receive = m->receiver == NULL ? dcommi_sim_match(s, m) : NULL;
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        } else if (m->receiver != NULL) {
+            dcommi_sim_take(s, m);
+        }
+        return;
+    }
+    if (--join->left == 0) {
+        int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, join->work);
+        dcommi_sim_complete(s, join->lane, join->async, end);
+        *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
+        if (join->next != NULL) {
+            join->next->prev = join->prev;
+        }
+        dcommi_free(join);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
+{
+    int64_t end;
+    if (kind == DCOMMI_SIM_OFFER) {
+        dcommi_sim_msg *receive = dcommi_sim_match(s, m);
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        }
+    } else if (kind == DCOMMI_SIM_HEAD) {
+        dcommi_sim_port(s, m->to, m->depth, false, s->now, m->len, &end);
+        dcommi_sim_at(s, end, DCOMMI_SIM_TAIL, m);
+    } else if (kind == DCOMMI_SIM_TAIL) {
+        dcommi_sim_tail(s, m);
+    } else {
+        const dcommi_link *link = dcommi_sim_link(s, m->depth);
+        dcommi_sim_leave(s, m, dcommi_sim_work(&s->actor[m->from], s->now, link->overhead));
+    }
+}
+
+/* ---- steps: each returns when the lane goes on, or one of these ---- */
+
+enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
+
+/* The rank that a step addresses, and how far it is; -1 after an error. */
+static int dcommi_sim_peer(dcommi_sim *s, const dcommi_sim_lane *lane, int64_t r, int *depth)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int rank = dcommi_sim_rank(f, r);
+    if (rank < 0 || rank == f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d exchanges with rank %" PRId64,
+                                       f->plan->name, f->rank, r));
+        return -1;
+    }
+    *depth = dcommi_terrain_depth(s->terrain, f->rank, rank);
+    return rank;
+}
+
+/* A move that was started: the lane waits for it, or counts it. */
+static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now)
+{
+    if (async) {
+        lane->pending++;
+        return now;
+    }
+    lane->state = DCOMMI_SIM_MOVING;
+    return DCOMMI_SIM_STOP;
+}
+
+static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    dcommi_sim_frame *f = lane->frame;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    m->from = f->rank;
+    m->to = rank % s->period;
+    m->tag = f->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->depth = (uint8_t)depth;
+    m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
+    m->waits = m->len > link->eager;
+    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, link->overhead);
+    if (link->by_core && !m->waits) {
+        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
+        return t;
+    }
+    m->sender = lane;
+    m->sender_async = step->flags & DCOMM_STEP_ASYNC;
+    int64_t next = dcommi_sim_started(lane, m->sender_async, t);
+    if (m->waits) {
+        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_OFFER, m);
+    } else {
+        dcommi_sim_leave(s, m, t);
+    }
+    return next;
+}
+
+static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    m->from = rank % s->period;
+    m->to = lane->frame->rank;
+    m->tag = lane->frame->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->receiver = lane;
+    m->async = step->flags & DCOMM_STEP_ASYNC;
+    m->folds = step->kind == DCOMM_STEP_RECV_REDUCE;
+    int64_t next = dcommi_sim_started(lane, m->async, s->now);
+    dcommi_sim_msg *sent = dcommi_sim_match(s, m);
+    if (sent != NULL) {
+        dcommi_sim_meet(s, sent, m);
+    }
+    return next;
+}
+
+/* Ask for the pieces of exposed memory that lie on other hosts. */
+static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                              int64_t work, int remote)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_sim_join *join = dcommi_alloc(sizeof *join);
+    if (join == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return DCOMMI_SIM_STOP;
+    }
+    join->next = s->joins;
+    if (s->joins != NULL) {
+        s->joins->prev = join;
+    }
+    s->joins = join;
+    join->lane = lane;
+    join->left = remote;
+    join->async = step->flags & DCOMM_STEP_ASYNC;
+    join->work = work;
+    int64_t t = s->now;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            dcommi_sim_msg *m = link->by_core ? NULL : dcommi_sim_msg_new(s);
+            if (m == NULL) {
+                continue;
+            }
+            t = dcommi_sim_work(&s->actor[lane->frame->rank], t, link->overhead);
+            m->from = rank % s->period;
+            m->to = lane->frame->rank;
+            m->depth = (uint8_t)depth;
+            m->len = dcommi_sim_length(s, lane, o, r);
+            m->join = join;
+            dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_REQUEST, m);
+        }
+    }
+    return dcommi_sim_started(lane, join->async, t);
+}
+
+/* COPY and REDUCE. */
+static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcommi_terrain *t = s->terrain;
+    bool fold = step->kind == DCOMM_STEP_REDUCE;
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
+    int remote = 0;
+    for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t repeat = dcommi_max64(o->repeat, 1);
+        if (o->space != DCOMM_SPACE_PEER) {
+            local += repeat;
+            continue;
+        }
+        int64_t first = dcommi_sim_value(s, lane, &o->peer);
+        for (int64_t r = 0; r < repeat; r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            int64_t slot = lane->frame->slot_base + o->slot;
+            if (rank < 0 || slot >= s->actor[rank % s->period].plan->nslots) {
+                dcommi_sim_fail(s,
+                                dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, plan->name, slot));
+                return DCOMMI_SIM_STOP;
+            }
+            dcommi_sim_actor *owner = &s->actor[rank % s->period];
+            if (owner->exposed[slot] < 0) {
+                lane->state = DCOMMI_SIM_READING;
+                lane->next_waiter = owner->readers;
+                owner->readers = lane;
+                return DCOMMI_SIM_AGAIN;
+            }
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
+            remote += !link->by_core;
+            if (link->by_core) {
+                work += dcommi_curve_at(fold ? &link->reduce : &link->read, len);
+            } else if (fold) {
+                work += dcommi_curve_at(&link->fold, len);
+            }
+        }
+    }
+    if (ready > s->now) {
+        dcommi_sim_resume(s, lane, ready);
+        return DCOMMI_SIM_AGAIN;
+    }
+    if (fold && local > 1) {
+        work += (local - 1) * dcommi_curve_at(&t->fold, len);
+    } else if (!fold && local > 0 && len > 0) {
+        work += dcommi_curve_at(&t->copy, len);
+    }
+    if (remote > 0) {
+        return dcommi_sim_ask(s, lane, step, work, remote);
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+}
+
+/* ---- signals ---- */
+
+static void dcommi_sim_signal(dcommi_sim *s, dcommi_sim_actor *a, int64_t counter, int64_t value)
+{
+    a->counters[counter] += value;
+    for (dcommi_sim_lane **at = &a->waiters; *at != NULL;) {
+        dcommi_sim_lane *lane = *at;
+        if (lane->counter == counter && a->counters[counter] >= lane->target) {
+            *at = lane->next_waiter;
+            dcommi_sim_resume(s, lane, s->now);
+        } else {
+            at = &lane->next_waiter;
+        }
+    }
+}
+
+/* A signal to every other rank: one event for all that hear of it at the same time. */
+static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64_t counter,
+                                     int64_t value)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int64_t work = 0;
+    for (int64_t r = 0; r < f->plan->nranks; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank < 0 || rank == f->rank) {
+            continue;
+        }
+        int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
+        s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
+        work += s->terrain->link[kind].tell;
+    }
+    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, work);
+    for (int a = 0; a < s->period; a++) {
+        for (int kind = 0; kind < DCOMM_LINK_COUNT; kind++) {
+            int64_t *n = &s->tally[a * DCOMM_LINK_COUNT + kind];
+            if (*n > 0) {
+                dcommi_sim_event e = {.time = t + s->terrain->link[kind].signal,
+                                      .kind = DCOMMI_SIM_SIGNAL,
+                                      .at = {.signal = {a, (int32_t)counter}},
+                                      .value = *n * value};
+                dcommi_sim_push(s, e);
+                *n = 0;
+            }
+        }
+    }
+    return t;
+}
+
+static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
+                                 int64_t peer)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t slot = f->slot_base + step->slot, work = 0;
+    if (slot >= own->plan->nslots) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
+        return DCOMMI_SIM_STOP;
+    }
+    int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
+    for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank >= 0 && rank != f->rank) {
+            work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
+        }
+    }
+    int64_t t = own->exposed[slot] = dcommi_sim_work(own, s->now, work);
+    while (own->readers != NULL) {
+        dcommi_sim_lane *reader = own->readers;
+        own->readers = reader->next_waiter;
+        dcommi_sim_resume(s, reader, t);
+    }
+    return t;
+}
+
+/* SIGNAL and EXPOSE. */
+static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t peer = dcommi_sim_value(s, lane, &step->peer);
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        return dcommi_sim_expose(s, lane, step, peer);
+    }
+    int64_t counter = f->counter_base + step->slot, value = dcommi_sim_value(s, lane, &step->value);
+    if (counter >= own->plan->ncounters) {
+        dcommi_sim_fail(
+            s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64, f->plan->name, counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (peer == DCOMM_ALL_PEERS) {
+        return dcommi_sim_signal_all(s, lane, counter, value);
+    }
+    int rank = dcommi_sim_rank(f, peer);
+    if (rank == f->rank) {
+        dcommi_sim_signal(s, own, counter, value);
+        return s->now;
+    }
+    int depth;
+    rank = dcommi_sim_peer(s, lane, peer, &depth);
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t t = dcommi_sim_work(own, s->now, link->tell);
+    if (rank >= 0) {
+        dcommi_sim_event e = {.time = t + link->signal,
+                              .kind = DCOMMI_SIM_SIGNAL,
+                              .at = {.signal = {rank % s->period, (int32_t)counter}},
+                              .value = value};
+        dcommi_sim_push(s, e);
+    }
+    return t;
+}
+
+#endif

@@ -1,0 +1,483 @@
+/* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
+ * count, all ranks take part in the same probes. */
+#ifndef DCOMMI_TUNE_MEASURE_H
+#define DCOMMI_TUNE_MEASURE_H
+
+#include "tune_probe.h"
+
+#define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
+#define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
+#define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
+#define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_FEW 7
+#define DCOMMI_TUNE_PROBES 40       /* of a round */
+#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
+#define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
+
+/* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
+ * of all of them, and not all of one. */
+typedef struct dcommi_rounds {
+    int n;
+    struct dcommi_timed {
+        dcommi_probe probe;
+        dcomm_plan *plan;
+        double took[DCOMMI_TUNE_ROUNDS];
+    } timed[DCOMMI_TUNE_PROBES];
+} dcommi_rounds;
+
+typedef struct dcommi_tuner {
+    dcomm_comm *comm; /* for the probes alone */
+    dcomm_tuning tuning;
+    uint8_t *in, *out;
+    dcommi_rounds rounds;
+    dcomm_status status;        /* the first error; nothing is run after it */
+    double step, signal, empty; /* seconds, by rank 0's clock */
+} dcommi_tuner;
+
+static int64_t dcommi_ps(double seconds)
+{
+    double ps = seconds * 1e12 + 0.5;
+    return !(ps > 0) ? 0 : ps > 1e15 ? (int64_t)1e15 : (int64_t)ps;
+}
+
+/* ---- probes ---- */
+
+static int dcommi_tune_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Put a probe into the rounds to come; returns where its time will be. */
+static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
+                           int depth, bool alone)
+{
+    dcomm_comm *comm = t->comm;
+    struct dcommi_timed *timed = &t->rounds.timed[t->rounds.n];
+    bool pairs = kind >= DCOMMI_PROBE_SIGNALS && kind < DCOMMI_PROBE_COPY;
+    int partner = pairs ? dcommi_probe_partner(comm->groups, comm->rank, depth) : -1;
+    if (alone && comm->rank != 0 && partner != 0) {
+        partner = -1;
+    }
+    timed->probe = (dcommi_probe){kind, len, trips};
+    timed->plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_probe_plan(&timed->probe, comm->rank, comm->size, partner, &timed->plan);
+    }
+    return t->rounds.n++;
+}
+
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+
+/* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
+static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
+{
+    dcommi_rounds *all = &t->rounds;
+    int done = 0;
+    for (int round = -1; round < rounds && t->status >= 0; round++) {
+        if (round > 0 && until > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        for (int i = 0; i < all->n && t->status >= 0; i++) {
+            double start = dcommi_now();
+            t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
+            all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
+        }
+        done += round >= 0;
+    }
+    for (int i = 0; i < all->n; i++) {
+        double *took = all->timed[i].took;
+        dcommi_free(all->timed[i].plan);
+        qsort(took, (size_t)done, sizeof *took, dcommi_tune_compare);
+        took[0] = done > 0 ? took[(done - 1) / 4] / (double)all->timed[i].probe.trips : 0;
+    }
+    all->n = 0;
+}
+
+/* Seconds of one trip of a probe that has run: the first quartile, since what disturbs only adds.
+ */
+static double dcommi_tune_time(const dcommi_tuner *t, int i)
+{
+    return t->rounds.timed[i].took[0];
+}
+
+/* Everybody gets rank 0's bytes. */
+static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
+{
+    dcomm_comm *comm = t->comm;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
+                      .rank = comm->rank,
+                      .nranks = comm->size,
+                      .dtype = DCOMM_U8,
+                      .count = bytes,
+                      .in_place = true,
+                      .lanes = 1};
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(comm, plan, data, data);
+    }
+    dcommi_free(plan);
+}
+
+/* Whether to go on to longer probes: rank 0 looks at its clock. */
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
+{
+    uint64_t on = dcommi_now() < until;
+    dcommi_tune_share(t, &on, sizeof on);
+    return t->status >= 0 && on != 0;
+}
+
+/* ---- curves ---- */
+
+/* No less for more bytes, however the measurements fell out. */
+static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
+{
+    if (c->n < DCOMM_CURVE_POINTS) {
+        int64_t least = c->n > 0 ? c->ps[c->n - 1] : 0;
+        c->bytes[c->n] = bytes;
+        c->ps[c->n++] = dcommi_max64(dcommi_ps(seconds), least);
+    }
+}
+
+static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
+{
+    dcommi_curve k = dcommi_curve_make(c);
+    return dcommi_curve_at(&k, bytes);
+}
+
+/* The probes of a short message and of a signal, and what they say. */
+static int dcommi_tune_add_short(dcommi_tuner *t, int depth, bool alone)
+{
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, alone);
+    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, alone);
+    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, alone);
+    return first;
+}
+
+static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
+{
+    double signal = dcommi_tune_time(t, first), message = dcommi_tune_time(t, first + 1);
+    double burst = dcommi_tune_time(t, first + 2);
+    /* Each message more is two steps more, and work at both ends, which both are. */
+    double overhead = ((burst - message) / (DCOMMI_PROBE_BURST - 1) - 2 * t->step) / 2;
+    double most = link->by_core ? DCOMMI_TUNE_OVERHEAD_S : message / 3;
+    overhead = overhead < 0 ? 0 : overhead > most ? most : overhead;
+    link->overhead_ps = dcommi_ps(overhead);
+    link->alpha_ps = dcommi_ps(message - 2 * overhead - 3 * t->step);
+    double tell = signal / 4 < overhead ? signal / 4 : overhead;
+    link->tell_ps = dcommi_ps(tell);
+    link->signal_ps = dcommi_ps(signal - tell - 2 * t->step);
+    t->signal = signal;
+    return message;
+}
+
+enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   16384,
+                                                             65536, 262144, 1 << 20};
+
+/* Messages as they are and folded, memory read and folded. */
+static int dcommi_tune_add_size(dcommi_tuner *t, int64_t len, int depth)
+{
+    int64_t trips = len <= 8192 ? 8 : len <= 65536 ? 4 : 2;
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, trips, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_FOLDS, len, trips, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_READS, len, 1, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, len, 1, depth, false);
+    return first;
+}
+
+static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, double least,
+                             int first)
+{
+    double message = dcommi_tune_time(t, first), folded = dcommi_tune_time(t, first + 1);
+    double around = 2 * t->signal + t->empty;
+    double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
+    double waits = link->eager_bytes > 0 && len > link->eager_bytes ? t->signal : 0;
+    dcommi_tune_point(&link->message, len, message - least - waits);
+    dcommi_tune_point(&link->fold, len, folded - message);
+    if (len >= 2048) {
+        dcommi_tune_point(&link->read, len, dcommi_tune_time(t, first + 2) - around - copied);
+        dcommi_tune_point(&link->reduce, len, dcommi_tune_time(t, first + 3) - around);
+    }
+}
+
+/* Within a host. */
+static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
+{
+    int first = dcommi_tune_add_short(t, depth, false);
+    for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
+        dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    double least = dcommi_tune_short(t, link, first);
+    link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
+    dcommi_tune_point(&link->message, 8, 0);
+    dcommi_tune_point(&link->fold, 8, 0);
+    for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
+        dcommi_tune_size(t, link, dcommi_tune_sizes[i], least, first + 3 + i * DCOMMI_TUNE_KINDS);
+    }
+    for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_size(t, link, dcommi_tune_sizes[i], least,
+                         (i - DCOMMI_TUNE_SHORT_SIZES) * DCOMMI_TUNE_KINDS);
+    }
+}
+
+/* How many of rank 0's host have a partner on another one. */
+static int dcommi_tune_crowd(const dcommi_groups *g)
+{
+    int n = 0;
+    for (int r = 0; r < g->nranks; r++) {
+        n += dcommi_group_of(g, 0, r) == 0 && dcommi_probe_partner(g, r, 0) >= 0;
+    }
+    return n;
+}
+
+static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len, bool alone)
+{
+    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, alone);
+    dcommi_tune_run(t, 2, 0);
+    return dcommi_tune_time(t, at);
+}
+
+/* Between hosts: one pair alone, then all at once through the same interfaces. */
+static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
+{
+    int64_t len = 4096, last = 0;
+    int crowd = dcommi_tune_crowd(t->comm->groups);
+    int first = dcommi_tune_add_short(t, 0, true);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = link->shared.n = 0;
+    link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
+    dcommi_tune_point(&link->message, 8, 0);
+    while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
+        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len, true) - least);
+        last = len;
+        len *= 4;
+    }
+    /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
+     * rate; in a stream, messages that are not short go no faster. */
+    double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
+    for (int64_t i = 1; i < link->message.n; i++) {
+        int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
+        if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
+            link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+        }
+    }
+    double each = 1e-12 * slope * (double)last;
+    if (crowd > 1) {
+        each = (dcommi_tune_far_time(t, last, false) - least) / crowd;
+    }
+    dcommi_tune_point(&link->shared, 0, 0);
+    dcommi_tune_point(&link->shared, last, each);
+}
+
+/* Work in a rank's own memory, on all ranks at once, as in a collective. */
+static void dcommi_tune_local(dcommi_tuner *t)
+{
+    static const int64_t sizes[] = {512, 8192, 65536, 1 << 20};
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    dcommi_tune_add(t, DCOMMI_PROBE_NOTHING, 0, 1, 0, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_STEPS, 0, 64, 0, false);
+    for (int i = 0; i < SIZES; i++) {
+        dcommi_tune_add(t, DCOMMI_PROBE_COPY, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
+        dcommi_tune_add(t, DCOMMI_PROBE_FOLD, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S / 4);
+    t->empty = dcommi_tune_time(t, 0);
+    t->step = dcommi_tune_time(t, 1) - t->empty / 64;
+    t->step = t->step > 0 ? t->step : 0;
+    t->tuning.step_ps = dcommi_ps(t->step);
+    t->tuning.call_ps = dcommi_ps(t->empty);
+    t->tuning.copy.n = t->tuning.fold.n = 0;
+    for (int i = 0; i < SIZES; i++) {
+        double around = t->empty / (sizes[i] <= 8192 ? 8 : 1) + t->step;
+        dcommi_tune_point(&t->tuning.copy, sizes[i], dcommi_tune_time(t, 2 + 2 * i) - around);
+        dcommi_tune_point(&t->tuning.fold, sizes[i], dcommi_tune_time(t, 3 + 2 * i) - around);
+    }
+}
+
+/* ---- all of it ---- */
+
+/* Run the probes; every rank returns, with rank 0's findings on rank 0. */
+static void dcommi_tune_probe_all(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int known = -1;
+    size_t most = 2 * (t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST);
+    t->in = dcommi_alloc(most);
+    t->out = dcommi_alloc(most);
+    if (t->in == NULL || t->out == NULL) {
+        t->status = DCOMM_ERR_NO_MEMORY;
+        return;
+    }
+    dcommi_tune_local(t);
+    for (int depth = g->nlevels; depth >= 0; depth--) {
+        int kind = depth < g->nlevels ? g->kind[depth] : (int)DCOMM_LINK_NEAR;
+        if (dcommi_probe_partner(g, 0, depth) < 0) {
+            continue; /* rank 0 has nobody there */
+        }
+        if (kind == DCOMM_LINK_HOST) {
+            dcommi_tune_far(t, &t->tuning.link[kind]);
+            t->tuning.link[kind].fold = t->tuning.fold;
+        } else {
+            dcommi_tune_near(t, &t->tuning.link[kind], depth);
+            /* Until a longer way is measured, it is taken to cost what this one does. */
+            int first = known < 0 ? DCOMM_LINK_NEAR : kind;
+            for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
+                t->tuning.link[k] = t->tuning.link[kind];
+            }
+            known = kind;
+        }
+    }
+    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s",
+             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s");
+}
+
+/* What rank 0 of this process has measured before, by who was where. */
+typedef struct dcommi_tuned {
+    struct dcommi_tuned *next;
+    uint64_t hosts;
+    dcomm_tuning tuning;
+} dcommi_tuned;
+
+static pthread_mutex_t dcommi_tuned_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_tuned *dcommi_tuned_list;
+
+static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
+{
+    const dcommi_groups *g = comm->groups;
+    uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    for (int r = 0; r < comm->size; r++) {
+        for (const char *c = comm->members[r].hostname; *c != 0; c++) {
+            key = dcommi_mix(key, (uint64_t)*c);
+        }
+        for (int l = 0; l < g->nlevels; l++) {
+            key = dcommi_mix(key, (uint64_t)dcommi_group_of(g, l, r) << 8 | g->kind[l]);
+        }
+    }
+    return key;
+}
+
+static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
+{
+    bool found = false;
+    pthread_mutex_lock(&dcommi_tuned_lock);
+    for (dcommi_tuned *k = dcommi_tuned_list; k != NULL && !found; k = k->next) {
+        if (k->hosts == key) {
+            *tuning = k->tuning;
+            found = true;
+        }
+    }
+    pthread_mutex_unlock(&dcommi_tuned_lock);
+    return found;
+}
+
+static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
+{
+    dcommi_tuned *k = dcommi_alloc(sizeof *k);
+    if (k != NULL) {
+        pthread_mutex_lock(&dcommi_tuned_lock);
+        k->hosts = key;
+        k->tuning = *tuning;
+        k->next = dcommi_tuned_list;
+        dcommi_tuned_list = k;
+        pthread_mutex_unlock(&dcommi_tuned_lock);
+    }
+}
+
+/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
+ * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+{
+    if (comm->size == 1) {
+        return DCOMM_OK;
+    }
+    dcommi_tuner *t = dcommi_alloc(sizeof *t);
+    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
+    dcomm_status status = t == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (int r = 0; status >= 0 && r < comm->size; r++) {
+        ranks[r] = r;
+    }
+    if (status >= 0) {
+        uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
+        status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
+    }
+    if (status < 0) {
+        dcommi_free(ranks);
+        dcommi_free(t);
+        return status;
+    }
+    struct {
+        uint64_t measure;
+        dcomm_tuning tuning;
+    } word = {1, {.step_ps = 0}};
+    uint64_t key = dcommi_tuned_key(comm);
+    const char *path = getenv("DCOMM_TUNE_FILE");
+    if (comm->rank == 0 && given != NULL) {
+        word.tuning = *given;
+        word.measure = 0;
+    } else if (comm->rank == 0 && !again && path != NULL && path[0] != 0) {
+        word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
+        if (word.measure != 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
+        }
+    } else if (comm->rank == 0 && !again) {
+        word.measure = !dcommi_tuned_find(key, &word.tuning);
+    }
+    dcommi_tune_share(t, &word, sizeof word);
+    if (t->status >= 0 && word.measure != 0) {
+        dcomm_tuning_default(&t->tuning);
+        dcommi_tune_probe_all(t);
+        word.tuning = t->tuning;
+        dcommi_tune_share(t, &word, sizeof word);
+        if (t->status >= 0 && comm->rank == 0) {
+            dcommi_tuned_add(key, &word.tuning);
+        }
+    }
+    status = t->status;
+    dcommi_comm_lock(comm);
+    if (status >= 0) {
+        status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
+        dcommi_recent_clear(comm);
+        dcommi_cache_clear(comm);
+    }
+    dcommi_comm_unlock(comm);
+    dcomm_comm_destroy(&t->comm);
+    dcommi_free(t->in);
+    dcommi_free(t->out);
+    dcommi_free(t);
+    dcommi_free(ranks);
+    return status;
+}
+
+/* At the end of creation. What fails here has failed the communicator: ranks that choose by
+ * different numbers must not meet. */
+static void dcommi_comm_tune_new(dcomm_comm *comm)
+{
+    dcomm_status status = comm->tunes ? dcommi_comm_tune(comm, NULL, false) : DCOMM_OK;
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        dcommi_token_take(comm->context);
+        dcommi_poison(comm, status, -1, text);
+        dcommi_token_release(comm->context);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_comm_tune"));
+    return dcommi_comm_tune(comm, tuning, true);
+}
+
+#endif

@@ -1,0 +1,197 @@
+/* tune_probe.h - small ordinary plans whose times tell what things cost: pairs of ranks, all at
+ * once or one alone, exchange messages and signals, and read and fold each other's memory. */
+#ifndef DCOMMI_TUNE_PROBE_H
+#define DCOMMI_TUNE_PROBE_H
+
+#include "api_explain.h"
+
+enum dcommi_probe_kind {
+    DCOMMI_PROBE_NOTHING,  /* a plan without steps */
+    DCOMMI_PROBE_STEPS,    /* signals to itself */
+    DCOMMI_PROBE_SIGNALS,  /* one each way */
+    DCOMMI_PROBE_MESSAGES, /* one each way */
+    DCOMMI_PROBE_FOLDS,    /* messages, folded as they arrive */
+    DCOMMI_PROBE_BURSTS,   /* DCOMMI_PROBE_BURST messages each way */
+    DCOMMI_PROBE_READS,    /* both copy what the other exposes */
+    DCOMMI_PROBE_REDUCES,  /* both fold it with their own */
+    DCOMMI_PROBE_COPY,     /* in their own memory */
+    DCOMMI_PROBE_FOLD
+};
+
+#define DCOMMI_PROBE_BURST 8
+#define DCOMMI_PROBE_SIGNATURE 0x74756e65u
+
+typedef struct dcommi_probe {
+    enum dcommi_probe_kind kind;
+    int64_t len, trips;
+} dcommi_probe;
+
+/* ---- pairs ---- */
+
+/* The i-th rank that is with `rank` at all levels above `level`, and in the group `group` of it
+ * (-1: any); -1: there are not so many. */
+static int dcommi_probe_member(const dcommi_groups *g, int rank, int level, int32_t group, int i)
+{
+    for (int r = 0; r < g->nranks; r++) {
+        bool with = dcommi_groups_depth(g, rank, r) >= level;
+        if (with && (group < 0 || dcommi_group_of(g, level, r) == group) && i-- == 0) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+/* The rank that `rank` works with in probes of pairs that part at level `depth`; -1: it looks on.
+ * Siblings pair up, first with second, third with fourth, and their ranks in order. */
+static int dcommi_probe_partner(const dcommi_groups *g, int rank, int depth)
+{
+    int at = 0;
+    if (depth == g->nlevels) {
+        while (dcommi_probe_member(g, rank, depth, -1, at) != rank) {
+            at++;
+        }
+        return dcommi_probe_member(g, rank, depth, -1, at ^ 1);
+    }
+    /* Groups are numbered by their lowest rank, so siblings come in the order of their numbers. */
+    int32_t mine = dcommi_group_of(g, depth, rank), below = -1, above = -1;
+    int before = 0;
+    for (int r = 0; r < g->nranks; r++) {
+        int32_t group = dcommi_group_of(g, depth, r);
+        if (dcommi_groups_depth(g, rank, r) < depth) {
+            continue;
+        }
+        if (group < mine && group > below) {
+            below = group;
+            before++;
+        } else if (group > mine && above < 0) {
+            above = group;
+        }
+    }
+    int32_t other = before % 2 == 1 ? below : above;
+    while (dcommi_probe_member(g, rank, depth, mine, at) != rank) {
+        at++;
+    }
+    return other < 0 ? -1 : dcommi_probe_member(g, rank, depth, other, at);
+}
+
+/* ---- plans ---- */
+
+static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+{
+    int64_t each = p->kind == DCOMMI_PROBE_BURSTS ? DCOMMI_PROBE_BURST : 1;
+    int64_t tag = dcommi_build_tags(b, p->trips * each);
+    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
+    int d = dcommi_loop(b, 0, dcommi_const(p->trips));
+    /* Each trip sends what the one before has received: memory that was just written, as in a
+     * collective. Two buffers of `each` messages take turns. */
+    dcomm_operand in =
+        dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, 2), p->len);
+    for (int64_t i = 0; i < each; i++) {
+        dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
+    }
+    for (int64_t i = 0; i < each; i++) {
+        dcomm_expr order = dcommi_linear(tag + i, d, each);
+        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, 2);
+        dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
+        if (p->kind == DCOMMI_PROBE_FOLDS) {
+            dcommi_recv_reduce(b, 0, out, in, dcommi_msg(),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
+                               DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
+        }
+    }
+    dcommi_fence(b, 0);
+    dcommi_end(b, 0);
+}
+
+/* What is folded lies where it has lain, like the inputs of a collective; what is copied was just
+ * written, like its results. */
+static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+{
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    bool fold = p->kind == DCOMMI_PROBE_REDUCES;
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcommi_peer(peer, slot, dcommi_const(0), p->len)};
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
+    if (!fold) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
+    }
+    dcommi_expose(b, 0, fold ? src[0] : dcommi_span(DCOMM_SPACE_OUT, 0, p->len), slot, peer);
+    if (fold) {
+        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+    } else {
+        dcommi_copy(b, 0, out, src[1], 0);
+    }
+    dcommi_signal(b, 0, done, peer, dcommi_const(1));
+    dcommi_await(b, 0, done, dcommi_const(1));
+}
+
+static void dcommi_probe_local(dcommi_builder *b, const dcommi_probe *p)
+{
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcommi_span(DCOMM_SPACE_OUT, 0, p->len)};
+    dcommi_loop(b, 0, dcommi_const(p->trips));
+    if (p->kind == DCOMMI_PROBE_STEPS) {
+        dcommi_signal(b, 0, dcommi_build_counter(b), dcommi_const(b->head.rank), dcommi_const(1));
+    } else if (p->kind == DCOMMI_PROBE_COPY) {
+        dcommi_copy(b, 0, src[1], src[0], 0);
+    } else {
+        dcommi_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
+    }
+    dcommi_end(b, 0);
+}
+
+/* One rank's plan of a probe. partner -1: it looks on. */
+static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nranks, int partner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
+    dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
+    b.head.in_bytes = p->len;
+    b.head.out_bytes = 2 * p->len * DCOMMI_PROBE_BURST;
+    if (local) {
+        dcommi_probe_local(&b, p);
+    } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
+        dcommi_probe_reads(&b, p, dcommi_const(partner));
+    } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
+        dcommi_probe_messages(&b, p, dcommi_const(partner));
+    } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {
+        uint16_t counter = dcommi_build_counter(&b);
+        int d = dcommi_loop(&b, 0, dcommi_const(p->trips));
+        dcommi_signal(&b, 0, counter, dcommi_const(partner), dcommi_const(1));
+        dcommi_await(&b, 0, counter, dcommi_linear(1, d, 1));
+        dcommi_end(&b, 0);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+/* Run a plan on a communicator that only we know of, whatever groups this thread has open. */
+static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                     void *out)
+{
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        dcommi_comm_unlock(comm);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->plan = plan;
+    run->in = in;
+    run->out = out;
+    run->signature.hash = DCOMMI_PROBE_SIGNATURE;
+    run->signature.coll = DCOMM_COLL_PLAN;
+    run->signature.dtype = plan->dtype;
+    run->signature.op = plan->op;
+    run->signature.algo = plan->name;
+    run->p2p_peer = -1;
+    run->seq = comm->next_seq++;
+    dcommi_comm_unlock(comm);
+    run->timeout_s = comm->timeout_s;
+    run->blocking = true;
+    dcommi_submit(comm->context, run);
+    return dcommi_run_wait(run);
+}
+
+#endif

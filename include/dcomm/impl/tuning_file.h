@@ -1,0 +1,198 @@
+/* tuning_file.h - a tuning as text: "near.alpha_us = 0.25", curves as "bytes:microseconds" points.
+ */
+#ifndef DCOMMI_TUNING_FILE_H
+#define DCOMMI_TUNING_FILE_H
+
+#include "model.h"
+#include "tuning_default.h"
+
+#define DCOMMI_TUNING_LINE 1024
+
+/* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
+ * N: a number, C: a curve. */
+#define DCOMMI_LINK_FIELDS(X)        \
+    X("alpha_us", alpha_ps, T)       \
+    X("overhead_us", overhead_ps, T) \
+    X("signal_us", signal_ps, T)     \
+    X("tell_us", tell_ps, T)         \
+    X("eager_bytes", eager_bytes, N) \
+    X("by_core", by_core, N)         \
+    X("message", message, C)         \
+    X("fold", fold, C)               \
+    X("read", read, C)               \
+    X("reduce", reduce, C)           \
+    X("shared", shared, C)
+#define DCOMMI_TUNING_FIELDS(X) \
+    X("copy", copy, C)          \
+    X("fold", fold, C)          \
+    X("step_us", step_ps, T)    \
+    X("call_us", call_ps, T)
+
+static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
+                                                                "cache", "core",    "near"};
+
+/* ---- one value ---- */
+
+static void dcommi_write_T(FILE *file, const int64_t *ps)
+{
+    fprintf(file, "%.6f", 1e-6 * (double)*ps);
+}
+
+static void dcommi_write_N(FILE *file, const int64_t *n)
+{
+    fprintf(file, "%" PRId64, *n);
+}
+
+static void dcommi_write_C(FILE *file, const dcomm_curve *c)
+{
+    for (int64_t i = 0; i < c->n; i++) {
+        fprintf(file, "%s%" PRId64 ":%.6f", i > 0 ? " " : "", c->bytes[i], 1e-6 * (double)c->ps[i]);
+    }
+}
+
+static bool dcommi_read_T(const char *text, int64_t *ps)
+{
+    char *end = NULL;
+    double us = strtod(text, &end);
+    bool good = end != text && *end == 0 && us >= 0 && us <= 1e-6 * (double)DCOMMI_MODEL_MOST;
+    *ps = good ? (int64_t)(us * 1e6 + 0.5) : 0;
+    return good;
+}
+
+static bool dcommi_read_N(const char *text, int64_t *n)
+{
+    char *end = NULL;
+    errno = 0;
+    *n = strtoll(text, &end, 10);
+    return end != text && *end == 0 && errno == 0 && *n >= 0;
+}
+
+static bool dcommi_read_C(const char *text, dcomm_curve *c)
+{
+    char copy[DCOMMI_TUNING_LINE], *save = NULL;
+    memset(c, 0, sizeof *c);
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *at = strtok_r(copy, " \t", &save); at != NULL; at = strtok_r(NULL, " \t", &save)) {
+        char *colon = strchr(at, ':');
+        if (colon == NULL || c->n == DCOMM_CURVE_POINTS) {
+            return false;
+        }
+        *colon = 0;
+        if (!dcommi_read_N(at, &c->bytes[c->n]) || !dcommi_read_T(colon + 1, &c->ps[c->n])) {
+            return false;
+        }
+        c->n++;
+    }
+    return dcommi_curve_valid(c);
+}
+
+/* ---- the file ---- */
+
+DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
+{
+    if (tuning == NULL || path == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
+    }
+    FILE *file = fopen(path, "we");
+    if (file == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
+    }
+    fprintf(file, "# dcomm tuning, read where DCOMM_TUNE_FILE names it; curves: bytes:us ...\n");
+    fprintf(file, "source = %s\n", tuning->source);
+#define DCOMMI_WRITE(key, field, kind)       \
+    fprintf(file, "%s = ", key);             \
+    dcommi_write_##kind(file, &part->field); \
+    fputc('\n', file);
+    const dcomm_tuning *part = tuning;
+    DCOMMI_TUNING_FIELDS(DCOMMI_WRITE)
+#undef DCOMMI_WRITE
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const dcomm_link *link = &tuning->link[k];
+#define DCOMMI_WRITE(key, field, kind)                    \
+    fprintf(file, "%s.%s = ", dcommi_link_names[k], key); \
+    dcommi_write_##kind(file, &link->field);              \
+    fputc('\n', file);
+        DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
+#undef DCOMMI_WRITE
+    }
+    bool bad = ferror(file) != 0;
+    bad = fclose(file) != 0 || bad;
+    return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
+               : DCOMM_OK;
+}
+
+/* Set what `key` names; false: there is no such thing, or the value is none. */
+static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *value)
+{
+    if (strcmp(key, "source") == 0) {
+        memset(t->source, 0, sizeof t->source);
+        snprintf(t->source, sizeof t->source, "%s", value);
+        return true;
+    }
+#define DCOMMI_READ(name, field, kind)                  \
+    if (strcmp(key, name) == 0) {                       \
+        return dcommi_read_##kind(value, &part->field); \
+    }
+    dcomm_tuning *part = t;
+    DCOMMI_TUNING_FIELDS(DCOMMI_READ)
+    const char *dot = strchr(key, '.');
+    for (int k = 0; dot != NULL && k < DCOMM_LINK_COUNT; k++) {
+        size_t len = strlen(dcommi_link_names[k]);
+        if ((size_t)(dot - key) == len && strncmp(key, dcommi_link_names[k], len) == 0) {
+            dcomm_link *link = &t->link[k];
+#undef DCOMMI_READ
+#define DCOMMI_READ(name, field, kind)                  \
+    if (strcmp(dot + 1, name) == 0) {                   \
+        return dcommi_read_##kind(value, &link->field); \
+    }
+            DCOMMI_LINK_FIELDS(DCOMMI_READ)
+        }
+    }
+#undef DCOMMI_READ
+    return false;
+}
+
+static char *dcommi_trim(char *text)
+{
+    while (*text == ' ' || *text == '\t') {
+        text++;
+    }
+    for (char *end = text + strlen(text);
+         end > text && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r' || end[-1] == '\n');) {
+        *--end = 0;
+    }
+    return text;
+}
+
+DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
+{
+    if (tuning == NULL || path == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
+    }
+    dcomm_tuning_default(tuning);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot read %s: %s", path, strerror(errno));
+    }
+    snprintf(tuning->source, sizeof tuning->source, "%.100s", path);
+    dcomm_status status = DCOMM_OK;
+    char line[DCOMMI_TUNING_LINE];
+    for (int number = 1; status == DCOMM_OK && fgets(line, sizeof line, file) != NULL; number++) {
+        char *text = dcommi_trim(line), *equals = strchr(text, '=');
+        if (*text == 0 || *text == '#') {
+            continue;
+        }
+        if (equals != NULL) {
+            *equals = 0;
+        }
+        if (equals == NULL ||
+            !dcommi_tuning_assign(tuning, dcommi_trim(text), dcommi_trim(equals + 1))) {
+            status = dcommi_fail(DCOMM_ERR_INVALID, "%s, line %d: \"%.60s\" is not a setting", path,
+                                 number, text);
+        }
+    }
+    fclose(file);
+    return status == DCOMM_OK ? dcommi_tuning_check(tuning) : status;
+}
+
+#endif

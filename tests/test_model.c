@@ -1,0 +1,384 @@
+/* test_model.c - the model: closed forms, crossovers, ranks that stand for others, hosts, and every
+ * algorithm priced. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+#define WHOLE ((size_t)1 << 40) /* a chunk so large that nothing is cut into chunks */
+
+typedef struct source {
+    dcomm_check_spec spec;
+    const char *algo;
+    size_t chunk;
+    int nranks;
+} source;
+
+static dcomm_status make(void *user, int rank, const dcomm_plan **plan_p)
+{
+    const source *s = user;
+    dcomm_coll_opts opts = {.algo = s->algo, .chunk_bytes = s->chunk};
+    dcomm_plan *plan = NULL;
+    dcomm_status status = dcomm_plan_create(&s->spec, DCOMM_SUM, rank, s->nranks, &opts, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void drop(void *user, const dcomm_plan *plan)
+{
+    dcomm_plan *mine = (dcomm_plan *)(uintptr_t)plan;
+    (void)user;
+    dcomm_plan_destroy(&mine);
+}
+
+enum how { CHOSEN, ALL, FEW }; /* FEW: ranks stand for others wherever they are alike */
+
+/* Seconds by the model. */
+static double price(const source *s, const dcomm_tuning *tuning, const dcommi_groups *groups,
+                    enum how how)
+{
+    dcommi_terrain t;
+    dcommi_price p;
+    dcommi_plans plans = {make, drop, (void *)(uintptr_t)s};
+    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, &t), DCOMM_OK);
+    int period =
+        how == ALL || !dcommi_plans_alike(&plans, s->nranks, t.period) ? s->nranks : t.period;
+    dcomm_status status = how == CHOSEN
+                              ? dcommi_price_plans(&t, &plans, DCOMMI_PRICE_LIMIT, 1 << 28, &p)
+                              : dcommi_sim_run(&t, &plans, period, DCOMMI_PRICE_LIMIT, 1 << 28, &p);
+    cr_assert_eq(status, DCOMM_OK, "%s of %d: %s", s->algo, s->nranks, dcomm_last_error());
+    return 1e-12 * (double)p.ps;
+}
+
+static source allreduce(const char *algo, int nranks, double bytes, size_t chunk)
+{
+    source s = {
+        .spec = {.coll = DCOMM_COLL_ALLREDUCE, .count = (size_t)(bytes / 4), .dtype = DCOMM_F32},
+        .algo = algo,
+        .chunk = chunk,
+        .nranks = nranks};
+    return s;
+}
+
+static void expect(double got, double wanted, const char *what)
+{
+    cr_assert(fabs(got - wanted) <= 0.01 * wanted, "%s: %g s, not %g s", what, got, wanted);
+}
+
+static double log2i(int n)
+{
+    return (double)(31 - __builtin_clz((unsigned)n));
+}
+
+Test(model, closed_forms, .timeout = 60)
+{
+    const double alpha = 10e-6, beta = 2e-11, gamma = 1e-11;
+    dcomm_tuning plain, folding;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &plain), DCOMM_OK);
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0.01, &folding), DCOMM_OK);
+    for (int n = 2; n <= 256; n = n == 2 ? 3 : n * 2 - n % 2 * 2) {
+        for (double d = 1 << 20; d <= 1 << 28; d *= 16) {
+            double ring = 2 * (n - 1) * (alpha + d * beta / n);
+            double folded = ring + (n - 1) * d * gamma / n;
+            source s = allreduce("ring", n, d, WHOLE);
+            expect(price(&s, &plain, NULL, CHOSEN), ring, "ring");
+            expect(price(&s, &folding, NULL, CHOSEN), folded, "ring with folds");
+            if ((n & (n - 1)) != 0) {
+                continue;
+            }
+            s.algo = "binomial";
+            expect(price(&s, &plain, NULL, CHOSEN), 2 * log2i(n) * (alpha + d * beta), "binomial");
+            expect(price(&s, &folding, NULL, CHOSEN),
+                   log2i(n) * (2 * alpha + d * (2 * beta + gamma)), "binomial with folds");
+            s.algo = "recursive_doubling";
+            expect(price(&s, &plain, NULL, CHOSEN), log2i(n) * (alpha + d * beta), "doubling");
+            s.algo = "halving_doubling";
+            expect(price(&s, &plain, NULL, CHOSEN),
+                   2 * log2i(n) * alpha + 2 * (n - 1) * d * beta / n, "halving");
+        }
+    }
+}
+
+/* Where ring becomes cheaper than the unpipelined tree, by bisection. */
+static double crossover(int n, const dcomm_tuning *tuning)
+{
+    double low = 1e3, high = 1e10;
+    for (int i = 0; i < 60; i++) {
+        double middle = sqrt(low * high);
+        source ring = allreduce("ring", n, middle, WHOLE);
+        source tree = allreduce("binomial", n, middle, WHOLE);
+        bool wins = price(&ring, tuning, NULL, CHOSEN) < price(&tree, tuning, NULL, CHOSEN);
+        *(wins ? &high : &low) = middle;
+    }
+    return low;
+}
+
+Test(model, crossovers, .timeout = 60)
+{
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
+    expect(crossover(256, &tuning), 17.6e6, "N=256, 10 us, 50 GB/s");
+    cr_assert_eq(dcomm_tuning_uniform(1, 1 / 600.0, 0, &tuning), DCOMM_OK);
+    expect(crossover(8, &tuning), 1.13e6, "N=8, 1 us, 600 GB/s");
+}
+
+/* Ranks that stand for others come near the price of all of them; not nearer, where all ranks read
+ * from rank 0 first, and one of them does not see the crowd. */
+Test(model, alike, .timeout = 120)
+{
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(5, 0.1, 0.02, &tuning), DCOMM_OK);
+    for (int k = 1; k < DCOMM_LINK_COUNT; k++) {
+        tuning.link[k].alpha_ps /= 10;
+        tuning.link[k].by_core = 1;
+        tuning.link[k].message.ps[1] /= 8;
+        tuning.link[k].read = tuning.link[k].reduce = tuning.link[k].message;
+    }
+    tuning.link[DCOMM_LINK_HOST].shared = tuning.link[DCOMM_LINK_HOST].message;
+    tuning.step_ps = 20000;
+    static const dcomm_coll colls[] = {DCOMM_COLL_ALLREDUCE, DCOMM_COLL_REDUCE_SCATTER,
+                                       DCOMM_COLL_ALLGATHER, DCOMM_COLL_ALLTOALL,
+                                       DCOMM_COLL_BROADCAST};
+    for (int hosts = 1; hosts <= 4; hosts *= 2) {
+        for (int strided = 0; strided < 2; strided++) {
+            const int n = 16;
+            int of[16];
+            dcommi_groups *groups = NULL;
+            for (int r = 0; r < n; r++) {
+                of[r] = strided ? r % hosts : r / (n / hosts);
+            }
+            cr_assert_eq(dcommi_groups_of_hosts(of, n, &groups), DCOMM_OK);
+            cr_assert_eq(dcommi_groups_period(groups, n), strided || hosts == 1 ? 1 : n / hosts);
+            for (size_t c = 0; c < sizeof colls / sizeof colls[0]; c++) {
+                dcomm_algo_info info;
+                for (int i = 0; dcomm_algo_get(colls[c], i, &info) == DCOMM_OK; i++) {
+                    for (size_t count = 16; count <= 1 << 18; count *= 128) {
+                        source s = {.spec = {.coll = colls[c], .count = count, .dtype = DCOMM_F32},
+                                    .algo = info.name,
+                                    .nranks = n};
+                        if (strided && hosts > 1) {
+                            continue; /* ranks of a host would take turns at its port */
+                        }
+                        double few = price(&s, &tuning, groups, FEW);
+                        double all = price(&s, &tuning, groups, ALL);
+                        cr_assert(fabs(few - all) <= 0.4 * all && all > 0,
+                                  "%s %s, %zu elements, %d hosts%s: %g and %g s",
+                                  dcomm_coll_name(colls[c]), info.name, count, hosts,
+                                  strided ? " strided" : "", few, all);
+                    }
+                }
+            }
+            dcommi_groups_free(&groups);
+        }
+    }
+}
+
+/* Thousands of ranks, in moderate time and memory. */
+Test(model, thousands, .timeout = 60)
+{
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
+    const int n = 4096;
+    const double d = 64 << 20;
+    source s = allreduce("ring", n, d, 0);
+    expect(price(&s, &tuning, NULL, CHOSEN), 2 * (n - 1) * (10e-6 + d * 2e-11 / n), "ring of 4096");
+    s.spec.coll = DCOMM_COLL_ALLTOALL;
+    s.spec.count = 1024;
+    s.algo = "pairwise";
+    double pairwise = price(&s, &tuning, NULL, CHOSEN);
+    cr_assert(pairwise >= (n - 1) * 4096 * 2e-11 && pairwise <= (n - 1) * (20e-6), "%g", pairwise);
+    s = allreduce("tree", n, 1 << 20, 0);
+    cr_assert(price(&s, &tuning, NULL, CHOSEN) < 0.1);
+}
+
+/* One network interface per host: the ranks of a host share it. */
+Test(model, shared_port, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(0, 0, 0, &tuning), DCOMM_OK);
+    dcomm_link *net = &tuning.link[DCOMM_LINK_HOST];
+    net->message = dcommi_curve_line(1);
+    net->shared = dcommi_curve_line(1);
+    int of[8];
+    const int n = 8;
+    const double d = 8 << 20;
+    dcommi_groups *groups = NULL;
+    source s = allreduce("ring", n, d, WHOLE);
+    for (int r = 0; r < n; r++) {
+        of[r] = r / 4;
+    }
+    cr_assert_eq(dcommi_groups_of_hosts(of, n, &groups), DCOMM_OK);
+    double block = price(&s, &tuning, groups, ALL);
+    expect(block, 14 * d / 8 * 1e-9, "each boundary crossed once");
+    expect(price(&s, &tuning, groups, FEW), block, "the same by one host's ranks");
+    dcommi_groups_free(&groups);
+    for (int r = 0; r < n; r++) {
+        of[r] = r % 2;
+    }
+    cr_assert_eq(dcommi_groups_of_hosts(of, n, &groups), DCOMM_OK);
+    double strided = price(&s, &tuning, groups, ALL);
+    expect(strided, 4 * block, "each hop leaves the host");
+    expect(price(&s, &tuning, groups, FEW), strided, "the same by one rank");
+    dcommi_groups_free(&groups);
+}
+
+/* Long messages wait for their receive; short ones do not. */
+Test(model, eager, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(10, 1, 0, &tuning), DCOMM_OK);
+    source s = allreduce("ring", 4, 4e6, WHOLE);
+    double sent = price(&s, &tuning, NULL, CHOSEN);
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        tuning.link[k].eager_bytes = 4096;
+    }
+    double asked = price(&s, &tuning, NULL, CHOSEN);
+    expect(asked - sent, 6 * 10e-6, "one more latency for each of six steps");
+}
+
+/* A sub-plan of a group costs what it costs alone. */
+Test(model, call, .timeout = 30)
+{
+    enum { N = 6, BYTES = 1 << 20 };
+    dcomm_tuning tuning;
+    double alone, called;
+    dcomm_plan *inner[N], *outer[N], *apart[N / 2];
+    cr_assert_eq(dcomm_tuning_uniform(10, 1, 0.5, &tuning), DCOMM_OK);
+    source s = allreduce("ring", N / 2, BYTES, WHOLE);
+    for (int r = 0; r < N / 2; r++) {
+        const dcomm_plan *plan;
+        cr_assert_eq(make(&s, r, &plan), DCOMM_OK);
+        apart[r] = (dcomm_plan *)(uintptr_t)plan;
+    }
+    cr_assert_eq(dcomm_plan_price((const dcomm_plan *const *)apart, N / 2, NULL, &tuning, &alone),
+                 DCOMM_OK);
+    for (int r = 0; r < N; r++) { /* even and odd ranks apart, twice in a loop */
+        const dcomm_plan *plan;
+        dcommi_builder b;
+        cr_assert_eq(make(&s, r / 2, &plan), DCOMM_OK);
+        inner[r] = (dcomm_plan *)(uintptr_t)plan;
+        dcommi_build_begin(&b, "outer", r, N, DCOMM_F32, DCOMM_SUM);
+        b.head.in_bytes = b.head.out_bytes = BYTES;
+        b.head.ncounters = plan->ncounters;
+        b.head.nslots = plan->nslots;
+        dcommi_build_tags(&b, plan->ntags);
+        int64_t group[N / 2];
+        for (int i = 0; i < N / 2; i++) {
+            group[i] = 2 * i + r % 2;
+        }
+        int64_t at = dcommi_build_table(&b, group, N / 2);
+        dcommi_call(&b, 0, plan, at, dcommi_span(DCOMM_SPACE_IN, 0, BYTES),
+                    dcommi_span(DCOMM_SPACE_OUT, 0, BYTES), dcommi_const(0));
+        cr_assert_eq(dcommi_build_finish(&b, &outer[r]), DCOMM_OK);
+    }
+    cr_assert_eq(dcomm_plan_price((const dcomm_plan *const *)outer, N, NULL, &tuning, &called),
+                 DCOMM_OK, "%s", dcomm_last_error());
+    expect(called, alone, "called");
+    for (int r = 0; r < N; r++) {
+        dcomm_plan_destroy(&outer[r]);
+        dcomm_plan_destroy(&inner[r]);
+    }
+    for (int r = 0; r < N / 2; r++) {
+        dcomm_plan_destroy(&apart[r]);
+    }
+}
+
+/* What cannot be priced is refused by name. */
+Test(model, refusals, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    double seconds;
+    dcomm_plan *plan[2];
+    cr_assert_eq(dcomm_tuning_uniform(NAN, 0, 0, &tuning), DCOMM_ERR_INVALID);
+    cr_assert_eq(dcomm_tuning_uniform(1, -1, 0, &tuning), DCOMM_ERR_INVALID);
+    cr_assert_eq(dcomm_tuning_uniform(1, 1, 0, NULL), DCOMM_ERR_INVALID);
+    cr_assert_eq(dcomm_tuning_uniform(1, 1, 1, &tuning), DCOMM_OK);
+    for (int r = 0; r < 2; r++) { /* both wait for a signal that nobody sends */
+        dcommi_builder b;
+        dcommi_build_begin(&b, "stuck", r, 2, DCOMM_F32, DCOMM_SUM);
+        dcommi_await(&b, 0, dcommi_build_counter(&b), dcommi_const(1));
+        cr_assert_eq(dcommi_build_finish(&b, &plan[r]), DCOMM_OK);
+    }
+    const dcomm_plan *const *plans = (const dcomm_plan *const *)plan;
+    cr_assert_eq(dcomm_plan_price(plans, 2, NULL, &tuning, &seconds), DCOMM_ERR_PLAN);
+    cr_assert(strstr(dcomm_last_error(), "for ever") != NULL, "%s", dcomm_last_error());
+    cr_assert_eq(dcomm_plan_price(plans, 0, NULL, &tuning, &seconds), DCOMM_ERR_INVALID);
+    cr_assert_eq(dcomm_plan_price(plans, 1, NULL, &tuning, &seconds), DCOMM_ERR_PLAN);
+    tuning.copy = (dcomm_curve){.n = 2, .bytes = {8, 8}};
+    cr_assert_eq(dcomm_plan_price(plans, 2, NULL, &tuning, &seconds), DCOMM_ERR_INVALID);
+    tuning.copy.n = 0;
+    for (int r = 0; r < 2; r++) {
+        dcomm_plan_destroy(&plan[r]);
+        dcommi_builder b;
+        dcommi_build_begin(&b, "word", r, 2, DCOMM_F32, DCOMM_SUM);
+        b.head.nwords = 1;
+        dcommi_await(&b, 0, dcommi_build_counter(&b), dcommi_word(0));
+        cr_assert_eq(dcommi_build_finish(&b, &plan[r]), DCOMM_OK);
+    }
+    cr_assert_eq(dcomm_plan_price(plans, 2, NULL, &tuning, &seconds), DCOMM_ERR_UNSUPPORTED, "%s",
+                 dcomm_last_error());
+    cr_assert(strstr(dcomm_last_error(), "word") != NULL, "%s", dcomm_last_error());
+    for (int r = 0; r < 2; r++) {
+        dcomm_plan_destroy(&plan[r]);
+    }
+}
+
+/* A tuning survives its file, and a bad line is named. */
+Test(model, file, .timeout = 30)
+{
+    char path[] = "/tmp/dcomm-tuning-XXXXXX";
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    dcomm_tuning wrote, got;
+    dcomm_tuning_default(&wrote);
+    wrote.link[DCOMM_LINK_NEAR].alpha_ps = 123457;
+    wrote.link[DCOMM_LINK_CORE].message.ps[1] = 98765432109;
+    cr_assert_eq(dcomm_tuning_save(&wrote, path), DCOMM_OK);
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert_eq(memcmp(&wrote, &got, sizeof got), 0);
+    cr_assert_eq(write(fd, "near.alpha_us = -1\n", 19), 19); /* over the first line */
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_INVALID);
+    cr_assert(strstr(dcomm_last_error(), "line 1") != NULL, "%s", dcomm_last_error());
+    close(fd);
+    unlink(path);
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_SYSTEM);
+}
+
+/* The choice is the cheapest row, is the same on every call, and says why. */
+Test(model, explain, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    dcomm_alternative rows[16];
+    int n = 0;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
+    for (size_t count = 1; count < 1 << 24; count *= 8) {
+        cr_assert_eq(dcomm_explain_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+                                      NULL, rows, 16, &n),
+                     DCOMM_OK);
+        int chosen = -1;
+        for (int i = 0; i < n; i++) {
+            cr_assert(rows[i].seconds > 0, "%s: %s", rows[i].algo, rows[i].why);
+            cr_assert(rows[i].chosen || rows[i].why[0] != 0);
+            chosen = rows[i].chosen ? i : chosen;
+        }
+        cr_assert(chosen >= 0);
+        for (int i = 0; i < n; i++) {
+            cr_assert(rows[i].seconds >= rows[chosen].seconds, "%s over %s at %zu",
+                      rows[chosen].algo, rows[i].algo, count);
+        }
+    }
+    dcomm_coll_opts opts = {.deterministic = true};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    cr_assert(rows[0].seconds < 0 && strstr(rows[0].why, "rank order") != NULL, "%s", rows[0].why);
+    opts = (dcomm_coll_opts){.algo = "star"};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(rows[i].chosen, strcmp(rows[i].algo, "star") == 0);
+    }
+}

@@ -1,0 +1,138 @@
+/* test_tuning.c - what a communicator chooses by: the same numbers on all ranks, measured, read or
+ * given; the same choice, and results that are right across changes of it. */
+#define _GNU_SOURCE
+#include "ranks.h"
+
+#include <criterion/criterion.h>
+
+typedef struct place_of {
+    ranks_place place;
+} place_of;
+
+/* All ranks have the same numbers, and they are numbers. */
+static void same(dcomm_comm *comm, int n, dcomm_tuning *tuning)
+{
+    uint64_t mine, all[PROCS_MAX];
+    memset(tuning, 0, sizeof *tuning);
+    RANKS_OK(dcomm_comm_tuning(comm, tuning));
+    mine = ranks_hash(tuning, sizeof *tuning);
+    RANKS_OK(dcomm_allgather(comm, &mine, all, 1, DCOMM_U64, NULL));
+    for (int r = 0; r < n; r++) {
+        PROCS_CHECK(all[r] == mine, "rank %d has other numbers: %s", r, tuning->source);
+    }
+}
+
+static void sums(dcomm_comm *comm, int rank, int n)
+{
+    static float in[70000], out[70000];
+    for (size_t count = 1; count <= 70000; count = count * 6 + 3) {
+        for (size_t i = 0; i < count; i++) {
+            in[i] = (float)(rank + (int)(i % 97));
+        }
+        RANKS_OK(dcomm_allreduce(comm, in, out, count, DCOMM_F32, DCOMM_SUM, NULL));
+        for (size_t i = 0; i < count; i++) {
+            float wanted = (float)(n * (n - 1) / 2 + n * (int)(i % 97));
+            PROCS_CHECK(out[i] == wanted, "element %zu of %zu is %g", i, count, (double)out[i]);
+        }
+    }
+}
+
+static int life(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_place place = ((place_of *)arg)->place;
+    dcomm_tuning tuning, given;
+    ranks_settle(rank, n, place);
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.tune = 1}), *half = NULL;
+    same(comm, n, &tuning);
+    PROCS_CHECK(strstr(tuning.source, "measured") != NULL, "%s", tuning.source);
+    int kind = place == RANKS_HOSTS ? DCOMM_LINK_HOST : DCOMM_LINK_NEAR;
+    PROCS_CHECK(tuning.link[kind].message.n > 2, "%d", (int)tuning.link[kind].message.n);
+    sums(comm, rank, n);
+
+    /* Nothing that measuring did shows. */
+    dcomm_request *request = NULL;
+    dcomm_request_info info;
+    RANKS_OK(dcomm_ibarrier(comm, NULL, &request));
+    RANKS_OK(dcomm_request_query(request, &info));
+    RANKS_OK(dcomm_wait(&request));
+    PROCS_CHECK(info.sequence < 10, "%lu", (unsigned long)info.sequence);
+
+    /* Rank 0's numbers, whatever the others say. */
+    RANKS_OK(dcomm_tuning_uniform(rank + 1, 1, 1, &given));
+    RANKS_OK(dcomm_comm_tune(comm, &given));
+    same(comm, n, &tuning);
+    PROCS_TRUE(tuning.link[DCOMM_LINK_NEAR].alpha_ps == 1000000);
+    sums(comm, rank, n);
+    RANKS_OK(dcomm_comm_split(comm, rank % 2, rank, &half));
+    same(half, dcomm_comm_size(half), &tuning);
+    PROCS_TRUE(tuning.link[DCOMM_LINK_NEAR].alpha_ps == 1000000);
+    RANKS_OK(dcomm_comm_destroy(&half));
+
+    /* Numbers that are none are refused by all ranks alike, and change nothing. */
+    given.step_ps = -1;
+    PROCS_TRUE(dcomm_comm_tune(comm, &given) == DCOMM_ERR_INVALID);
+    sums(comm, rank, n);
+    RANKS_OK(dcomm_comm_tune(comm, NULL));
+    same(comm, n, &tuning);
+    PROCS_CHECK(strstr(tuning.source, "measured") != NULL, "%s", tuning.source);
+    sums(comm, rank, n);
+    return ranks_leave(&comm);
+}
+
+static void on(int n, ranks_place place, procs_fn fn)
+{
+    int ended[PROCS_MAX];
+    place_of arg = {place};
+    cr_assert_eq(procs_run(n, 50, fn, &arg, ended), 0, "%d ranks, %s", n, ranks_place_name(place));
+}
+
+Test(tuning, two_ranks, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, life);
+    on(2, RANKS_HOSTS, life);
+}
+
+Test(tuning, more_ranks, .timeout = 60)
+{
+    on(3, RANKS_HOSTS, life);
+    on(4, RANKS_PAIRS, life);
+    on(5, RANKS_MESSAGE, life);
+}
+
+/* Not measured where it is not wanted; read where a file is named; a bad file is passed over. */
+static int sources(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_tuning tuning;
+    (void)arg;
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.tune = rank == 0 ? -1 : 1});
+    same(comm, n, &tuning);
+    PROCS_CHECK(strcmp(tuning.source, "built in") == 0, "%s", tuning.source);
+    return ranks_leave(&comm);
+}
+
+static int from_file(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_tuning tuning;
+    PROCS_TRUE(rank != 0 || setenv("DCOMM_TUNE_FILE", arg, 1) == 0);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    same(comm, n, &tuning);
+    PROCS_TRUE((tuning.call_ps == 424242) == (access(arg, R_OK) == 0));
+    return ranks_leave(&comm);
+}
+
+Test(tuning, sources, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    char path[] = "/tmp/dcomm-test-tuning-XXXXXX";
+    dcomm_tuning tuning;
+    cr_assert_eq(procs_run(2, 50, sources, NULL, ended), 0);
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    close(fd);
+    dcomm_tuning_default(&tuning);
+    tuning.call_ps = 424242;
+    cr_assert_eq(dcomm_tuning_save(&tuning, path), DCOMM_OK);
+    cr_assert_eq(procs_run(3, 50, from_file, path, ended), 0);
+    unlink(path);
+    cr_assert_eq(procs_run(3, 50, from_file, path, ended), 0);
+}
