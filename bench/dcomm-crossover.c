@@ -90,7 +90,8 @@ static void cross_explain(cross_sweep *s, dcomm_comm *comm, int size)
 static dcomm_status cross_measure_all(cross_sweep *s, dcomm_comm *comm)
 {
     size_t most = s->bytes[s->nsizes - 1] + 4 * (size_t)s->nranks;
-    char *in = perf_alloc(most), *out = perf_alloc(most);
+    char *in = aligned_alloc(4096, (most + 4095) / 4096 * 4096);
+    char *out = aligned_alloc(4096, (most + 4095) / 4096 * 4096);
     dcomm_status status = in != NULL && out != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     if (status >= 0) {
         memset(in, 0, most);

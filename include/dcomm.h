@@ -5986,7 +5986,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     const dcommi_check_frame *outer = lane->frame;
     const dcomm_step *s = op->step;
     const dcomm_plan *sub = outer->plan->subs[s->sub];
-    int64_t tag;
+    int64_t tag = 0, counter = 0, slot = 0;
     if (!dcommi_check_eval(c, op, &s->tag, &tag)) {
         return false;
     }
@@ -5994,7 +5994,6 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
         return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
                                    sub->ntags, outer->plan->ntags);
     }
-    int64_t counter, slot;
     if (!dcommi_check_eval(c, op, &s->value, &counter) ||
         !dcommi_check_eval(c, op, &s->peer, &slot)) {
         return false;
