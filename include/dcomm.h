@@ -8330,11 +8330,11 @@ static dcomm_link dcommi_link_near(int64_t further_ps)
         .overhead_ps = 70000,
         .signal_ps = 220000 + further_ps,
         .tell_ps = 60000,
-        .eager_bytes = 8192,
+        .eager_bytes = 32768,
         .by_core = 1,
-        .message = {.n = 5,
-                    .bytes = {0, 1024, 8192, 65536, 1 << 20},
-                    .ps = {0, 100000, 700000, 5500000, 95000000}},
+        .message = {.n = 6,
+                    .bytes = {0, 1024, 8192, 32768, 65536, 1 << 20},
+                    .ps = {0, 60000, 350000, 1300000, 6000000, 95000000}},
         .fold = {.n = 3, .bytes = {0, 8192, 1 << 20}, .ps = {0, 300000, 40000000}},
         .read = {.n = 4,
                  .bytes = {0, 8192, 65536, 1 << 20},
@@ -12681,6 +12681,7 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192  /* likewise from memory that the receiver can map */
 #define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
@@ -12921,7 +12922,7 @@ struct dcomm_comm {
     int rank, size, nhosts;
     dcommi_groups *groups;
     struct dcommi_chooser *chooser; /* with lock */
-    dcommi_site *places; /* [size] */
+    dcommi_site *places;            /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];
@@ -14341,9 +14342,10 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     comm->stats.bytes_sent += len;
 
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
-    if (peer->same_host && len > DCOMMI_RTS_BYTES &&
-        (!peer->cannot_read_us ||
-         dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len))) {
+    if (peer->same_host &&
+        ((len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) ||
+         (len > DCOMMI_RTS_MAPPED &&
+          dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len)))) {
         header.type = DCOMMI_MSG_RTS;
         header.a = (uint64_t)(uintptr_t)data;
         header.b = len;
@@ -19656,6 +19658,23 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     dcommi_free(u);
 }
 
+/* UCX 1.13 aborts when a worker is destroyed while its answer to somebody's connecting is still
+ * queued, on an endpoint that only UCX knows. */
+static void dcommi_ucx_quiet(dcommi_ucx *u, double deadline)
+{
+    ucp_request_param_t param = {0};
+    ucs_status_ptr_t request = ucp_worker_flush_nbx(u->worker, &param);
+    if (!UCS_PTR_IS_PTR(request)) {
+        return;
+    }
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && dcommi_now() < deadline) {
+        if (ucp_worker_progress(u->worker) == 0) {
+            sched_yield();
+        }
+    }
+    ucp_request_free(request);
+}
+
 static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
@@ -19684,6 +19703,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     /* Cancelled requests come back in a few rounds; what UCX keeps longer goes with the worker. */
     dcommi_ucx_settle(u, dcommi_now() + 0.1);
     dcommi_ucx_hush++;
+    dcommi_ucx_quiet(u, dcommi_now() + 0.1);
     dcommi_ucx_free(u);
     dcommi_ucx_hush--;
 }
@@ -20099,7 +20119,14 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 #define DCOMMI_ALGO_PARTS_H
 
 
-#define DCOMMI_CHUNK_DEFAULT (256 << 10)
+#define DCOMMI_CHUNK_FAR (256 << 10)
+#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
+
+/* The grain of pipelines where the caller names none. */
+static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
+{
+    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
+}
 /* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
  * that every rank decides alike. */
 #define DCOMMI_PEER_READ_MIN 4097
@@ -20771,7 +20798,7 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builde
 static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
 {
     int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
-    return dcommi_chunk_for(s, total, dcommi_min64(DCOMMI_CHUNK_DEFAULT, room));
+    return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
 }
 
 /* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
@@ -20931,7 +20958,7 @@ static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builde
                                             int64_t longest, int64_t messages, bool folds)
 {
     dcommi_exchange x = {.s = s, .b = b};
-    x.chunk = dcommi_chunk_for(s, longest, DCOMMI_CHUNK_DEFAULT);
+    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
     x.tags = dcommi_chunks_of(longest, x.chunk);
     x.tag = dcommi_build_tags(b, x.tags * messages);
     x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
@@ -21211,13 +21238,47 @@ static int64_t dcommi_halving_messages(int64_t n)
     return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
 }
 
+/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                dcommi_place out)
+{
+    dcommi_builder *b = x->b;
+    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
+    dcomm_expr peer = dcommi_const(other);
+    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
+    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
+    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
+    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
+    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
+    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(b, 0, folded, rank == 0 ? first : dcommi_msg(),
+                       rank == 0 ? dcommi_msg() : first,
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer,
+                       dcommi_linear(x->tag, c, 1), DCOMM_STEP_FINAL);
+    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    chunks = dcommi_chunks_of(theirs.length, x->chunk);
+    c = dcommi_loop_many(b, 1, chunks);
+    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
+                0);
+    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 1, chunks);
+    dcommi_fence(b, 1);
+}
+
 static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
     dcommi_exchange x =
         dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
-    if (dcommi_is_power_of_two(s->nranks)) {
+    if (s->nranks == 2 && cut.stride > x.chunk) {
+        dcommi_halving_pair(&x, &cut, input, out);
+    } else if (dcommi_is_power_of_two(s->nranks)) {
         dcommi_halving_xor(&x, &cut, input, out, out);
         dcommi_doubling_xor(&x, &cut, out);
     } else {
@@ -21514,7 +21575,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -21537,7 +21598,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     int64_t own = dcommi_own_offset(s, &blocks);
@@ -21570,7 +21631,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     int64_t own = dcommi_own_offset(s, &blocks);
@@ -21847,7 +21908,7 @@ static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, 
 /* Flow i of `flows` into which `total` bytes are cut. */
 static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
 {
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};
@@ -27518,7 +27579,7 @@ static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
 }
 
 enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
-static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   16384,
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   32768,
                                                              65536, 262144, 1 << 20};
 
 /* Messages as they are and folded, memory read and folded. */
@@ -27864,7 +27925,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHOICE_BUDGET
 #undef DCOMMI_CHOICE_MOST
 #undef DCOMMI_CHOICE_UNKNOWN
-#undef DCOMMI_CHUNK_DEFAULT
+#undef DCOMMI_CHUNK_FAR
+#undef DCOMMI_CHUNK_NEAR
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE
@@ -27983,6 +28045,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
 #undef DCOMMI_RTS_BYTES
+#undef DCOMMI_RTS_MAPPED
 #undef DCOMMI_SCRIPT_BYTES
 #undef DCOMMI_SCRIPT_COUNTERS
 #undef DCOMMI_SCRIPT_OPS

@@ -229,7 +229,7 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builde
 static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
 {
     int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
-    return dcommi_chunk_for(s, total, dcommi_min64(DCOMMI_CHUNK_DEFAULT, room));
+    return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
 }
 
 /* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */

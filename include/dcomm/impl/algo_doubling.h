@@ -45,7 +45,7 @@ static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builde
                                             int64_t longest, int64_t messages, bool folds)
 {
     dcommi_exchange x = {.s = s, .b = b};
-    x.chunk = dcommi_chunk_for(s, longest, DCOMMI_CHUNK_DEFAULT);
+    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
     x.tags = dcommi_chunks_of(longest, x.chunk);
     x.tag = dcommi_build_tags(b, x.tags * messages);
     x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
@@ -325,13 +325,47 @@ static int64_t dcommi_halving_messages(int64_t n)
     return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
 }
 
+/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                dcommi_place out)
+{
+    dcommi_builder *b = x->b;
+    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
+    dcomm_expr peer = dcommi_const(other);
+    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
+    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
+    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
+    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
+    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
+    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(b, 0, folded, rank == 0 ? first : dcommi_msg(),
+                       rank == 0 ? dcommi_msg() : first,
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer,
+                       dcommi_linear(x->tag, c, 1), DCOMM_STEP_FINAL);
+    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    chunks = dcommi_chunks_of(theirs.length, x->chunk);
+    c = dcommi_loop_many(b, 1, chunks);
+    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
+                0);
+    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 1, chunks);
+    dcommi_fence(b, 1);
+}
+
 static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
     dcommi_exchange x =
         dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
-    if (dcommi_is_power_of_two(s->nranks)) {
+    if (s->nranks == 2 && cut.stride > x.chunk) {
+        dcommi_halving_pair(&x, &cut, input, out);
+    } else if (dcommi_is_power_of_two(s->nranks)) {
         dcommi_halving_xor(&x, &cut, input, out, out);
         dcommi_doubling_xor(&x, &cut, out);
     } else {

@@ -5,7 +5,14 @@
 
 #include "algo.h"
 
-#define DCOMMI_CHUNK_DEFAULT (256 << 10)
+#define DCOMMI_CHUNK_FAR (256 << 10)
+#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
+
+/* The grain of pipelines where the caller names none. */
+static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
+{
+    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
+}
 /* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
  * that every rank decides alike. */
 #define DCOMMI_PEER_READ_MIN 4097

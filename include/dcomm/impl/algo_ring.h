@@ -162,7 +162,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -185,7 +185,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     int64_t own = dcommi_own_offset(s, &blocks);
@@ -218,7 +218,7 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     int64_t own = dcommi_own_offset(s, &blocks);

@@ -218,7 +218,7 @@ static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, 
 /* Flow i of `flows` into which `total` bytes are cut. */
 static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
 {
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CHUNK_DEFAULT;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
         dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};

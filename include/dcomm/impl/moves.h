@@ -269,9 +269,10 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     comm->stats.bytes_sent += len;
 
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
-    if (peer->same_host && len > DCOMMI_RTS_BYTES &&
-        (!peer->cannot_read_us ||
-         dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len))) {
+    if (peer->same_host &&
+        ((len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) ||
+         (len > DCOMMI_RTS_MAPPED &&
+          dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len)))) {
         header.type = DCOMMI_MSG_RTS;
         header.a = (uint64_t)(uintptr_t)data;
         header.b = len;

@@ -176,7 +176,7 @@ static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
 }
 
 enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
-static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   16384,
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   32768,
                                                              65536, 262144, 1 << 20};
 
 /* Messages as they are and folded, memory read and folded. */

@@ -13,6 +13,7 @@
 #define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
 #define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
 #define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192  /* likewise from memory that the receiver can map */
 #define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
@@ -253,7 +254,7 @@ struct dcomm_comm {
     int rank, size, nhosts;
     dcommi_groups *groups;
     struct dcommi_chooser *chooser; /* with lock */
-    dcommi_site *places; /* [size] */
+    dcommi_site *places;            /* [size] */
     dcommi_member *members;
     double timeout_s;
     char algo[32];

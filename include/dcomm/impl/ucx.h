@@ -329,6 +329,23 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     dcommi_free(u);
 }
 
+/* UCX 1.13 aborts when a worker is destroyed while its answer to somebody's connecting is still
+ * queued, on an endpoint that only UCX knows. */
+static void dcommi_ucx_quiet(dcommi_ucx *u, double deadline)
+{
+    ucp_request_param_t param = {0};
+    ucs_status_ptr_t request = ucp_worker_flush_nbx(u->worker, &param);
+    if (!UCS_PTR_IS_PTR(request)) {
+        return;
+    }
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && dcommi_now() < deadline) {
+        if (ucp_worker_progress(u->worker) == 0) {
+            sched_yield();
+        }
+    }
+    ucp_request_free(request);
+}
+
 static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
@@ -357,6 +374,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     /* Cancelled requests come back in a few rounds; what UCX keeps longer goes with the worker. */
     dcommi_ucx_settle(u, dcommi_now() + 0.1);
     dcommi_ucx_hush++;
+    dcommi_ucx_quiet(u, dcommi_now() + 0.1);
     dcommi_ucx_free(u);
     dcommi_ucx_hush--;
 }
