@@ -25880,13 +25880,15 @@ static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s
     return DCOMM_OK;
 }
 
-/* A call in a few numbers: what a recent call is known by. Never 0. */
+/* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
 static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
                                         bool in_place)
 {
+    if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
+        return 1;
+    }
     return (uint64_t)1 << 63 | (uint64_t)(uint32_t)root << 25 | (uint64_t)in_place << 24 |
-           (uint64_t)((unsigned)coll & 255) << 16 | (uint64_t)((unsigned)dtype & 255) << 8 |
-           ((unsigned)op & 255);
+           (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
 /* Options that say nothing. */
