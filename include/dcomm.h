@@ -23707,8 +23707,26 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
-/* The cheapest algorithm; NULL without memory, or where there is none. Among equals, the first of
- * the table. */
+/* The model is not so exact that a price a little lower meant anything. */
+#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+
+/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
+ * what passes everything through some ranks, whose queues the model takes for boundless. */
+static int dcommi_choice_favour(const dcommi_algo *algo)
+{
+    static const char *const names[] = {
+        "one_shot", "direct", "halving_doubling",  "linear",   "pairwise", "recursive_doubling",
+        "hier",     "ring",   "recursive_halving", "two_shot", "bruck",    "hier_leader"};
+    int n = (int)(sizeof names / sizeof *names);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(algo->name, names[i]) == 0) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* The cheapest algorithm; NULL without memory, or where there is none. */
 static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
 {
     if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
@@ -23720,16 +23738,25 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         return known->algo;
     }
     const dcommi_algo *best = NULL;
-    int64_t limit = INT64_MAX >> 2;
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, prices[DCOMMI_ALGO_COUNT];
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
     for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
         dcommi_price price;
         const dcommi_algo *algo = &dcommi_algo_table[i];
+        prices[i] = INT64_MAX;
         if (algo->coll == s->coll &&
             dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
-            limit = price.ps - c->terrain.call;
+            prices[i] = price.ps;
+            cheapest = dcommi_min64(cheapest, price.ps);
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
+        }
+    }
+    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
+        const dcommi_algo *algo = &dcommi_algo_table[i];
+        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN &&
+            (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
             best = algo;
         }
     }
@@ -27925,6 +27952,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHECK_SUBPLANS
 #undef DCOMMI_CHOICES
 #undef DCOMMI_CHOICE_BUDGET
+#undef DCOMMI_CHOICE_MARGIN
 #undef DCOMMI_CHOICE_MOST
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
