@@ -27,8 +27,10 @@ typedef struct report {
     const arguments *a;
     hwloc_topology_t topology; /* NULL: ranks of a job, which may be on many machines */
     tree_ranks bound;
-    ranks_view view; /* n 0: no ranks */
-    const char *algo;
+    ranks_view view;  /* n 0: no ranks */
+    const char *algo; /* the one that would run */
+    dcomm_alternative rows[32];
+    int nrows;
     size_t count;
 } report;
 
@@ -216,44 +218,56 @@ static size_t explain_count(const arguments *a, int nranks)
     return a->bytes / sizeof(float) / (size_t)(whole ? 1 : nranks);
 }
 
-/* The algorithm that would run: the communicator's word, or that of a plan. comm may be NULL. */
+/* All algorithms with their prices: by the communicator's numbers, or, where comm is NULL, by the
+ * built-in ones for ranks on one host. */
 static dcomm_status explain(report *r, dcomm_comm *comm)
 {
     r->count = explain_count(r->a, r->view.n);
-    if (comm != NULL) {
-        return dcomm_explain(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, NULL, &r->algo);
+    int most = (int)(sizeof r->rows / sizeof *r->rows);
+    dcomm_status status = comm != NULL
+                              ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM,
+                                                  NULL, r->rows, most, &r->nrows)
+                              : dcomm_explain_on(NULL, r->view.n, NULL, r->a->coll, r->count,
+                                                 DCOMM_F32, NULL, r->rows, most, &r->nrows);
+    r->nrows = r->nrows < most ? r->nrows : most;
+    for (int i = 0; i < r->nrows; i++) {
+        r->algo = r->rows[i].chosen ? r->rows[i].algo : r->algo;
     }
-    dcomm_check_spec spec = {.coll = r->a->coll, .count = r->count, .dtype = DCOMM_F32};
-    dcomm_plan *plan = NULL;
-    dcomm_status status = dcomm_plan_create(&spec, DCOMM_SUM, 0, r->view.n, NULL, &plan);
-    r->algo = status == DCOMM_OK ? plan->name : NULL;
-    dcomm_plan_destroy(&plan);
     return status;
 }
 
 static void explain_print(const report *r)
 {
-    dcomm_algo_info info = {0};
     printf("%s of %zu bytes (count %zu) on %d rank%s: %s\n", dcomm_coll_name(r->a->coll),
            r->a->bytes, r->count, r->view.n, r->view.n == 1 ? "" : "s", r->algo);
-    for (int i = 0; dcomm_algo_get(r->a->coll, i, &info) == DCOMM_OK; i++) {
-        printf("%c %-18s %s\n", strcmp(info.name, r->algo) == 0 ? '*' : ' ', info.name, info.cost);
+    for (int i = 0; i < r->nrows; i++) {
+        const dcomm_alternative *row = &r->rows[i];
+        char price[32] = "-";
+        if (row->seconds >= 0) {
+            snprintf(price, sizeof price, "%.2f us", 1e6 * row->seconds);
+        }
+        printf("%c %-18s %14s  %s\n", row->chosen ? '*' : ' ', row->algo, price, row->why);
     }
 }
 
 static void explain_json(perf_json *j, const report *r)
 {
-    dcomm_algo_info info = {0};
     perf_json_open(j, "explain", '{');
     perf_json_text(j, "op", dcomm_coll_name(r->a->coll));
     perf_json_int(j, "bytes", (int64_t)r->a->bytes);
     perf_json_int(j, "count", (int64_t)r->count);
     perf_json_text(j, "algo", r->algo);
     perf_json_open(j, "algos", '[');
-    for (int i = 0; dcomm_algo_get(r->a->coll, i, &info) == DCOMM_OK; i++) {
+    for (int i = 0; i < r->nrows; i++) {
+        const dcomm_alternative *row = &r->rows[i];
         perf_json_open(j, NULL, '{');
-        perf_json_text(j, "name", info.name);
-        perf_json_text(j, "cost", info.cost);
+        perf_json_text(j, "name", row->algo);
+        if (row->seconds >= 0) {
+            perf_json_number(j, "predicted_us", 1e6 * row->seconds);
+        } else {
+            perf_json_null(j, "predicted_us");
+        }
+        perf_json_text(j, "why_not", row->why);
         perf_json_close(j, '}');
     }
     perf_json_close(j, ']');

@@ -27147,8 +27147,10 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
         if (forced) {
             snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
         } else if (known && best.ps > 0) {
-            snprintf(row->why, sizeof row->why, "%.2f times the price of %s",
-                     (double)price.ps / (double)best.ps, chosen->name);
+            bool close = price.ps <= best.ps + best.ps / DCOMMI_CHOICE_MARGIN;
+            snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
+                     (double)price.ps / (double)best.ps, chosen->name,
+                     close ? ", too close to tell" : "");
         } else {
             snprintf(row->why, sizeof row->why, "nothing to choose between");
         }

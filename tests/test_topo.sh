@@ -91,8 +91,10 @@ expect "the choice on paper" 0 "^all-reduce of 1048576 bytes \(count 262144\) on
     "$topo" --xml tests/topo/server.xml -n 4 --explain allreduce 1M
 expect "the choice of a job" 0 "^all-gather of 4096 bytes \(count 512\) on 2 ranks: [a-z]" \
     "$run" -n 2 -- "$topo" --explain all_gather 4K
-expect "what else there is" 0 "^[ *] bruck +ceil" \
+expect "what else there is" 0 "^[ *] bruck +[0-9.]+ us" \
     "$topo" -n 4 --explain alltoall 64
+expect "why not" 0 "^  ring +[0-9.]+ us  [0-9.]+ times the price of " \
+    "$topo" -n 8 --explain allreduce 4
 
 # ---- JSON ----
 check "JSON of a machine" "$topo" --xml tests/topo/server.xml --json "$scratch/machine.json"
