@@ -115,6 +115,9 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
     const dcommi_script *script = e->cached->script;
     const dcomm_plan *plan = e->cached->plan;
     const unsigned char *src[DCOMMI_FOLD_MAX];
+    if (op->len == 0) {
+        return DCOMM_OK;
+    }
     uint8_t *dst = dcommi_express_at(e, op->dst);
     for (uint32_t i = 0; i < op->npieces; i++) {
         dcommi_script_piece piece = script->pieces[op->pieces + i];
