@@ -151,7 +151,7 @@ static int absent(int rank, int n, procs_shared *s, void *arg)
         PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     }
     static const char *const words[] = {"all-reduce #3 timed out", "rank 3 never entered",
-                                        "ranks 0-2 wait for it", "lane 0 step", NULL};
+                                        "ranks 0-2 wait for it", "in lane ", " step ", NULL};
     double start = procs_now();
     if (rank == 3) {
         while (dcomm_comm_status(f.comm) == DCOMM_OK) {
