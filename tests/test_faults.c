@@ -150,8 +150,12 @@ static int absent(int rank, int n, procs_shared *s, void *arg)
         dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
         PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     }
-    static const char *const words[] = {"all-reduce #3 timed out", "rank 3 never entered",
-                                        "ranks 0-2 wait for it", "in lane ", " step ", NULL};
+    static const char *const words[] = {"all-reduce #3 timed out",
+                                        "rank 3 never entered",
+                                        "ranks 0-2 wait for it",
+                                        "in lane ",
+                                        " step ",
+                                        NULL};
     double start = procs_now();
     if (rank == 3) {
         while (dcomm_comm_status(f.comm) == DCOMM_OK) {
