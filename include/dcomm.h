@@ -13135,6 +13135,17 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 
 /* ---- recent calls ---- */
 
+/* The plan of a recent call, NULL when it is none. */
+static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        if (comm->recent[i].call == call && comm->recent[i].count == count) {
+            return comm->recent[i].cached;
+        }
+    }
+    return NULL;
+}
+
 static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
 {
     dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
@@ -19778,8 +19789,6 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
          * up for the copy; both ends must agree on them. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
         {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
-        /* UCX 1.13 asserts when a connection that ends has another event in the same batch. */
-        {tcp ? "MAX_POLL" : NULL, "1", NULL},
         {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
         {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
         /* One event of epoll at a time: where a connection breaks while another's event is handled,
@@ -25866,6 +25875,28 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
     return run;
 }
 
+/* A numbered run of a plan that is not from the cache; NULL without memory. */
+static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                      void *out, uint32_t signature)
+{
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->plan = plan;
+        run->in = in;
+        run->out = out;
+        run->signature = (dcommi_signature){.hash = signature,
+                                            .coll = DCOMM_COLL_PLAN,
+                                            .dtype = plan->dtype,
+                                            .op = plan->op,
+                                            .algo = plan->name};
+        run->p2p_peer = -1;
+        run->seq = comm->next_seq++;
+    }
+    dcommi_comm_unlock(comm);
+    return run;
+}
+
 /* ---- scripts ---- */
 
 /* The engine takes over at op k. With the token, which it gives back. */
@@ -25940,17 +25971,11 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
         !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        const dcommi_recent *r = &comm->recent[i];
-        if (r->call != code || r->count != count) {
-            continue;
-        }
-        if (dcommi_express_able(comm, r->cached->script) &&
-            dcommi_express_begin(&e, comm, r->cached, in, out)) {
-            comm->stats.plans_reused++;
-            return dcommi_express_go(&e, comm->timeout_s);
-        }
-        break;
+    dcommi_cached *cached = dcommi_recent_find(comm, code, count);
+    if (cached != NULL && dcommi_express_able(comm, cached->script) &&
+        dcommi_express_begin(&e, comm, cached, in, out)) {
+        comm->stats.plans_reused++;
+        return dcommi_express_go(&e, comm->timeout_s);
     }
     dcommi_token_release(comm->context);
     return DCOMM_IN_PROGRESS;
@@ -25974,12 +25999,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
             uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
-            bool known = false;
-            for (int i = 0; i < DCOMMI_RECENT; i++) {
-                known =
-                    known || (comm->recent[i].call == code && comm->recent[i].count == s->count);
-            }
-            if (!known) {
+            if (dcommi_recent_find(comm, code, s->count) == NULL) {
                 dcommi_recent_set(comm, code, s->count, cached);
             }
         }
@@ -26429,24 +26449,11 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
+    dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
-        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
-    run->plan = plan;
-    run->in = in;
-    run->out = out;
     run->state = state;
-    run->signature.hash = signature;
-    run->signature.coll = DCOMM_COLL_PLAN;
-    run->signature.dtype = plan->dtype;
-    run->signature.op = plan->op;
-    run->signature.algo = plan->name;
-    run->p2p_peer = -1;
-    run->seq = comm->next_seq++;
-    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }
@@ -27417,23 +27424,10 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
 static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                      void *out)
 {
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
+    dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, DCOMMI_PROBE_SIGNATURE);
     if (run == NULL) {
-        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
-    run->plan = plan;
-    run->in = in;
-    run->out = out;
-    run->signature.hash = DCOMMI_PROBE_SIGNATURE;
-    run->signature.coll = DCOMM_COLL_PLAN;
-    run->signature.dtype = plan->dtype;
-    run->signature.op = plan->op;
-    run->signature.algo = plan->name;
-    run->p2p_peer = -1;
-    run->seq = comm->next_seq++;
-    dcommi_comm_unlock(comm);
     run->timeout_s = comm->timeout_s;
     run->blocking = true;
     dcommi_submit(comm->context, run);

@@ -299,24 +299,11 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
+    dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
-        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
-    run->plan = plan;
-    run->in = in;
-    run->out = out;
     run->state = state;
-    run->signature.hash = signature;
-    run->signature.coll = DCOMM_COLL_PLAN;
-    run->signature.dtype = plan->dtype;
-    run->signature.op = plan->op;
-    run->signature.algo = plan->name;
-    run->p2p_peer = -1;
-    run->seq = comm->next_seq++;
-    dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }

@@ -100,6 +100,17 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 
 /* ---- recent calls ---- */
 
+/* The plan of a recent call, NULL when it is none. */
+static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        if (comm->recent[i].call == call && comm->recent[i].count == count) {
+            return comm->recent[i].cached;
+        }
+    }
+    return NULL;
+}
+
 static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
 {
     dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];

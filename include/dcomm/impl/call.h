@@ -285,6 +285,28 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
     return run;
 }
 
+/* A numbered run of a plan that is not from the cache; NULL without memory. */
+static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                      void *out, uint32_t signature)
+{
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->plan = plan;
+        run->in = in;
+        run->out = out;
+        run->signature = (dcommi_signature){.hash = signature,
+                                            .coll = DCOMM_COLL_PLAN,
+                                            .dtype = plan->dtype,
+                                            .op = plan->op,
+                                            .algo = plan->name};
+        run->p2p_peer = -1;
+        run->seq = comm->next_seq++;
+    }
+    dcommi_comm_unlock(comm);
+    return run;
+}
+
 /* ---- scripts ---- */
 
 /* The engine takes over at op k. With the token, which it gives back. */
@@ -359,17 +381,11 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
         !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        const dcommi_recent *r = &comm->recent[i];
-        if (r->call != code || r->count != count) {
-            continue;
-        }
-        if (dcommi_express_able(comm, r->cached->script) &&
-            dcommi_express_begin(&e, comm, r->cached, in, out)) {
-            comm->stats.plans_reused++;
-            return dcommi_express_go(&e, comm->timeout_s);
-        }
-        break;
+    dcommi_cached *cached = dcommi_recent_find(comm, code, count);
+    if (cached != NULL && dcommi_express_able(comm, cached->script) &&
+        dcommi_express_begin(&e, comm, cached, in, out)) {
+        comm->stats.plans_reused++;
+        return dcommi_express_go(&e, comm->timeout_s);
     }
     dcommi_token_release(comm->context);
     return DCOMM_IN_PROGRESS;
@@ -393,12 +409,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
             uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
-            bool known = false;
-            for (int i = 0; i < DCOMMI_RECENT; i++) {
-                known =
-                    known || (comm->recent[i].call == code && comm->recent[i].count == s->count);
-            }
-            if (!known) {
+            if (dcommi_recent_find(comm, code, s->count) == NULL) {
                 dcommi_recent_set(comm, code, s->count, cached);
             }
         }

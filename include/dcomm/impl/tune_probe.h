@@ -171,23 +171,10 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
 static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                      void *out)
 {
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
+    dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, DCOMMI_PROBE_SIGNATURE);
     if (run == NULL) {
-        dcommi_comm_unlock(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
-    run->plan = plan;
-    run->in = in;
-    run->out = out;
-    run->signature.hash = DCOMMI_PROBE_SIGNATURE;
-    run->signature.coll = DCOMM_COLL_PLAN;
-    run->signature.dtype = plan->dtype;
-    run->signature.op = plan->op;
-    run->signature.algo = plan->name;
-    run->p2p_peer = -1;
-    run->seq = comm->next_seq++;
-    dcommi_comm_unlock(comm);
     run->timeout_s = comm->timeout_s;
     run->blocking = true;
     dcommi_submit(comm->context, run);

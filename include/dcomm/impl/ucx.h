@@ -449,8 +449,6 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
          * up for the copy; both ends must agree on them. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
         {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
-        /* UCX 1.13 asserts when a connection that ends has another event in the same batch. */
-        {tcp ? "MAX_POLL" : NULL, "1", NULL},
         {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
         {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
         /* One event of epoll at a time: where a connection breaks while another's event is handled,
