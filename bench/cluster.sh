@@ -249,40 +249,32 @@ annotate() {
 }
 
 # Ranks that hear of another host's failure have 5 s to say so; then theirs are ended too.
+# Each host's end comes through a pipe: bash's wait -n may miss one that ended before it looked.
 run_dcomm() {
-    local h status=0 left=$hosts ended grace='' program
-    declare -A nodes=()
+    local h _ status=0 ends program nodes=()
     export DCOMM_SECRET=${DCOMM_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
     export DCOMM_IFACE=${DCOMM_IFACE:-eth0}
     local master=${DCOMM_CLUSTER_MASTER:-10.77.0.1:$((20000 + RANDOM % 10000))}
     program=("$build/dcomm-run" -n "$per_host" --nnodes "$hosts" --rank-order "$order" --bind "$bind"
         --master "$master")
     [ "$timeout" -eq 0 ] || program+=(--timeout "$timeout")
-    for ((h = 0; h < hosts; h++)); do
-        if [ $h -eq 0 ]; then
-            enter 0 "${program[@]}" --node-rank 0 -- "$@" <&0 &
-        else
-            enter $h "${program[@]}" --node-rank $h -- "$@" </dev/null &
-        fi
-        nodes[$!]=1
+    exec {ends}<> <(:)
+    { enter 0 "${program[@]}" --node-rank 0 -- "$@"; echo $? >&"$ends"; } <&0 &
+    nodes+=($!)
+    for ((h = 1; h < hosts; h++)); do
+        { enter $h "${program[@]}" --node-rank $h -- "$@"; echo $? >&"$ends"; } </dev/null &
+        nodes+=($!)
     done
-    while [ $left -gt 0 ]; do
-        wait -n -p ended "${!nodes[@]}" $grace
-        h=$?
-        if [ "$ended" = "$grace" ]; then
-            kill_tree "${!nodes[@]}" >/dev/null 2>&1
+    for ((h = 0; h < hosts; h++)); do
+        if [ $status -eq 0 ]; then
+            read -r -u "$ends" status
+        elif ! read -r -t 5 -u "$ends" _; then
+            kill_tree "${nodes[@]}" >/dev/null 2>&1
             break
         fi
-        unset "nodes[$ended]"
-        left=$((left - 1))
-        if [ $h -ne 0 ] && [ $status -eq 0 ]; then
-            status=$h
-            sleep 5 &
-            grace=$!
-        fi
     done
-    [ -z "$grace" ] || kill "$grace" 2>/dev/null
-    return $status
+    exec {ends}>&-
+    return "$status"
 }
 
 addresses() {
