@@ -248,7 +248,10 @@ typedef struct dcomm_operand {
  *                the expressions give each iteration its own
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
- * says that it completes the reduction, which is where DCOMM_AVG divides. */
+ * says that it completes the reduction, which is where DCOMM_AVG divides. Two flags change no
+ * result, only how memory is used: FORWARD on a RECV_REDUCE, that the SEND behind it sends just
+ * what this step stores, so that both may be done in one pass; RESULT on a step that stores, that
+ * no later step but such a SEND reads it, so that much of it may be stored past the caches. */
 #define DCOMM_STEP_TABLE(X)           \
     X(SEND, "send")                   \
     X(RECV, "recv")                   \
@@ -275,12 +278,14 @@ typedef enum dcomm_step_kind {
         DCOMM_STEP_KIND_COUNT
 } dcomm_step_kind;
 
-#define DCOMM_STEP_ASYNC 1u /* start, and let the lane go on; see FENCE */
-#define DCOMM_STEP_FINAL 2u /* this fold completes the reduction */
+#define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
+#define DCOMM_STEP_FINAL 2u   /* this fold completes the reduction */
+#define DCOMM_STEP_FORWARD 4u /* the next step sends this one's dst */
+#define DCOMM_STEP_RESULT 8u  /* dst is not read again */
 
 typedef struct dcomm_step {
     uint8_t kind;    /* dcomm_step_kind */
-    uint8_t flags;   /* DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL */
+    uint8_t flags;   /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
     uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
     uint16_t kernel; /* COMPUTE */
     uint32_t src;    /* first source operand, an index into plan.operands */
@@ -1442,12 +1447,21 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
  * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
+ * alignment allows. */
+static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
+                                            const void *const *src, size_t nsrc, size_t count,
+                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor);
 /* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
  * rounding of the f64 product towards zero; dst may equal src. */
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                               double factor);
 /* memcpy for long, cold copies (non-temporal where that is faster). */
 static void dcommi_host_copy(void *dst, const void *src, size_t len);
+/* A copy by plain stores, whatever the length. */
+static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
+/* A copy that is not to stay in the caches. */
+static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
 
 #endif
 /* ==== kernels/cpu.h ======================================================================== */
@@ -1670,13 +1684,16 @@ DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t 
 /* What a fold kernel may do to the caches. */
 enum {
     DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
-    DCOMMI_FOLD_AHEAD = 2   /* ask for the sources ahead of time */
+    DCOMMI_FOLD_AHEAD = 2,  /* ask for the sources ahead of time */
+    DCOMMI_FOLD_ALSO = 4 /* store past the caches what goes to `also`, which is as dst modulo 64 */
 };
 
 /* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
- * average; the factor of a scaling). dst may equal any src. */
-typedef void (*dcommi_fold_fn)(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
-                               size_t len, double scalar, unsigned how);
+ * average; the factor of a scaling). dst may equal any src. The result goes to `also` too, unless
+ * that is NULL. */
+typedef void (*dcommi_fold_fn)(unsigned char *dst, unsigned char *also,
+                               const unsigned char *const *src, size_t nsrc, size_t len,
+                               double scalar, unsigned how);
 
 /* The kernels of one dtype. */
 typedef enum dcommi_fold_kind {
@@ -1691,42 +1708,46 @@ typedef enum dcommi_fold_kind {
 #define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
 
 /* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
-#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                           \
-    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n, \
-        double scalar)                                                                         \
-    {                                                                                          \
-        (void)scalar;                                                                          \
-        ACC acc[DCOMMI_PORT_BLOCK];                                                            \
-        const unsigned char *from = src[0] + at;                                               \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x;                                                                          \
-            memcpy(&x, from + i * sizeof x, sizeof x);                                         \
-            acc[i] = LOAD(x);                                                                  \
-        }                                                                                      \
-        for (size_t s = 1; s < nsrc; s++) {                                                    \
-            from = src[s] + at;                                                                \
-            for (size_t i = 0; i < n; i++) {                                                   \
-                STORED x;                                                                      \
-                memcpy(&x, from + i * sizeof x, sizeof x);                                     \
-                acc[i] = OP(acc[i], LOAD(x));                                                  \
-            }                                                                                  \
-        }                                                                                      \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x = STORE(FINISH(acc[i], scalar));                                          \
-            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                     \
-        }                                                                                      \
-    }                                                                                          \
-    static void dcommi_port_fold_##NAME(unsigned char *dst, const unsigned char *const *src,   \
-                                        size_t nsrc, size_t len, double scalar, unsigned how)  \
-    {                                                                                          \
-        (void)how;                                                                             \
-        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                               \
-        size_t at = 0;                                                                         \
-        for (; len - at >= block; at += block) {                                               \
-            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);            \
-        }                                                                                      \
-        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);      \
+#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                              \
+    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                    \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n,    \
+        double scalar)                                                                            \
+    {                                                                                             \
+        (void)scalar;                                                                             \
+        ACC acc[DCOMMI_PORT_BLOCK];                                                               \
+        const unsigned char *from = src[0] + at;                                                  \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            STORED x;                                                                             \
+            memcpy(&x, from + i * sizeof x, sizeof x);                                            \
+            acc[i] = LOAD(x);                                                                     \
+        }                                                                                         \
+        for (size_t s = 1; s < nsrc; s++) {                                                       \
+            from = src[s] + at;                                                                   \
+            for (size_t i = 0; i < n; i++) {                                                      \
+                STORED x;                                                                         \
+                memcpy(&x, from + i * sizeof x, sizeof x);                                        \
+                acc[i] = OP(acc[i], LOAD(x));                                                     \
+            }                                                                                     \
+        }                                                                                         \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            STORED x = STORE(FINISH(acc[i], scalar));                                             \
+            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                        \
+        }                                                                                         \
+    }                                                                                             \
+    static void dcommi_port_fold_##NAME(unsigned char *dst, unsigned char *also,                  \
+                                        const unsigned char *const *src, size_t nsrc, size_t len, \
+                                        double scalar, unsigned how)                              \
+    {                                                                                             \
+        (void)how;                                                                                \
+        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                                  \
+        size_t at = 0;                                                                            \
+        for (; len - at >= block; at += block) {                                                  \
+            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);               \
+        }                                                                                         \
+        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);         \
+        if (also != NULL) {                                                                       \
+            memcpy(also, dst, len);                                                               \
+        }                                                                                         \
     }
 
 #define DCOMMI_PORT_SAME(x) (x)
@@ -1838,20 +1859,28 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
  * would live in memory. */
 #define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
 
-#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
-    dcommi_##ISA##_##STORE(                               \
-        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
+#define DCOMMI_SIMD_PUT(ISA, past, p, v) \
+    do {                                 \
+        if (past) {                      \
+            dcommi_##ISA##_stream(p, v); \
+        } else {                         \
+            dcommi_##ISA##_store(p, v);  \
+        }                                \
+    } while (0)
 
-#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
+#define DCOMMI_SIMD_PUT4(ISA, past, p)                  \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i, r0);            \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i + wide, r1);     \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i + 2 * wide, r2); \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i + 3 * wide, r3)
+
+#define DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc) \
+    dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar))
 
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
-        double scalar)                                                                            \
+        unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
+        size_t i, size_t n, double scalar)                                                        \
     {                                                                                             \
         dcommi_##ISA##_##KIND acc =                                                               \
             dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
@@ -1859,22 +1888,26 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
             acc =                                                                                 \
                 OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
         }                                                                                         \
-        dcommi_##ISA##_store_part(                                                                \
-            dst + i, n,                                                                           \
-            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
+        dcommi_##ISA##_raw r = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc);                          \
+        dcommi_##ISA##_store_part(dst + i, n, r);                                                 \
+        if (also != NULL) {                                                                       \
+            dcommi_##ISA##_store_part(also + i, n, r);                                            \
+        }                                                                                         \
     }                                                                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
-        double scalar, unsigned how)                                                              \
+        unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
+        size_t len, double scalar, unsigned how)                                                  \
     {                                                                                             \
         const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
         const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
+        const bool stream_also = also != NULL && (how & DCOMMI_FOLD_ALSO) != 0;                   \
         size_t i = 0;                                                                             \
-        if (stream) {                                                                             \
+        if (stream || stream_also) {                                                              \
             size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
+            head = head < len ? head : len;                                                       \
             for (size_t n = 0; i < head; i += n) {                                                \
                 n = head - i < wide ? head - i : wide;                                            \
-                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
+                dcommi_##ISA##_fold_##NAME##_part(dst, also, src, nsrc, i, n, scalar);            \
             }                                                                                     \
         }                                                                                         \
         for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
@@ -1896,17 +1929,20 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
                     dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
                 }                                                                                 \
             }                                                                                     \
-            if (stream) {                                                                         \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
-            } else {                                                                              \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
+            dcommi_##ISA##_raw r0 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a0);                      \
+            dcommi_##ISA##_raw r1 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a1);                      \
+            dcommi_##ISA##_raw r2 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a2);                      \
+            dcommi_##ISA##_raw r3 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a3);                      \
+            DCOMMI_SIMD_PUT4(ISA, stream, dst);                                                   \
+            if (also != NULL) {                                                                   \
+                DCOMMI_SIMD_PUT4(ISA, stream_also, also);                                         \
             }                                                                                     \
         }                                                                                         \
         for (size_t n = 0; i < len; i += n) {                                                     \
             n = len - i < wide ? len - i : wide;                                                  \
-            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
+            dcommi_##ISA##_fold_##NAME##_part(dst, also, src, nsrc, i, n, scalar);                \
         }                                                                                         \
-        if (stream) {                                                                             \
+        if (stream || stream_also) {                                                              \
             _mm_sfence();                                                                         \
         }                                                                                         \
     }
@@ -2516,7 +2552,19 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len)
     /* The sum of one operand of bytes. */
     const unsigned char *in = src;
     unsigned how = len >= DCOMMI_STREAM_MIN ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD : 0;
-    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, &in, 1, len, 0, how);
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, how);
+}
+
+static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
+{
+    const unsigned char *in = src;
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, 0);
+}
+
+static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
+{
+    const unsigned char *in = src;
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, DCOMMI_FOLD_STREAM);
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \
@@ -2578,7 +2626,7 @@ static void dcommi_host_average(unsigned char *dst, const unsigned char *const *
             while (k < DCOMMI_AVERAGE_GROUP && s < nsrc) {
                 at[k++] = src[s++] + done;
             }
-            fold(sum, at, k, n, 0, 0);
+            fold(sum, NULL, at, k, n, 0, 0);
         }
         dcommi_divide(sum, n, dtype, divisor);
         memcpy(dst + done, sum, n);
@@ -2600,8 +2648,16 @@ static void dcommi_host_user(unsigned char *dst, const unsigned char *const *src
     }
 }
 
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor)
+static void dcommi_host_also(void *also, const void *dst, size_t len)
+{
+    if (also != NULL) {
+        memcpy(also, dst, len);
+    }
+}
+
+static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
+                                            const void *const *src, size_t nsrc, size_t count,
+                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor)
 {
     size_t element = dcomm_dtype_size(dtype);
     size_t len;
@@ -2634,6 +2690,7 @@ static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t
                                fn == NULL ? ", which does not exist" : " cannot divide");
         }
         dcommi_host_user(out, in, nsrc, len, dtype, fn, user);
+        dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
     }
@@ -2642,16 +2699,26 @@ static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t
     }
     if (nsrc == 1 && divisor <= 1) {
         dcommi_host_copy(dst, src[0], len);
+        dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
     dcommi_fold_fn fold = dcommi_fold_get(dtype, kind);
     if (divisor > 1 && dtype > DCOMM_BF16) {
         dcommi_host_average(out, in, nsrc, len, dtype, fold, divisor);
+        dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
-    fold(out, in, nsrc, len, divisor > 1 ? (double)divisor : 0,
-         dcommi_fold_how(out, in, nsrc, len, element));
+    unsigned how = dcommi_fold_how(out, in, nsrc, len, element);
+    how |= past && (uintptr_t)dst % element == 0 ? DCOMMI_FOLD_STREAM : 0;
+    how |= also_past && ((uintptr_t)dst - (uintptr_t)also) % 64 == 0 ? DCOMMI_FOLD_ALSO : 0;
+    fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;
+}
+
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor)
+{
+    return dcommi_host_reduce_both(dst, false, NULL, false, src, nsrc, count, dtype, op, divisor);
 }
 
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -2661,7 +2728,8 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
     const unsigned char *in = src;
     if (len > 0) {
         dcommi_fold_get(dtype, DCOMMI_FOLD_SCALE)(
-            dst, &in, 1, len, factor, dcommi_fold_how(dst, &in, 1, len, dcomm_dtype_size(dtype)));
+            dst, NULL, &in, 1, len, factor,
+            dcommi_fold_how(dst, &in, 1, len, dcomm_dtype_size(dtype)));
     }
 }
 
@@ -3681,8 +3749,10 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
     if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
         dcommi_print_add(t, ", length -> words[%d]", s->word);
     }
-    dcommi_print_add(t, "%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
-                     (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "");
+    dcommi_print_add(t, "%s%s%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
+                     (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "",
+                     (s->flags & DCOMM_STEP_FORWARD) != 0 ? " FORWARD" : "",
+                     (s->flags & DCOMM_STEP_RESULT) != 0 ? " RESULT" : "");
 }
 
 dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t *needed_p)
@@ -4296,7 +4366,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
                                             const char *where)
 {
     const dcommi_check_form *form = dcommi_check_form_of(s->kind);
-    if ((s->flags & ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL)) != 0 ||
+    if ((s->flags &
+         ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
         ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
                            form->name);
@@ -4376,6 +4447,34 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     return DCOMM_OK;
 }
 
+static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
+{
+    return a->kind == b->kind && a->add == b->add && a->scale == b->scale && a->base == b->base &&
+           a->mod == b->mod && a->first == b->first &&
+           memcmp(a->post, b->post, sizeof a->post) == 0 &&
+           memcmp(a->coef, b->coef, sizeof a->coef) == 0;
+}
+
+/* FORWARD: `next` is a SEND of what `s` stores. */
+static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
+                                               const dcomm_step *next, const char *where)
+{
+    if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
+        return DCOMM_OK;
+    }
+    if (s->kind == DCOMM_STEP_RECV_REDUCE && (s->flags & DCOMM_STEP_ASYNC) == 0 && next != NULL &&
+        next->kind == DCOMM_STEP_SEND && next->src < p->noperands) {
+        const dcomm_operand *a = &s->dst, *b = &p->operands[next->src];
+        if (a->space == b->space && a->max_length == b->max_length && a->clip == b->clip &&
+            dcommi_check_same_expr(&a->offset, &b->offset) &&
+            dcommi_check_same_expr(&a->length, &b->length)) {
+            return DCOMM_OK;
+        }
+    }
+    return dcommi_fail(DCOMM_ERR_PLAN, "%s: FORWARD is for a receive whose dst the next step sends",
+                       where);
+}
+
 static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
 {
     uint32_t open[DCOMM_LOOP_DEPTH];
@@ -4396,6 +4495,7 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
         snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
                  dcommi_check_form_of(s->kind)->name);
         DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
+        DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
         if (s->kind == DCOMM_STEP_LOOP) {
             if (depth == DCOMM_LOOP_DEPTH) {
                 return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,
@@ -12300,11 +12400,14 @@ typedef struct dcommi_arrival {
     const void *data;
     size_t len;
     void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
+    bool stays; /* it may be left for later */
 } dcommi_arrival;
 
 typedef enum dcommi_verdict {
     DCOMMI_CONSUMED = 0, /* done with it */
-    DCOMMI_KEEP = 1      /* desc (and data, if not NULL) stay valid until fetch or release */
+    DCOMMI_LATER =
+        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
+    DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
 
 typedef struct dcommi_transport_handlers {
@@ -12357,6 +12460,12 @@ typedef struct dcommi_transport_vtable {
      * order; longer ones may be overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);
+    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
+     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
+     * very next call must be commit, with the message's header. */
+    void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
+    void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                   size_t len);
     /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
      */
     dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
@@ -12677,12 +12786,15 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 
 #endif
 
-#define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
-#define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
-#define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
-#define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_RTS_MAPPED 8192  /* likewise from memory that the receiver can map */
-#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
+#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
+#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
+#define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
+#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_PAST_RESULT                                                         \
+    ((int64_t)1 << 20)          /* outputs from here on are stored past the caches \
+                                 */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
@@ -12754,6 +12866,7 @@ struct dcommi_lane {
     int depth;
     uint8_t state;
     bool queued;
+    bool forwarded;   /* the SEND that comes next has been done */
     uint32_t pending; /* asynchronous moves under way */
     uint32_t counter; /* what it waits for, where it waits */
     uint64_t target;
@@ -12790,8 +12903,10 @@ struct dcommi_move {
     dcommi_move **prev;
     dcommi_pull *pull; /* of a PULL node */
     uint8_t kind;
-    bool async, final, in_transport;
+    bool async, final, past, in_transport;
     uint8_t nsrc, msg_at;
+    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
+    uint32_t forward_tag;
     int32_t word; /* absolute pointer is lane->frame->words + word */
     uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
     size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
@@ -14114,6 +14229,7 @@ static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
     move->run = run;
     move->lane = lane;
     move->word = -1;
+    move->forward_rank = -1;
     move->next = run->moves;
     move->prev = &run->moves;
     if (move->next != NULL) {
@@ -14212,6 +14328,28 @@ static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
 
 /* ---- posting ---- */
 
+/* The communicator's facts, which every header has. */
+static inline void dcommi_header_sign(const dcomm_comm *comm, dcommi_member *member,
+                                      dcommi_header *header)
+{
+    header->comm = comm->id;
+    header->src = (uint32_t)comm->rank;
+    header->done = (uint32_t)comm->done;
+    member->told = comm->done;
+    member->addressed = true;
+}
+
+/* Make a message of what has been written where the transport had room for it. */
+static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, size_t len)
+{
+    dcommi_member *member = &comm->members[rank];
+    const dcommi_remote *peer = &comm->context->peers[member->peer];
+    dcommi_header_sign(comm, member, header);
+    comm->stats.messages_sent++;
+    comm->stats.bytes_sent += len;
+    peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
+}
+
 /* Give a header with the communicator's facts filled in, and a payload, to the transport. */
 static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
                                 size_t len, dcommi_op *op)
@@ -14221,11 +14359,7 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     if (peer->lost) {
         return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
     }
-    header->comm = comm->id;
-    header->src = (uint32_t)comm->rank;
-    header->done = (uint32_t)comm->done;
-    member->told = comm->done;
-    member->addressed = true;
+    dcommi_header_sign(comm, member, header);
     dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
                                                       sizeof *header, data, len, op);
     return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
@@ -14424,14 +14558,62 @@ static dcomm_status dcommi_fold(dcommi_move *move, const void *message, size_t o
                               move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1);
 }
 
+/* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
+static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *past)
+{
+    const dcommi_run *run = move->run;
+    if (move->forward_rank < 0 || move->forward_rank == run->comm->rank) {
+        return NULL;
+    }
+    const dcommi_remote *peer = dcommi_peer_of(run->comm, move->forward_rank);
+    const dcommi_member *member = &run->comm->members[move->forward_rank];
+    if (peer->transport->call->reserve == NULL || peer->lost || run->stream != DCOMMI_STREAM_COLL ||
+        run->seq >= member->done + DCOMMI_WINDOW) {
+        return NULL;
+    }
+    return peer->transport->call->reserve(peer->transport, member->peer, sizeof(dcommi_header), len,
+                                          past);
+}
+
+/* Fold a whole message, and send it on at once where the next step would. */
+static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, size_t len)
+{
+    const dcomm_plan *plan = move->lane->frame->plan;
+    dcommi_run *run = move->run;
+    bool also_past = false;
+    uint8_t *also = dcommi_forward_room(move, len, &also_past);
+    /* What is still to be sent should stay in a cache. */
+    bool past = move->past && (also != NULL || move->forward_rank < 0);
+    const void *src[DCOMMI_FOLD_MAX];
+    for (int i = 0; i < move->nsrc; i++) {
+        src[i] = i == move->msg_at ? message : move->src[i];
+        past = past && src[i] != move->dst; /* its lines are in the cache anyway */
+    }
+    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    dcomm_status status = dcommi_host_reduce_both(
+        move->dst, past, also, also_past, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? run->plan->nranks : 1);
+    if (status == DCOMM_OK && also != NULL) {
+        dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, move->forward_tag);
+        header.a = len;
+        dcommi_commit(run->comm, move->forward_rank, &header, len);
+        move->lane->forwarded = true;
+    }
+    return status;
+}
+
 /* The payload has come: fold it, or it is where it belongs. */
 static void dcommi_received(dcommi_move *move, const void *message, size_t len)
 {
     dcomm_status status = DCOMM_OK;
     if (move->kind == DCOMMI_MOVE_FOLD) {
-        status = dcommi_fold(move, message, 0, len);
+        status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
-        memcpy(move->buf, message, len);
+        if (move->past) {
+            dcommi_host_copy_past(move->buf, message, len);
+        } else {
+            memcpy(move->buf, message, len);
+        }
     }
     if (move->word >= 0) {
         move->lane->frame->words[move->word] = len;
@@ -14477,9 +14659,13 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     if (mapped != NULL) {
         comm->stats.bytes_mapped += len;
         if (move->kind == DCOMMI_MOVE_FOLD) {
-            return dcommi_fold(move, mapped, 0, len);
+            return dcommi_fold_whole(move, mapped, len);
         }
-        dcommi_host_copy(move->buf, mapped, len);
+        if (move->past) {
+            dcommi_host_copy_past(move->buf, mapped, len);
+        } else {
+            dcommi_host_copy(move->buf, mapped, len);
+        }
         return DCOMM_OK;
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
@@ -15163,6 +15349,10 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     if (rank < 0 || rank == frame->run->comm->rank) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sends to rank %d", rank);
     }
+    if (lane->forwarded) {
+        lane->forwarded = false;
+        return DCOMMI_NEXT;
+    }
     if (!dcommi_has_credit(lane, rank)) {
         return DCOMMI_RETRY;
     }
@@ -15195,6 +15385,8 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     }
     move->async = step->flags & DCOMM_STEP_ASYNC;
     move->final = step->flags & DCOMM_STEP_FINAL;
+    move->past = (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+                 frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = dst;
     move->dst = dst;
@@ -15213,6 +15405,11 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
             }
         }
         move->nsrc = (uint8_t)step->nsrc;
+        if ((step->flags & (DCOMM_STEP_FORWARD | DCOMM_STEP_ASYNC)) == DCOMM_STEP_FORWARD &&
+            lane->pc + 1 < lane->count && step[1].kind == DCOMM_STEP_SEND) {
+            move->forward_rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step[1].peer));
+            move->forward_tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step[1].tag));
+        }
         size_t room;
         move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
         if (step->nsrc > DCOMMI_FOLD_MAX || move->buf == NULL || room < len) {
@@ -16402,6 +16599,8 @@ static void dcommi_run_start(dcommi_run *run)
 
 #endif
 
+#define DCOMMI_LATER_MIN 1024 /* bytes of a payload that is worth another look */
+
 /* What is kept for communicators that do not exist here yet. */
 #define DCOMMI_STRAYS_MAX 65536
 #define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
@@ -16546,6 +16745,11 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
             dcommi_key(DCOMMI_NODE_POSTED, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
         dcommi_match_node *node = dcommi_match_take(comm, &key);
         if (node == NULL) {
+            /* A lane that is about to run may be who wants it: that saves a copy. */
+            if (arrival->stays && arrival->len >= DCOMMI_LATER_MIN &&
+                comm->context->ready_first != NULL) {
+                return DCOMMI_LATER;
+            }
             return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY);
         }
         dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
@@ -16939,19 +17143,21 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     }
 }
 
-/* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
-static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes)
+/* Room for a header and payload of `bytes` together, at most a quarter of the fifo, such that
+ * `spare` bytes are left; NULL: full. */
+static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes, size_t spare)
 {
     size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
     size_t skip = lines > left ? left : 0;
     /* One line more: the word behind the record. */
-    if (DCOMMI_UNLIKELY(e->at + skip + lines + DCOMMI_LINE > e->limit + e->size)) {
+    uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
+    if (DCOMMI_UNLIKELY(end > e->limit + e->size)) {
         uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
         if (consumed < e->limit || consumed > e->at) {
             return NULL; /* nonsense */
         }
         e->limit = consumed;
-        if (e->at + skip + lines + DCOMMI_LINE > e->limit + e->size) {
+        if (end > e->limit + e->size) {
             return NULL;
         }
     }
@@ -17567,8 +17773,11 @@ typedef struct dcommi_local_peer {
     void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
-    bool waiting; /* something is queued or going: to be looked at in progress */
-    bool ended;   /* its process, or its transport; what it wrote is still read */
+    unsigned fills;      /* payloads of some length */
+    double fill_time[2]; /* s/byte of the last one by way of the caches, and past them */
+    bool past;           /* the latter is faster */
+    bool waiting;        /* something is queued or going: to be looked at in progress */
+    bool ended;          /* its process, or its transport; what it wrote is still read */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
@@ -17899,6 +18108,12 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 
 /* ---- sending ---- */
 
+/* Payloads from this long on may go past the caches; both ways are tried at every so manieth. */
+#define DCOMMI_LOCAL_PAST 8192
+#define DCOMMI_LOCAL_TRIALS 64
+/* Such payloads leave this much of a fifo to those that are written in place (reserve): these would
+ * otherwise have to wait behind them, to be copied when they have left the cache. */
+#define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
 /* Payloads up to this long are copied when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
 
@@ -17931,18 +18146,52 @@ static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, co
     return copy ? DCOMM_OK : DCOMM_IN_PROGRESS;
 }
 
+static inline size_t dcommi_local_spare(size_t len)
+{
+    return len < DCOMMI_LOCAL_PAST ? 0 : DCOMMI_LOCAL_SPARE;
+}
+
+/* Copy a payload into the fifo. Where the reader's core is far, each line that it has read is slow
+ * to take back, and storing past the caches is faster; where it is near, it reads what is in a
+ * cache sooner. How far it is nobody says (virtual machines least of all), so now and then both
+ * ways are timed: far, the plain way takes three times as long as the other, near a little less. */
+static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, const void *data,
+                                     size_t len)
+{
+    if (len < DCOMMI_LOCAL_PAST) {
+        if (len > 0) {
+            memcpy(to, data, len);
+        }
+        return;
+    }
+    unsigned turn = p->fills++ % DCOMMI_LOCAL_TRIALS;
+    bool past = turn < 2 ? turn == 1 : p->past;
+    double start = turn < 2 ? dcommi_now() : 0;
+    if (past) {
+        dcommi_host_copy_past(to, data, len);
+    } else if (turn == 0) { /* as a fold stores: `rep movsb` would not show the distance */
+        dcommi_host_copy_plain(to, data, len);
+    } else {
+        memcpy(to, data, len);
+    }
+    if (turn < 2) {
+        double time = (dcommi_now() - start) / (double)len;
+        p->fill_time[turn] += (time - p->fill_time[turn]) / (p->fills <= 2 ? 1 : 4);
+        p->past = turn == 1 ? p->fill_time[0] > 1.75 * p->fill_time[1] : p->past;
+    }
+}
+
 /* Put a record into the peer's fifo, or behind those that wait for room. */
 static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
                                             size_t header_len, const void *data, size_t len,
                                             dcommi_op *op)
 {
     if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
-        unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len);
+        unsigned char *body =
+            dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(len));
         if (DCOMMI_LIKELY(body != NULL)) {
             memcpy(body, header, header_len);
-            if (len > 0) {
-                memcpy(body + header_len, data, len);
-            }
+            dcommi_local_fill(p, body + header_len, data, len);
             dcommi_fifo_commit(&p->out, kind, header_len, len);
             return DCOMM_OK;
         }
@@ -17968,6 +18217,27 @@ static dcomm_status dcommi_local_writable(dcommi_local *u, int peer, dcommi_loca
     }
     *p_p = p;
     return DCOMM_OK;
+}
+
+static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_len, size_t len,
+                                  bool *past)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    if (p == NULL || p->lost || p->ended || p->out.lines == NULL || len > DCOMMI_LOCAL_EAGER) {
+        return NULL;
+    }
+    unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
+    *past = p->past;
+    return body != NULL ? body + header_len : NULL;
+}
+
+static void dcommi_local_commit(dcommi_transport *t, int peer, const void *header,
+                                size_t header_len, size_t len)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    unsigned char *body = (unsigned char *)dcommi_fifo_word(&p->out, p->out.at) + sizeof(uint64_t);
+    memcpy(body, header, header_len);
+    dcommi_fifo_commit(&p->out, DCOMMI_LOCAL_MSG, header_len, len);
 }
 
 static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void *header,
@@ -18021,14 +18291,13 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
     }
     while (p->queue != NULL) {
         dcommi_local_queued *q = p->queue;
-        unsigned char *body = dcommi_fifo_reserve(&p->out, q->header_len + q->len);
+        unsigned char *body =
+            dcommi_fifo_reserve(&p->out, q->header_len + q->len, dcommi_local_spare(q->len));
         if (body == NULL) {
             return n;
         }
         memcpy(body, q->bytes, q->header_len);
-        if (q->len > 0) {
-            memcpy(body + q->header_len, q->data, q->len);
-        }
+        dcommi_local_fill(p, body + q->header_len, q->data, q->len);
         dcommi_fifo_commit(&p->out, q->kind, q->header_len, q->len);
         p->queue = q->next;
         if (q->op != NULL) {
@@ -18043,12 +18312,13 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
         while (f->going && f->at < f->len) {
             size_t part = f->len - f->at;
             part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
-            unsigned char *body = dcommi_fifo_reserve(&p->out, sizeof f->id + part);
+            unsigned char *body =
+                dcommi_fifo_reserve(&p->out, sizeof f->id + part, dcommi_local_spare(part));
             if (body == NULL) {
                 return n;
             }
             memcpy(body, &f->id, sizeof f->id);
-            memcpy(body + sizeof f->id, f->bytes + f->at, part);
+            dcommi_local_fill(p, body + sizeof f->id, f->bytes + f->at, part);
             dcommi_fifo_commit(&p->out, DCOMMI_LOCAL_FRAG, sizeof f->id, part);
             f->at += part;
             n++;
@@ -18183,7 +18453,8 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
     }
 }
 
-static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
+/* False: the record is to stay where it is. */
+static bool dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
 {
     dcommi_local *u = p->local;
     uint64_t id;
@@ -18192,17 +18463,18 @@ static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
                                   .header = r->header,
                                   .header_len = r->header_len,
                                   .data = r->data,
-                                  .len = r->len};
-        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
-        return;
+                                  .len = r->len,
+                                  .stays = true};
+        return u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival) !=
+               DCOMMI_LATER;
     }
     if (r->kind == DCOMMI_LOCAL_OFFER) {
         dcommi_local_on_offer(p, r);
-        return;
+        return true;
     }
     if (r->header_len != sizeof id || r->kind > DCOMMI_LOCAL_FRAG) {
         dcommi_local_end(p, "what it sent cannot be right");
-        return;
+        return true;
     }
     memcpy(&id, r->header, sizeof id);
     if (r->kind == DCOMMI_LOCAL_FRAG) {
@@ -18210,6 +18482,7 @@ static void dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
     } else {
         dcommi_local_on_verdict(p, id, r->kind == DCOMMI_LOCAL_GO);
     }
+    return true;
 }
 
 static unsigned dcommi_local_poll(dcommi_local_peer *p)
@@ -18219,7 +18492,9 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
     int got = 0;
     while (n < DCOMMI_LOCAL_BURST && (got = dcommi_fifo_next(&p->in, &r)) > 0) {
         n++;
-        dcommi_local_handle(p, &r);
+        if (!dcommi_local_handle(p, &r)) {
+            return n;
+        }
         dcommi_fifo_pass(&p->in, &r);
         if (p->removed) {
             p->local->fifos[p->fifo] = p->in;
@@ -18440,6 +18715,8 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .add_peer = dcommi_local_add_peer,
     .remove_peer = dcommi_local_remove_peer,
     .send = dcommi_local_send,
+    .reserve = dcommi_local_reserve,
+    .commit = dcommi_local_commit,
     .fetch = dcommi_local_fetch,
     .release = dcommi_local_release,
     .progress = dcommi_local_progress,
@@ -21262,10 +21539,10 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     int c = dcommi_loop_many(b, 0, chunks);
     dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
     dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(b, 0, folded, rank == 0 ? first : dcommi_msg(),
-                       rank == 0 ? dcommi_msg() : first,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer,
-                       dcommi_linear(x->tag, c, 1), DCOMM_STEP_FINAL);
+    dcommi_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
+        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
     dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, chunks);
     dcommi_fence(b, 0);
@@ -21274,7 +21551,7 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
                 0);
     dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC);
+                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     dcommi_end_many(b, 1, chunks);
     dcommi_fence(b, 1);
 }
@@ -25387,7 +25664,7 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
         return DCOMM_OK;
     }
     if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
-        script->fold(dst, src, op->npieces, op->len, 0, 0);
+        script->fold(dst, NULL, src, op->npieces, op->len, 0, 0);
         return DCOMM_OK;
     }
     return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,
@@ -27988,6 +28265,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ID_FIRST
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
+#undef DCOMMI_LATER_MIN
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
@@ -27998,8 +28276,11 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_LOCAL_EAGER
 #undef DCOMMI_LOCAL_FIFO
 #undef DCOMMI_LOCAL_KEY_MAX
+#undef DCOMMI_LOCAL_PAST
 #undef DCOMMI_LOCAL_PEERS
 #undef DCOMMI_LOCAL_PER_BLOCK
+#undef DCOMMI_LOCAL_SPARE
+#undef DCOMMI_LOCAL_TRIALS
 #undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ
@@ -28007,6 +28288,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
+#undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
@@ -28089,6 +28371,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SIMD_FOLD
 #undef DCOMMI_SIMD_GET
 #undef DCOMMI_SIMD_INTS
+#undef DCOMMI_SIMD_PACK
 #undef DCOMMI_SIMD_PAIR
 #undef DCOMMI_SIMD_PAIR_END
 #undef DCOMMI_SIMD_PAIR_OP

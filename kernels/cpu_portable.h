@@ -10,13 +10,16 @@
 /* What a fold kernel may do to the caches. */
 enum {
     DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
-    DCOMMI_FOLD_AHEAD = 2   /* ask for the sources ahead of time */
+    DCOMMI_FOLD_AHEAD = 2,  /* ask for the sources ahead of time */
+    DCOMMI_FOLD_ALSO = 4 /* store past the caches what goes to `also`, which is as dst modulo 64 */
 };
 
 /* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
- * average; the factor of a scaling). dst may equal any src. */
-typedef void (*dcommi_fold_fn)(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
-                               size_t len, double scalar, unsigned how);
+ * average; the factor of a scaling). dst may equal any src. The result goes to `also` too, unless
+ * that is NULL. */
+typedef void (*dcommi_fold_fn)(unsigned char *dst, unsigned char *also,
+                               const unsigned char *const *src, size_t nsrc, size_t len,
+                               double scalar, unsigned how);
 
 /* The kernels of one dtype. */
 typedef enum dcommi_fold_kind {
@@ -31,42 +34,46 @@ typedef enum dcommi_fold_kind {
 #define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
 
 /* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
-#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                           \
-    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n, \
-        double scalar)                                                                         \
-    {                                                                                          \
-        (void)scalar;                                                                          \
-        ACC acc[DCOMMI_PORT_BLOCK];                                                            \
-        const unsigned char *from = src[0] + at;                                               \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x;                                                                          \
-            memcpy(&x, from + i * sizeof x, sizeof x);                                         \
-            acc[i] = LOAD(x);                                                                  \
-        }                                                                                      \
-        for (size_t s = 1; s < nsrc; s++) {                                                    \
-            from = src[s] + at;                                                                \
-            for (size_t i = 0; i < n; i++) {                                                   \
-                STORED x;                                                                      \
-                memcpy(&x, from + i * sizeof x, sizeof x);                                     \
-                acc[i] = OP(acc[i], LOAD(x));                                                  \
-            }                                                                                  \
-        }                                                                                      \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x = STORE(FINISH(acc[i], scalar));                                          \
-            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                     \
-        }                                                                                      \
-    }                                                                                          \
-    static void dcommi_port_fold_##NAME(unsigned char *dst, const unsigned char *const *src,   \
-                                        size_t nsrc, size_t len, double scalar, unsigned how)  \
-    {                                                                                          \
-        (void)how;                                                                             \
-        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                               \
-        size_t at = 0;                                                                         \
-        for (; len - at >= block; at += block) {                                               \
-            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);            \
-        }                                                                                      \
-        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);      \
+#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                              \
+    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                    \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n,    \
+        double scalar)                                                                            \
+    {                                                                                             \
+        (void)scalar;                                                                             \
+        ACC acc[DCOMMI_PORT_BLOCK];                                                               \
+        const unsigned char *from = src[0] + at;                                                  \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            STORED x;                                                                             \
+            memcpy(&x, from + i * sizeof x, sizeof x);                                            \
+            acc[i] = LOAD(x);                                                                     \
+        }                                                                                         \
+        for (size_t s = 1; s < nsrc; s++) {                                                       \
+            from = src[s] + at;                                                                   \
+            for (size_t i = 0; i < n; i++) {                                                      \
+                STORED x;                                                                         \
+                memcpy(&x, from + i * sizeof x, sizeof x);                                        \
+                acc[i] = OP(acc[i], LOAD(x));                                                     \
+            }                                                                                     \
+        }                                                                                         \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            STORED x = STORE(FINISH(acc[i], scalar));                                             \
+            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                        \
+        }                                                                                         \
+    }                                                                                             \
+    static void dcommi_port_fold_##NAME(unsigned char *dst, unsigned char *also,                  \
+                                        const unsigned char *const *src, size_t nsrc, size_t len, \
+                                        double scalar, unsigned how)                              \
+    {                                                                                             \
+        (void)how;                                                                                \
+        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                                  \
+        size_t at = 0;                                                                            \
+        for (; len - at >= block; at += block) {                                                  \
+            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);               \
+        }                                                                                         \
+        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);         \
+        if (also != NULL) {                                                                       \
+            memcpy(also, dst, len);                                                               \
+        }                                                                                         \
     }
 
 #define DCOMMI_PORT_SAME(x) (x)

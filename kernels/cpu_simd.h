@@ -19,20 +19,28 @@
  * would live in memory. */
 #define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
 
-#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
-    dcommi_##ISA##_##STORE(                               \
-        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
+#define DCOMMI_SIMD_PUT(ISA, past, p, v) \
+    do {                                 \
+        if (past) {                      \
+            dcommi_##ISA##_stream(p, v); \
+        } else {                         \
+            dcommi_##ISA##_store(p, v);  \
+        }                                \
+    } while (0)
 
-#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
+#define DCOMMI_SIMD_PUT4(ISA, past, p)                  \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i, r0);            \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i + wide, r1);     \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i + 2 * wide, r2); \
+    DCOMMI_SIMD_PUT(ISA, past, (p) + i + 3 * wide, r3)
+
+#define DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc) \
+    dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar))
 
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
-        double scalar)                                                                            \
+        unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
+        size_t i, size_t n, double scalar)                                                        \
     {                                                                                             \
         dcommi_##ISA##_##KIND acc =                                                               \
             dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
@@ -40,22 +48,26 @@
             acc =                                                                                 \
                 OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
         }                                                                                         \
-        dcommi_##ISA##_store_part(                                                                \
-            dst + i, n,                                                                           \
-            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
+        dcommi_##ISA##_raw r = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc);                          \
+        dcommi_##ISA##_store_part(dst + i, n, r);                                                 \
+        if (also != NULL) {                                                                       \
+            dcommi_##ISA##_store_part(also + i, n, r);                                            \
+        }                                                                                         \
     }                                                                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
-        double scalar, unsigned how)                                                              \
+        unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
+        size_t len, double scalar, unsigned how)                                                  \
     {                                                                                             \
         const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
         const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
+        const bool stream_also = also != NULL && (how & DCOMMI_FOLD_ALSO) != 0;                   \
         size_t i = 0;                                                                             \
-        if (stream) {                                                                             \
+        if (stream || stream_also) {                                                              \
             size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
+            head = head < len ? head : len;                                                       \
             for (size_t n = 0; i < head; i += n) {                                                \
                 n = head - i < wide ? head - i : wide;                                            \
-                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
+                dcommi_##ISA##_fold_##NAME##_part(dst, also, src, nsrc, i, n, scalar);            \
             }                                                                                     \
         }                                                                                         \
         for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
@@ -77,17 +89,20 @@
                     dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
                 }                                                                                 \
             }                                                                                     \
-            if (stream) {                                                                         \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
-            } else {                                                                              \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
+            dcommi_##ISA##_raw r0 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a0);                      \
+            dcommi_##ISA##_raw r1 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a1);                      \
+            dcommi_##ISA##_raw r2 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a2);                      \
+            dcommi_##ISA##_raw r3 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a3);                      \
+            DCOMMI_SIMD_PUT4(ISA, stream, dst);                                                   \
+            if (also != NULL) {                                                                   \
+                DCOMMI_SIMD_PUT4(ISA, stream_also, also);                                         \
             }                                                                                     \
         }                                                                                         \
         for (size_t n = 0; i < len; i += n) {                                                     \
             n = len - i < wide ? len - i : wide;                                                  \
-            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
+            dcommi_##ISA##_fold_##NAME##_part(dst, also, src, nsrc, i, n, scalar);                \
         }                                                                                         \
-        if (stream) {                                                                             \
+        if (stream || stream_also) {                                                              \
             _mm_sfence();                                                                         \
         }                                                                                         \
     }

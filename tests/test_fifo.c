@@ -41,7 +41,7 @@ static void fill(unsigned char *body, size_t len, unsigned i)
 static bool put(dcommi_fifo_end *w, unsigned seed, unsigned i)
 {
     size_t header, len = lengths(seed, i, &header);
-    unsigned char *body = dcommi_fifo_reserve(w, header + len);
+    unsigned char *body = dcommi_fifo_reserve(w, header + len, 0);
     if (body != NULL) {
         fill(body, header + len, i);
         dcommi_fifo_commit(w, 1 + i % 5, header, len);
@@ -141,7 +141,7 @@ Test(fifo, a_writer_that_dies)
     dcommi_fifo_end w = dcommi_fifo_writer(memory, SIZE), r = dcommi_fifo_reader(memory, SIZE);
     dcommi_record record;
     cr_assert(put(&w, 3, 0));
-    unsigned char *body = dcommi_fifo_reserve(&w, 500);
+    unsigned char *body = dcommi_fifo_reserve(&w, 500, 0);
     memset(body, 0xff, 500);
     cr_assert_eq(dcommi_fifo_next(&r, &record), 1);
     dcommi_fifo_pass(&r, &record);
@@ -157,7 +157,7 @@ Test(fifo, nonsense)
     atomic_store(dcommi_fifo_word(&r, 0), dcommi_fifo_turn(0) | (uint64_t)SIZE << 12 | 1);
     cr_assert_eq(dcommi_fifo_next(&r, &record), -1, "a record longer than the fifo");
     atomic_store(&memory->consumed, 1000000); /* more than was ever written */
-    while (dcommi_fifo_reserve(&w, 500) != NULL) {
+    while (dcommi_fifo_reserve(&w, 500, 0) != NULL) {
         dcommi_fifo_commit(&w, 1, 0, 500);
         cr_assert(w.at <= SIZE, "the writer believed the reader");
     }

@@ -3,7 +3,7 @@
 # launcher, the program, and a line NAME=VALUE for each variable that it needs. Where the peer is not
 # installed, says so on stderr and exits with 1.
 #
-# PEER: openmpi mpich gloo ucc intelmpi oneccl; core-pair and core-copy are the machine's own speed.
+# PEER: openmpi mpich gloo ucc intelmpi oneccl; limit, core-pair and core-copy are the machine's own speed.
 set -u
 here=$(dirname "$(realpath "$0")")
 build=$(realpath -m "${2:-$here/../../build}")
@@ -90,6 +90,11 @@ intelmpi | oneccl)
         compile "$program" "${CC:-cc}" -O2 -std=c11 "${warnings[@]}" "${link[@]}" \
             "$here/mpi-perf.c" -lmpi -lm
     fi
+    ;;
+limit)
+    program=$out/limit-perf
+    launcher=$build/dcomm-run
+    compile "$program" "${CC:-cc}" -O2 -std=c11 "${warnings[@]}" "$here/limit-perf.c" -lm
     ;;
 core-pair | core-copy)
     program=$out/$peer

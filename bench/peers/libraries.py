@@ -14,6 +14,8 @@ ROOT = HERE.parent.parent
 CLUSTER = ROOT / "bench" / "cluster.sh"
 PEERS = ["openmpi", "mpich", "gloo", "ucc", "intelmpi", "oneccl"]
 NO_YIELD = {"mpich"}  # it only spins, however many ranks share a core
+LIMIT = "limit"  # no library: what none can beat (limit-perf.c)
+LIMIT_OPS = {"allreduce", "alltoall"}
 GLOO_OPS = {"allreduce", "allgather", "broadcast", "alltoall"}
 
 
@@ -119,7 +121,7 @@ def on_cluster(name, args):
 def on_this_machine(name, launcher, ranks, args):
     """Rank i on core i, round robin where there are more ranks than cores."""
     crowded = ranks > len(cores())
-    if name in ("dcomm", "gloo"):
+    if name in ("dcomm", "gloo", LIMIT):
         # Gloo's I/O thread and its rank would take turns on one core, at the scheduler's pace.
         bind = "none" if name == "gloo" else "core"
         return [str(args.build / "dcomm-run"), "-n", str(ranks), "--bind", bind, "--"]
@@ -159,6 +161,8 @@ class Side:
         else:
             self.command += ["--mem", mem[1]]
         self.command += ["--rotate", str(args.rotate)]
+        if family == LIMIT:
+            self.command += ["-c", "0"]  # it computes nothing
         if args.iterations:
             self.command += ["-n", str(args.iterations)]
         if args.warmup is not None:
@@ -176,7 +180,7 @@ class Side:
             # mpirun's own variables, where this runs under one, would confuse the ranks.
             env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI"))}
             env.update(self.variables, **self.more)
-            if self.name == "gloo":
+            if self.name in ("gloo", LIMIT):
                 env["PEER_STORE"] = folder
             run(self.command + ["-b", str(size), "-e", str(size), "--json", file], timeout, env)
             with open(file, encoding="utf-8") as opened:

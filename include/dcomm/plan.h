@@ -113,7 +113,10 @@ typedef struct dcomm_operand {
  *                the expressions give each iteration its own
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
- * says that it completes the reduction, which is where DCOMM_AVG divides. */
+ * says that it completes the reduction, which is where DCOMM_AVG divides. Two flags change no
+ * result, only how memory is used: FORWARD on a RECV_REDUCE, that the SEND behind it sends just
+ * what this step stores, so that both may be done in one pass; RESULT on a step that stores, that
+ * no later step but such a SEND reads it, so that much of it may be stored past the caches. */
 #define DCOMM_STEP_TABLE(X)           \
     X(SEND, "send")                   \
     X(RECV, "recv")                   \
@@ -140,12 +143,14 @@ typedef enum dcomm_step_kind {
         DCOMM_STEP_KIND_COUNT
 } dcomm_step_kind;
 
-#define DCOMM_STEP_ASYNC 1u /* start, and let the lane go on; see FENCE */
-#define DCOMM_STEP_FINAL 2u /* this fold completes the reduction */
+#define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
+#define DCOMM_STEP_FINAL 2u   /* this fold completes the reduction */
+#define DCOMM_STEP_FORWARD 4u /* the next step sends this one's dst */
+#define DCOMM_STEP_RESULT 8u  /* dst is not read again */
 
 typedef struct dcomm_step {
     uint8_t kind;    /* dcomm_step_kind */
-    uint8_t flags;   /* DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL */
+    uint8_t flags;   /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
     uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
     uint16_t kernel; /* COMPUTE */
     uint32_t src;    /* first source operand, an index into plan.operands */

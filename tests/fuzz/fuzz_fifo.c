@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             at += 3;
             header = header < size - at ? header : size - at;
             len = len < size - at - header ? len : size - at - header;
-            unsigned char *body = dcommi_fifo_reserve(&w, header + len);
+            unsigned char *body = dcommi_fifo_reserve(&w, header + len, 0);
             if (body == NULL) {
                 __builtin_trap(); /* the reader keeps up */
             }

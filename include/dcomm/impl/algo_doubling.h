@@ -340,10 +340,10 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     int c = dcommi_loop_many(b, 0, chunks);
     dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
     dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(b, 0, folded, rank == 0 ? first : dcommi_msg(),
-                       rank == 0 ? dcommi_msg() : first,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer,
-                       dcommi_linear(x->tag, c, 1), DCOMM_STEP_FINAL);
+    dcommi_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
+        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
     dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, chunks);
     dcommi_fence(b, 0);
@@ -352,7 +352,7 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
                 0);
     dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC);
+                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     dcommi_end_many(b, 1, chunks);
     dcommi_fence(b, 1);
 }

@@ -5,6 +5,8 @@
 
 #include "runs.h"
 
+#define DCOMMI_LATER_MIN 1024 /* bytes of a payload that is worth another look */
+
 /* What is kept for communicators that do not exist here yet. */
 #define DCOMMI_STRAYS_MAX 65536
 #define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
@@ -149,6 +151,11 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
             dcommi_key(DCOMMI_NODE_POSTED, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
         dcommi_match_node *node = dcommi_match_take(comm, &key);
         if (node == NULL) {
+            /* A lane that is about to run may be who wants it: that saves a copy. */
+            if (arrival->stays && arrival->len >= DCOMMI_LATER_MIN &&
+                comm->context->ready_first != NULL) {
+                return DCOMMI_LATER;
+            }
             return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY);
         }
         dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));

@@ -162,7 +162,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
                                             const char *where)
 {
     const dcommi_check_form *form = dcommi_check_form_of(s->kind);
-    if ((s->flags & ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL)) != 0 ||
+    if ((s->flags &
+         ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
         ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
                            form->name);
@@ -242,6 +243,34 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     return DCOMM_OK;
 }
 
+static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
+{
+    return a->kind == b->kind && a->add == b->add && a->scale == b->scale && a->base == b->base &&
+           a->mod == b->mod && a->first == b->first &&
+           memcmp(a->post, b->post, sizeof a->post) == 0 &&
+           memcmp(a->coef, b->coef, sizeof a->coef) == 0;
+}
+
+/* FORWARD: `next` is a SEND of what `s` stores. */
+static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
+                                               const dcomm_step *next, const char *where)
+{
+    if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
+        return DCOMM_OK;
+    }
+    if (s->kind == DCOMM_STEP_RECV_REDUCE && (s->flags & DCOMM_STEP_ASYNC) == 0 && next != NULL &&
+        next->kind == DCOMM_STEP_SEND && next->src < p->noperands) {
+        const dcomm_operand *a = &s->dst, *b = &p->operands[next->src];
+        if (a->space == b->space && a->max_length == b->max_length && a->clip == b->clip &&
+            dcommi_check_same_expr(&a->offset, &b->offset) &&
+            dcommi_check_same_expr(&a->length, &b->length)) {
+            return DCOMM_OK;
+        }
+    }
+    return dcommi_fail(DCOMM_ERR_PLAN, "%s: FORWARD is for a receive whose dst the next step sends",
+                       where);
+}
+
 static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
 {
     uint32_t open[DCOMM_LOOP_DEPTH];
@@ -262,6 +291,7 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
         snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
                  dcommi_check_form_of(s->kind)->name);
         DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
+        DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
         if (s->kind == DCOMM_STEP_LOOP) {
             if (depth == DCOMM_LOOP_DEPTH) {
                 return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,

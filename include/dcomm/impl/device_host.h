@@ -50,7 +50,19 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len)
     /* The sum of one operand of bytes. */
     const unsigned char *in = src;
     unsigned how = len >= DCOMMI_STREAM_MIN ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD : 0;
-    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, &in, 1, len, 0, how);
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, how);
+}
+
+static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
+{
+    const unsigned char *in = src;
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, 0);
+}
+
+static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
+{
+    const unsigned char *in = src;
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, DCOMMI_FOLD_STREAM);
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \
@@ -112,7 +124,7 @@ static void dcommi_host_average(unsigned char *dst, const unsigned char *const *
             while (k < DCOMMI_AVERAGE_GROUP && s < nsrc) {
                 at[k++] = src[s++] + done;
             }
-            fold(sum, at, k, n, 0, 0);
+            fold(sum, NULL, at, k, n, 0, 0);
         }
         dcommi_divide(sum, n, dtype, divisor);
         memcpy(dst + done, sum, n);
@@ -134,8 +146,16 @@ static void dcommi_host_user(unsigned char *dst, const unsigned char *const *src
     }
 }
 
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor)
+static void dcommi_host_also(void *also, const void *dst, size_t len)
+{
+    if (also != NULL) {
+        memcpy(also, dst, len);
+    }
+}
+
+static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
+                                            const void *const *src, size_t nsrc, size_t count,
+                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor)
 {
     size_t element = dcomm_dtype_size(dtype);
     size_t len;
@@ -168,6 +188,7 @@ static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t
                                fn == NULL ? ", which does not exist" : " cannot divide");
         }
         dcommi_host_user(out, in, nsrc, len, dtype, fn, user);
+        dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
     }
@@ -176,16 +197,26 @@ static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t
     }
     if (nsrc == 1 && divisor <= 1) {
         dcommi_host_copy(dst, src[0], len);
+        dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
     dcommi_fold_fn fold = dcommi_fold_get(dtype, kind);
     if (divisor > 1 && dtype > DCOMM_BF16) {
         dcommi_host_average(out, in, nsrc, len, dtype, fold, divisor);
+        dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
-    fold(out, in, nsrc, len, divisor > 1 ? (double)divisor : 0,
-         dcommi_fold_how(out, in, nsrc, len, element));
+    unsigned how = dcommi_fold_how(out, in, nsrc, len, element);
+    how |= past && (uintptr_t)dst % element == 0 ? DCOMMI_FOLD_STREAM : 0;
+    how |= also_past && ((uintptr_t)dst - (uintptr_t)also) % 64 == 0 ? DCOMMI_FOLD_ALSO : 0;
+    fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;
+}
+
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor)
+{
+    return dcommi_host_reduce_both(dst, false, NULL, false, src, nsrc, count, dtype, op, divisor);
 }
 
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -195,7 +226,8 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
     const unsigned char *in = src;
     if (len > 0) {
         dcommi_fold_get(dtype, DCOMMI_FOLD_SCALE)(
-            dst, &in, 1, len, factor, dcommi_fold_how(dst, &in, 1, len, dcomm_dtype_size(dtype)));
+            dst, NULL, &in, 1, len, factor,
+            dcommi_fold_how(dst, &in, 1, len, dcomm_dtype_size(dtype)));
     }
 }
 

@@ -130,7 +130,7 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
         return DCOMM_OK;
     }
     if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
-        script->fold(dst, src, op->npieces, op->len, 0, 0);
+        script->fold(dst, NULL, src, op->npieces, op->len, 0, 0);
         return DCOMM_OK;
     }
     return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,

@@ -85,19 +85,21 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     }
 }
 
-/* Room for a header and payload of `bytes` together, at most a quarter of the fifo; NULL: full. */
-static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes)
+/* Room for a header and payload of `bytes` together, at most a quarter of the fifo, such that
+ * `spare` bytes are left; NULL: full. */
+static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes, size_t spare)
 {
     size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
     size_t skip = lines > left ? left : 0;
     /* One line more: the word behind the record. */
-    if (DCOMMI_UNLIKELY(e->at + skip + lines + DCOMMI_LINE > e->limit + e->size)) {
+    uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
+    if (DCOMMI_UNLIKELY(end > e->limit + e->size)) {
         uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
         if (consumed < e->limit || consumed > e->at) {
             return NULL; /* nonsense */
         }
         e->limit = consumed;
-        if (e->at + skip + lines + DCOMMI_LINE > e->limit + e->size) {
+        if (end > e->limit + e->size) {
             return NULL;
         }
     }

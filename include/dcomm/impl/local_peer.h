@@ -3,6 +3,7 @@
 #ifndef DCOMMI_LOCAL_PEER_H
 #define DCOMMI_LOCAL_PEER_H
 
+#include "device_host.h"
 #include "fifo.h"
 #include "ucx_region.h"
 #include "watch.h"
@@ -87,8 +88,11 @@ typedef struct dcommi_local_peer {
     void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
-    bool waiting; /* something is queued or going: to be looked at in progress */
-    bool ended;   /* its process, or its transport; what it wrote is still read */
+    unsigned fills;      /* payloads of some length */
+    double fill_time[2]; /* s/byte of the last one by way of the caches, and past them */
+    bool past;           /* the latter is faster */
+    bool waiting;        /* something is queued or going: to be looked at in progress */
+    bool ended;          /* its process, or its transport; what it wrote is still read */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;

@@ -30,6 +30,7 @@ static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
     move->run = run;
     move->lane = lane;
     move->word = -1;
+    move->forward_rank = -1;
     move->next = run->moves;
     move->prev = &run->moves;
     if (move->next != NULL) {
@@ -128,6 +129,28 @@ static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
 
 /* ---- posting ---- */
 
+/* The communicator's facts, which every header has. */
+static inline void dcommi_header_sign(const dcomm_comm *comm, dcommi_member *member,
+                                      dcommi_header *header)
+{
+    header->comm = comm->id;
+    header->src = (uint32_t)comm->rank;
+    header->done = (uint32_t)comm->done;
+    member->told = comm->done;
+    member->addressed = true;
+}
+
+/* Make a message of what has been written where the transport had room for it. */
+static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, size_t len)
+{
+    dcommi_member *member = &comm->members[rank];
+    const dcommi_remote *peer = &comm->context->peers[member->peer];
+    dcommi_header_sign(comm, member, header);
+    comm->stats.messages_sent++;
+    comm->stats.bytes_sent += len;
+    peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
+}
+
 /* Give a header with the communicator's facts filled in, and a payload, to the transport. */
 static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
                                 size_t len, dcommi_op *op)
@@ -137,11 +160,7 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     if (peer->lost) {
         return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
     }
-    header->comm = comm->id;
-    header->src = (uint32_t)comm->rank;
-    header->done = (uint32_t)comm->done;
-    member->told = comm->done;
-    member->addressed = true;
+    dcommi_header_sign(comm, member, header);
     dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
                                                       sizeof *header, data, len, op);
     return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
@@ -340,14 +359,62 @@ static dcomm_status dcommi_fold(dcommi_move *move, const void *message, size_t o
                               move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1);
 }
 
+/* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
+static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *past)
+{
+    const dcommi_run *run = move->run;
+    if (move->forward_rank < 0 || move->forward_rank == run->comm->rank) {
+        return NULL;
+    }
+    const dcommi_remote *peer = dcommi_peer_of(run->comm, move->forward_rank);
+    const dcommi_member *member = &run->comm->members[move->forward_rank];
+    if (peer->transport->call->reserve == NULL || peer->lost || run->stream != DCOMMI_STREAM_COLL ||
+        run->seq >= member->done + DCOMMI_WINDOW) {
+        return NULL;
+    }
+    return peer->transport->call->reserve(peer->transport, member->peer, sizeof(dcommi_header), len,
+                                          past);
+}
+
+/* Fold a whole message, and send it on at once where the next step would. */
+static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, size_t len)
+{
+    const dcomm_plan *plan = move->lane->frame->plan;
+    dcommi_run *run = move->run;
+    bool also_past = false;
+    uint8_t *also = dcommi_forward_room(move, len, &also_past);
+    /* What is still to be sent should stay in a cache. */
+    bool past = move->past && (also != NULL || move->forward_rank < 0);
+    const void *src[DCOMMI_FOLD_MAX];
+    for (int i = 0; i < move->nsrc; i++) {
+        src[i] = i == move->msg_at ? message : move->src[i];
+        past = past && src[i] != move->dst; /* its lines are in the cache anyway */
+    }
+    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    dcomm_status status = dcommi_host_reduce_both(
+        move->dst, past, also, also_past, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? run->plan->nranks : 1);
+    if (status == DCOMM_OK && also != NULL) {
+        dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, move->forward_tag);
+        header.a = len;
+        dcommi_commit(run->comm, move->forward_rank, &header, len);
+        move->lane->forwarded = true;
+    }
+    return status;
+}
+
 /* The payload has come: fold it, or it is where it belongs. */
 static void dcommi_received(dcommi_move *move, const void *message, size_t len)
 {
     dcomm_status status = DCOMM_OK;
     if (move->kind == DCOMMI_MOVE_FOLD) {
-        status = dcommi_fold(move, message, 0, len);
+        status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
-        memcpy(move->buf, message, len);
+        if (move->past) {
+            dcommi_host_copy_past(move->buf, message, len);
+        } else {
+            memcpy(move->buf, message, len);
+        }
     }
     if (move->word >= 0) {
         move->lane->frame->words[move->word] = len;
@@ -393,9 +460,13 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     if (mapped != NULL) {
         comm->stats.bytes_mapped += len;
         if (move->kind == DCOMMI_MOVE_FOLD) {
-            return dcommi_fold(move, mapped, 0, len);
+            return dcommi_fold_whole(move, mapped, len);
         }
-        dcommi_host_copy(move->buf, mapped, len);
+        if (move->past) {
+            dcommi_host_copy_past(move->buf, mapped, len);
+        } else {
+            dcommi_host_copy(move->buf, mapped, len);
+        }
         return DCOMM_OK;
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);

@@ -272,8 +272,10 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
     if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
         dcommi_print_add(t, ", length -> words[%d]", s->word);
     }
-    dcommi_print_add(t, "%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
-                     (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "");
+    dcommi_print_add(t, "%s%s%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
+                     (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "",
+                     (s->flags & DCOMM_STEP_FORWARD) != 0 ? " FORWARD" : "",
+                     (s->flags & DCOMM_STEP_RESULT) != 0 ? " RESULT" : "");
 }
 
 dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t *needed_p)

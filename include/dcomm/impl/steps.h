@@ -81,6 +81,10 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     if (rank < 0 || rank == frame->run->comm->rank) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sends to rank %d", rank);
     }
+    if (lane->forwarded) {
+        lane->forwarded = false;
+        return DCOMMI_NEXT;
+    }
     if (!dcommi_has_credit(lane, rank)) {
         return DCOMMI_RETRY;
     }
@@ -113,6 +117,8 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     }
     move->async = step->flags & DCOMM_STEP_ASYNC;
     move->final = step->flags & DCOMM_STEP_FINAL;
+    move->past = (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+                 frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = dst;
     move->dst = dst;
@@ -131,6 +137,11 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
             }
         }
         move->nsrc = (uint8_t)step->nsrc;
+        if ((step->flags & (DCOMM_STEP_FORWARD | DCOMM_STEP_ASYNC)) == DCOMM_STEP_FORWARD &&
+            lane->pc + 1 < lane->count && step[1].kind == DCOMM_STEP_SEND) {
+            move->forward_rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step[1].peer));
+            move->forward_tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step[1].tag));
+        }
         size_t room;
         move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
         if (step->nsrc > DCOMMI_FOLD_MAX || move->buf == NULL || room < len) {

@@ -26,11 +26,14 @@ typedef struct dcommi_arrival {
     const void *data;
     size_t len;
     void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
+    bool stays; /* it may be left for later */
 } dcommi_arrival;
 
 typedef enum dcommi_verdict {
     DCOMMI_CONSUMED = 0, /* done with it */
-    DCOMMI_KEEP = 1      /* desc (and data, if not NULL) stay valid until fetch or release */
+    DCOMMI_LATER =
+        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
+    DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
 
 typedef struct dcommi_transport_handlers {
@@ -83,6 +86,12 @@ typedef struct dcommi_transport_vtable {
      * order; longer ones may be overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);
+    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
+     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
+     * very next call must be commit, with the message's header. */
+    void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
+    void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                   size_t len);
     /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
      */
     dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);

@@ -9,12 +9,15 @@
 #include "message.h"
 #include "place.h"
 
-#define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
-#define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
-#define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
-#define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_RTS_MAPPED 8192  /* likewise from memory that the receiver can map */
-#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
+#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
+#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
+#define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
+#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_PAST_RESULT                                                         \
+    ((int64_t)1 << 20)          /* outputs from here on are stored past the caches \
+                                 */
 #define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
@@ -86,6 +89,7 @@ struct dcommi_lane {
     int depth;
     uint8_t state;
     bool queued;
+    bool forwarded;   /* the SEND that comes next has been done */
     uint32_t pending; /* asynchronous moves under way */
     uint32_t counter; /* what it waits for, where it waits */
     uint64_t target;
@@ -122,8 +126,10 @@ struct dcommi_move {
     dcommi_move **prev;
     dcommi_pull *pull; /* of a PULL node */
     uint8_t kind;
-    bool async, final, in_transport;
+    bool async, final, past, in_transport;
     uint8_t nsrc, msg_at;
+    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
+    uint32_t forward_tag;
     int32_t word; /* absolute pointer is lane->frame->words + word */
     uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
     size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
