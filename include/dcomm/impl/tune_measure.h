@@ -151,11 +151,11 @@ static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
 }
 
 /* The probes of a short message and of a signal, and what they say. */
-static int dcommi_tune_add_short(dcommi_tuner *t, int depth, bool alone)
+static int dcommi_tune_add_short(dcommi_tuner *t, int depth)
 {
-    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, alone);
-    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, alone);
-    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, alone);
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, false);
     return first;
 }
 
@@ -209,7 +209,7 @@ static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, dou
 /* Within a host. */
 static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
 {
-    int first = dcommi_tune_add_short(t, depth, false);
+    int first = dcommi_tune_add_short(t, depth);
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
@@ -283,15 +283,17 @@ static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
     return took;
 }
 
-/* Between hosts: one pair alone, then all at once through the same interfaces. */
+/* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
+ * of all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
     int64_t len = 4096, last = 0;
     int crowd = dcommi_tune_crowd(t->comm->groups);
-    int first = dcommi_tune_add_short(t, 0, true);
+    int first = dcommi_tune_add_short(t, 0);
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
-    double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
-    link->message.n = link->shared.n = 0;
+    double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
     dcommi_tune_point(&link->message, 8, 0);
     while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
@@ -310,10 +312,19 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     }
     double each = 1e-12 * slope * (double)last;
     if (crowd > 1) {
-        each = (dcommi_tune_crowd_time(t, last) - least) / crowd;
+        each = (dcommi_tune_crowd_time(t, last) - crowded) / crowd;
     }
     dcommi_tune_point(&link->shared, 0, 0);
+    for (int64_t i = 1; i < link->message.n && link->message.bytes[i] < last; i++) {
+        double bytes = (double)link->message.bytes[i], even = each * bytes / (double)last;
+        double alone = 1e-12 * (double)link->message.ps[i];
+        bool stream = link->message.bytes[i] >= DCOMMI_TUNE_STREAM;
+        dcommi_tune_point(&link->shared, link->message.bytes[i],
+                          stream || alone > even ? even : alone);
+    }
     dcommi_tune_point(&link->shared, last, each);
+    dcommi_tune_point(&link->sustained, 0, 0);
+    dcommi_tune_point(&link->sustained, last, each);
 }
 
 /* Work in a rank's own memory, on all ranks at once, as in a collective. */
