@@ -17,6 +17,8 @@ typedef struct dcommi_plans {
 /* What an execution came to. */
 typedef struct dcommi_price {
     int64_t ps;
+    int64_t
+        unhurried; /* what it would be if links could go on as fast as they let bursts through */
     int64_t steps; /* of plans, executed */
     bool over;     /* given up at the limit, which ps is: it takes longer */
 } dcommi_price;
@@ -355,6 +357,7 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
     dcomm_status status = dcommi_sim_open(&s, plans);
     if (status >= 0) {
         dcommi_sim_execute(&s);
+        price->unhurried = s.end;
         s.end = dcommi_sim_sustained(&s);
         status = s.status;
     }
