@@ -944,6 +944,9 @@ typedef struct dcomm_link {
     /* The port of all ranks that are together on this side of the link (the host's network
      * interface) is busy for so long with a message. */
     dcomm_curve shared;
+    /* And over a whole operation it takes at least so long, with so many bytes. A shaped link lets
+     * a burst through faster than it can go on. */
+    dcomm_curve sustained;
 } dcomm_link;
 
 /* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
@@ -7086,7 +7089,7 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
     bool by_core;
-    dcommi_curve message, fold, read, reduce, shared;
+    dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
 /* Ranks r and r + period are alike: a plan that looks the same to all ranks is priced by the first
@@ -7112,7 +7115,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
                dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
                dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
-               dcommi_curve_valid(&l->shared);
+               dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     return good ? DCOMM_OK
                 : dcommi_fail(
@@ -7192,6 +7195,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->read = dcommi_curve_make(&from->read);
         to->reduce = dcommi_curve_make(&from->reduce);
         to->shared = dcommi_curve_make(&from->shared);
+        to->sustained = dcommi_curve_make(&from->sustained);
     }
     terrain->copy = dcommi_curve_make(&t->copy);
     terrain->fold = dcommi_curve_make(&t->fold);
@@ -7337,6 +7341,7 @@ typedef struct dcommi_sim {
     int period, left;         /* actors, and those that are not done */
     dcommi_sim_port_of *port; /* [levels][period] */
     int64_t *until;           /* [levels][in, out][ranks]: a group's port is busy */
+    int64_t *carried;         /* [levels][in, out][ranks]: bytes that went through it */
     int64_t *tally;           /* [period][links]: ranks that a signal goes to */
     dcomm_status status;
 } dcommi_sim;
@@ -7584,8 +7589,9 @@ static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, in
     int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
     if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
         const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
-        int64_t *until = &s->until[(2 * depth + out) * t->nranks + port->group];
+        int64_t at = (2 * depth + out) * t->nranks + port->group, *until = &s->until[at];
         int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
+        s->carried[at] += port->alike * len;
         start = dcommi_max64(start, *until);
         busy = dcommi_max64(busy, all);
         *until = start + all;
@@ -7996,6 +8002,8 @@ typedef struct dcommi_plans {
 /* What an execution came to. */
 typedef struct dcommi_price {
     int64_t ps;
+    int64_t
+        unhurried; /* what it would be if links could go on as fast as they let bursts through */
     int64_t steps; /* of plans, executed */
     bool over;     /* given up at the limit, which ps is: it takes longer */
 } dcommi_price;
@@ -8218,8 +8226,9 @@ static dcomm_status dcommi_sim_ports(dcommi_sim *s)
     int n = s->terrain->nranks, levels = g != NULL ? g->nlevels : 0;
     s->port = dcommi_calloc((size_t)levels * (size_t)s->period + 1, sizeof *s->port);
     s->until = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->until);
+    s->carried = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->carried);
     s->tally = dcommi_calloc((size_t)s->period * DCOMM_LINK_COUNT, sizeof *s->tally);
-    if (s->port == NULL || s->until == NULL || s->tally == NULL) {
+    if (s->port == NULL || s->until == NULL || s->carried == NULL || s->tally == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (int i = 0; i < levels * s->period; i++) {
@@ -8289,6 +8298,7 @@ static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
     dcommi_free(s->heap);
     dcommi_free(s->port);
     dcommi_free(s->until);
+    dcommi_free(s->carried);
     dcommi_free(s->tally);
 }
 
@@ -8310,6 +8320,20 @@ static void dcommi_sim_execute(dcommi_sim *s)
     }
 }
 
+/* No earlier than all that went through the shared ports can go on to. */
+static int64_t dcommi_sim_sustained(const dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    int64_t end = s->end, n = s->terrain->nranks;
+    for (int l = 0; g != NULL && l < g->nlevels; l++) {
+        const dcommi_curve *curve = &s->terrain->link[g->kind[l]].sustained;
+        for (int64_t i = 2 * l * n; curve->n > 0 && i < 2 * (l + 1) * n; i++) {
+            end = dcommi_max64(end, dcommi_curve_at(curve, s->carried[i]));
+        }
+    }
+    return end;
+}
+
 /* One execution by `period` actors. */
 static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
                                    int64_t limit, int64_t budget, dcommi_price *price)
@@ -8318,9 +8342,11 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
     dcomm_status status = dcommi_sim_open(&s, plans);
     if (status >= 0) {
         dcommi_sim_execute(&s);
+        price->unhurried = s.end;
+        s.end = dcommi_sim_sustained(&s);
         status = s.status;
     }
-    price->over = status >= 0 && s.now > limit;
+    price->over = status >= 0 && (s.now > limit || s.end > limit);
     if (status >= 0 && !price->over && s.left > 0) {
         status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
                              s.actor[0].plan->name, s.left, period);
@@ -8500,7 +8526,8 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("fold", fold, C)               \
     X("read", read, C)               \
     X("reduce", reduce, C)           \
-    X("shared", shared, C)
+    X("shared", shared, C)           \
+    X("sustained", sustained, C)
 #define DCOMMI_TUNING_FIELDS(X) \
     X("copy", copy, C)          \
     X("fold", fold, C)          \
@@ -16914,6 +16941,10 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
 
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
+/* Idle passes over the network before a rank yields. A yield to nobody takes less than such a pass,
+ * and what runs on this core may be the rank that is waited for: of another host, where hosts are
+ * containers of one machine. */
+#define DCOMMI_NET_SPIN 1
 
 /* Start what other threads have submitted, oldest first. */
 static void dcommi_start_submitted(dcomm_context *context)
@@ -17002,8 +17033,7 @@ static bool dcommi_progress(dcomm_context *context)
 static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
-    /* A pass over the network takes as long as many over shared memory alone. */
-    unsigned limit = context->net != NULL ? context->spin_limit / 16 : context->spin_limit;
+    unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
             yield = !dcommi_progress(context) && context->idle > limit;
@@ -22537,9 +22567,13 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
     bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        DCOMMI_HIER_CHOICE(small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
+        /* What counts between hosts is how much is sent in all. */
+        DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE(bytes <= 32768, "recursive_doubling", dcommi_doubling_allreduce)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes < DCOMMI_PEER_READ_MIN, "one_shot",
+                           dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
+                           dcommi_doubling_allreduce)
         DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
                            dcommi_halving_doubling)
         DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
@@ -23131,7 +23165,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
 #define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
 #define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
-#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
+#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
 
 /* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
  * all chunks but the last, 1: the last, which may be shorter. */
@@ -23995,6 +24029,9 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
+ * not quite hide behind a link that is busy. */
+#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
 
 /* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
  * what passes everything through some ranks, whose queues the model takes for boundless. */
@@ -24024,7 +24061,8 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         return known->algo;
     }
     const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, prices[DCOMMI_ALGO_COUNT];
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
+    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
     for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
@@ -24035,13 +24073,21 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
+            ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
             limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
         }
     }
     for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
+        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
+            least = dcommi_min64(least, ranked[i]);
+        } else {
+            ranked[i] = INT64_MAX;
+        }
+    }
+    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
         const dcommi_algo *algo = &dcommi_algo_table[i];
-        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN &&
+        if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
             best = algo;
         }
@@ -27718,6 +27764,7 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 #define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
 #define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_FEW 7
+#define DCOMMI_TUNE_CROWD_ROUNDS 2
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
@@ -27858,11 +27905,11 @@ static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
 }
 
 /* The probes of a short message and of a signal, and what they say. */
-static int dcommi_tune_add_short(dcommi_tuner *t, int depth, bool alone)
+static int dcommi_tune_add_short(dcommi_tuner *t, int depth)
 {
-    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, alone);
-    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, alone);
-    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, alone);
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, false);
     return first;
 }
 
@@ -27916,7 +27963,7 @@ static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, dou
 /* Within a host. */
 static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
 {
-    int first = dcommi_tune_add_short(t, depth, false);
+    int first = dcommi_tune_add_short(t, depth);
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
@@ -27948,26 +27995,63 @@ static int dcommi_tune_crowd(const dcommi_groups *g)
     return n;
 }
 
-static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len, bool alone)
+static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len)
 {
-    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, alone);
+    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, true);
     dcommi_tune_run(t, 2, 0);
     return dcommi_tune_time(t, at);
 }
 
-/* Between hosts: one pair alone, then all at once through the same interfaces. */
+/* Nobody goes on before everybody has come. */
+static void dcommi_tune_meet(dcommi_tuner *t)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
+                      .rank = t->comm->rank,
+                      .nranks = t->comm->size,
+                      .dtype = DCOMM_U8,
+                      .lanes = 1};
+    dcomm_plan *plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
+/* What all pairs at once take for a message: until the last is done, since pairs do not share a
+ * link evenly. The first time warms up. */
+static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
+{
+    double took = 0;
+    for (int round = -1; round < DCOMMI_TUNE_CROWD_ROUNDS; round++) {
+        dcommi_tune_meet(t);
+        double start = dcommi_now();
+        dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, 1, 0, false);
+        dcommi_tune_run(t, 0, 0);
+        dcommi_tune_meet(t);
+        double now = dcommi_now() - start;
+        took = round <= 0 || now < took ? now : took;
+    }
+    return took;
+}
+
+/* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
+ * of all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
     int64_t len = 4096, last = 0;
     int crowd = dcommi_tune_crowd(t->comm->groups);
-    int first = dcommi_tune_add_short(t, 0, true);
+    int first = dcommi_tune_add_short(t, 0);
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
-    double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
-    link->message.n = link->shared.n = 0;
+    double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
     dcommi_tune_point(&link->message, 8, 0);
     while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
-        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len, true) - least);
+        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len) - least);
         last = len;
         len *= 4;
     }
@@ -27982,10 +28066,19 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     }
     double each = 1e-12 * slope * (double)last;
     if (crowd > 1) {
-        each = (dcommi_tune_far_time(t, last, false) - least) / crowd;
+        each = (dcommi_tune_crowd_time(t, last) - crowded) / crowd;
     }
     dcommi_tune_point(&link->shared, 0, 0);
+    for (int64_t i = 1; i < link->message.n && link->message.bytes[i] < last; i++) {
+        double bytes = (double)link->message.bytes[i], even = each * bytes / (double)last;
+        double alone = 1e-12 * (double)link->message.ps[i];
+        bool stream = link->message.bytes[i] >= DCOMMI_TUNE_STREAM;
+        dcommi_tune_point(&link->shared, link->message.bytes[i],
+                          stream || alone > even ? even : alone);
+    }
     dcommi_tune_point(&link->shared, last, each);
+    dcommi_tune_point(&link->sustained, 0, 0);
+    dcommi_tune_point(&link->sustained, last, each);
 }
 
 /* Work in a rank's own memory, on all ranks at once, as in a collective. */
@@ -28230,6 +28323,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHOICE_BUDGET
 #undef DCOMMI_CHOICE_MARGIN
 #undef DCOMMI_CHOICE_MOST
+#undef DCOMMI_CHOICE_STEPS
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR
@@ -28288,6 +28382,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
+#undef DCOMMI_NET_SPIN
 #undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PLACE_CPUS
@@ -28388,6 +28483,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TUNE_CROWD_ROUNDS
 #undef DCOMMI_TUNE_FARTHEST
 #undef DCOMMI_TUNE_FAR_S
 #undef DCOMMI_TUNE_FEW

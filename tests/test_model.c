@@ -221,6 +221,11 @@ Test(model, shared_port, .timeout = 30)
     double strided = price(&s, &tuning, groups, ALL);
     expect(strided, 4 * block, "each hop leaves the host");
     expect(price(&s, &tuning, groups, FEW), strided, "the same by one rank");
+    /* A burst passes at once; all together takes no less than the rate. */
+    net->message = net->shared = dcommi_curve_line(0.01);
+    net->sustained = dcommi_curve_line(1);
+    expect(price(&s, &tuning, groups, ALL), strided, "as long as the link needs for the sum");
+    expect(price(&s, &tuning, groups, FEW), strided, "the same by one rank, shaped");
     dcommi_groups_free(&groups);
 }
 

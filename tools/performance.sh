@@ -27,7 +27,7 @@ available() {
 options() {
     local hosts
     hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi gloo ucc)
-        --forced ring,halving_doubling,two_shot,tree,hier"
+        --forced ring,halving_doubling,recursive_doubling,tree,hier,hier_leader"
     case $1 in
     two-ranks) echo "--ops allreduce -n 2 --mem ordinary,huge --forced all" ;;
     registered) echo "--ops allreduce -n 2 --mem registered --forced all" ;;

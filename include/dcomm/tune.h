@@ -76,6 +76,9 @@ typedef struct dcomm_link {
     /* The port of all ranks that are together on this side of the link (the host's network
      * interface) is busy for so long with a message. */
     dcomm_curve shared;
+    /* And over a whole operation it takes at least so long, with so many bytes. A shaped link lets
+     * a burst through faster than it can go on. */
+    dcomm_curve sustained;
 } dcomm_link;
 
 /* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is

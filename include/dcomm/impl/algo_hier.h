@@ -20,7 +20,7 @@
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
 #define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
 #define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
-#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
+#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
 
 /* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
  * all chunks but the last, 1: the last, which may be shorter. */

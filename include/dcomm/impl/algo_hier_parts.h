@@ -142,9 +142,13 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
     bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        DCOMMI_HIER_CHOICE(small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
+        /* What counts between hosts is how much is sent in all. */
+        DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE(bytes <= 32768, "recursive_doubling", dcommi_doubling_allreduce)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes < DCOMMI_PEER_READ_MIN, "one_shot",
+                           dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
+                           dcommi_doubling_allreduce)
         DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
                            dcommi_halving_doubling)
         DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)

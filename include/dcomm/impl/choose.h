@@ -132,6 +132,9 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
+ * not quite hide behind a link that is busy. */
+#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
 
 /* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
  * what passes everything through some ranks, whose queues the model takes for boundless. */
@@ -161,7 +164,8 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         return known->algo;
     }
     const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, prices[DCOMMI_ALGO_COUNT];
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
+    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
     for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
@@ -172,13 +176,21 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
+            ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
             limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
         }
     }
     for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
+        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
+            least = dcommi_min64(least, ranked[i]);
+        } else {
+            ranked[i] = INT64_MAX;
+        }
+    }
+    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
         const dcommi_algo *algo = &dcommi_algo_table[i];
-        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN &&
+        if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
             best = algo;
         }

@@ -73,7 +73,7 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
     bool by_core;
-    dcommi_curve message, fold, read, reduce, shared;
+    dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
 /* Ranks r and r + period are alike: a plan that looks the same to all ranks is priced by the first
@@ -99,7 +99,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
                dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
                dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
-               dcommi_curve_valid(&l->shared);
+               dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     return good ? DCOMM_OK
                 : dcommi_fail(
@@ -179,6 +179,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->read = dcommi_curve_make(&from->read);
         to->reduce = dcommi_curve_make(&from->reduce);
         to->shared = dcommi_curve_make(&from->shared);
+        to->sustained = dcommi_curve_make(&from->sustained);
     }
     terrain->copy = dcommi_curve_make(&t->copy);
     terrain->fold = dcommi_curve_make(&t->fold);

@@ -127,6 +127,7 @@ typedef struct dcommi_sim {
     int period, left;         /* actors, and those that are not done */
     dcommi_sim_port_of *port; /* [levels][period] */
     int64_t *until;           /* [levels][in, out][ranks]: a group's port is busy */
+    int64_t *carried;         /* [levels][in, out][ranks]: bytes that went through it */
     int64_t *tally;           /* [period][links]: ranks that a signal goes to */
     dcomm_status status;
 } dcommi_sim;

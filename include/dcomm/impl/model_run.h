@@ -17,6 +17,8 @@ typedef struct dcommi_plans {
 /* What an execution came to. */
 typedef struct dcommi_price {
     int64_t ps;
+    int64_t
+        unhurried; /* what it would be if links could go on as fast as they let bursts through */
     int64_t steps; /* of plans, executed */
     bool over;     /* given up at the limit, which ps is: it takes longer */
 } dcommi_price;
@@ -239,8 +241,9 @@ static dcomm_status dcommi_sim_ports(dcommi_sim *s)
     int n = s->terrain->nranks, levels = g != NULL ? g->nlevels : 0;
     s->port = dcommi_calloc((size_t)levels * (size_t)s->period + 1, sizeof *s->port);
     s->until = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->until);
+    s->carried = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->carried);
     s->tally = dcommi_calloc((size_t)s->period * DCOMM_LINK_COUNT, sizeof *s->tally);
-    if (s->port == NULL || s->until == NULL || s->tally == NULL) {
+    if (s->port == NULL || s->until == NULL || s->carried == NULL || s->tally == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (int i = 0; i < levels * s->period; i++) {
@@ -310,6 +313,7 @@ static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
     dcommi_free(s->heap);
     dcommi_free(s->port);
     dcommi_free(s->until);
+    dcommi_free(s->carried);
     dcommi_free(s->tally);
 }
 
@@ -331,6 +335,20 @@ static void dcommi_sim_execute(dcommi_sim *s)
     }
 }
 
+/* No earlier than all that went through the shared ports can go on to. */
+static int64_t dcommi_sim_sustained(const dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    int64_t end = s->end, n = s->terrain->nranks;
+    for (int l = 0; g != NULL && l < g->nlevels; l++) {
+        const dcommi_curve *curve = &s->terrain->link[g->kind[l]].sustained;
+        for (int64_t i = 2 * l * n; curve->n > 0 && i < 2 * (l + 1) * n; i++) {
+            end = dcommi_max64(end, dcommi_curve_at(curve, s->carried[i]));
+        }
+    }
+    return end;
+}
+
 /* One execution by `period` actors. */
 static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
                                    int64_t limit, int64_t budget, dcommi_price *price)
@@ -339,9 +357,11 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
     dcomm_status status = dcommi_sim_open(&s, plans);
     if (status >= 0) {
         dcommi_sim_execute(&s);
+        price->unhurried = s.end;
+        s.end = dcommi_sim_sustained(&s);
         status = s.status;
     }
-    price->over = status >= 0 && s.now > limit;
+    price->over = status >= 0 && (s.now > limit || s.end > limit);
     if (status >= 0 && !price->over && s.left > 0) {
         status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
                              s.actor[0].plan->name, s.left, period);

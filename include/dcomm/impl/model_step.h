@@ -87,8 +87,9 @@ static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, in
     int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
     if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
         const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
-        int64_t *until = &s->until[(2 * depth + out) * t->nranks + port->group];
+        int64_t at = (2 * depth + out) * t->nranks + port->group, *until = &s->until[at];
         int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
+        s->carried[at] += port->alike * len;
         start = dcommi_max64(start, *until);
         busy = dcommi_max64(busy, all);
         *until = start + all;

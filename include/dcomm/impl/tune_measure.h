@@ -10,6 +10,7 @@
 #define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
 #define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_FEW 7
+#define DCOMMI_TUNE_CROWD_ROUNDS 2
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
@@ -150,11 +151,11 @@ static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
 }
 
 /* The probes of a short message and of a signal, and what they say. */
-static int dcommi_tune_add_short(dcommi_tuner *t, int depth, bool alone)
+static int dcommi_tune_add_short(dcommi_tuner *t, int depth)
 {
-    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, alone);
-    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, alone);
-    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, alone);
+    int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, 8, 8, depth, false);
+    dcommi_tune_add(t, DCOMMI_PROBE_BURSTS, 8, 4, depth, false);
     return first;
 }
 
@@ -208,7 +209,7 @@ static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, dou
 /* Within a host. */
 static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
 {
-    int first = dcommi_tune_add_short(t, depth, false);
+    int first = dcommi_tune_add_short(t, depth);
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
@@ -240,26 +241,63 @@ static int dcommi_tune_crowd(const dcommi_groups *g)
     return n;
 }
 
-static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len, bool alone)
+static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len)
 {
-    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, alone);
+    int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, true);
     dcommi_tune_run(t, 2, 0);
     return dcommi_tune_time(t, at);
 }
 
-/* Between hosts: one pair alone, then all at once through the same interfaces. */
+/* Nobody goes on before everybody has come. */
+static void dcommi_tune_meet(dcommi_tuner *t)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
+                      .rank = t->comm->rank,
+                      .nranks = t->comm->size,
+                      .dtype = DCOMM_U8,
+                      .lanes = 1};
+    dcomm_plan *plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
+/* What all pairs at once take for a message: until the last is done, since pairs do not share a
+ * link evenly. The first time warms up. */
+static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
+{
+    double took = 0;
+    for (int round = -1; round < DCOMMI_TUNE_CROWD_ROUNDS; round++) {
+        dcommi_tune_meet(t);
+        double start = dcommi_now();
+        dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, 1, 0, false);
+        dcommi_tune_run(t, 0, 0);
+        dcommi_tune_meet(t);
+        double now = dcommi_now() - start;
+        took = round <= 0 || now < took ? now : took;
+    }
+    return took;
+}
+
+/* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
+ * of all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
     int64_t len = 4096, last = 0;
     int crowd = dcommi_tune_crowd(t->comm->groups);
-    int first = dcommi_tune_add_short(t, 0, true);
+    int first = dcommi_tune_add_short(t, 0);
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
-    double least = dcommi_tune_short(t, link, first), until = dcommi_now() + DCOMMI_TUNE_FAR_S;
-    link->message.n = link->shared.n = 0;
+    double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
     dcommi_tune_point(&link->message, 8, 0);
     while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
-        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len, true) - least);
+        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len) - least);
         last = len;
         len *= 4;
     }
@@ -274,10 +312,19 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     }
     double each = 1e-12 * slope * (double)last;
     if (crowd > 1) {
-        each = (dcommi_tune_far_time(t, last, false) - least) / crowd;
+        each = (dcommi_tune_crowd_time(t, last) - crowded) / crowd;
     }
     dcommi_tune_point(&link->shared, 0, 0);
+    for (int64_t i = 1; i < link->message.n && link->message.bytes[i] < last; i++) {
+        double bytes = (double)link->message.bytes[i], even = each * bytes / (double)last;
+        double alone = 1e-12 * (double)link->message.ps[i];
+        bool stream = link->message.bytes[i] >= DCOMMI_TUNE_STREAM;
+        dcommi_tune_point(&link->shared, link->message.bytes[i],
+                          stream || alone > even ? even : alone);
+    }
     dcommi_tune_point(&link->shared, last, each);
+    dcommi_tune_point(&link->sustained, 0, 0);
+    dcommi_tune_point(&link->sustained, last, each);
 }
 
 /* Work in a rank's own memory, on all ranks at once, as in a collective. */

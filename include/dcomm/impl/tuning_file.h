@@ -21,7 +21,8 @@
     X("fold", fold, C)               \
     X("read", read, C)               \
     X("reduce", reduce, C)           \
-    X("shared", shared, C)
+    X("shared", shared, C)           \
+    X("sustained", sustained, C)
 #define DCOMMI_TUNING_FIELDS(X) \
     X("copy", copy, C)          \
     X("fold", fold, C)          \
