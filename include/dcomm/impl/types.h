@@ -103,7 +103,7 @@ struct dcommi_frame {
     uint8_t *space[DCOMM_SPACE_STATE + 1];
     int64_t space_len[DCOMM_SPACE_STATE + 1];
     uint64_t *words;
-    int64_t tag_base;
+    int64_t tag_base, index_base;
     uint32_t counter_base, slot_base;
     uint32_t lanes_left;
     int depth;
@@ -186,6 +186,7 @@ struct dcommi_run {
     void *give_back_user;
     const void *in;
     void *out, *state;
+    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
     double premul;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
@@ -342,7 +343,8 @@ struct dcomm_context {
     size_t staging_len;
     const void **pointers;
     struct dcommi_piece *pieces;
-    size_t pointers_capacity, pieces_capacity;
+    size_t *lengths;
+    size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
     _Atomic int aborts;  /* some communicator has abort_wanted */
