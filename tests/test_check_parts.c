@@ -53,19 +53,19 @@ Test(right, sub_plan)
     done_subs(subs);
 }
 
-static dcomm_status no_code(void *user, const void *const *src, const size_t *src_len, size_t nsrc,
+static dcomm_status no_code(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,
                             void *dst, size_t dst_len)
 {
-    (void)user, (void)src, (void)src_len, (void)nsrc, (void)dst, (void)dst_len;
+    (void)user, (void)place, (void)src, (void)src_len, (void)nsrc, (void)dst, (void)dst_len;
     return DCOMM_OK;
 }
 
 static dcomm_status no_encode(void *user, const dcomm_codec_place *place, const void *src,
                               size_t src_len, void *dst, size_t dst_len, size_t *encoded)
 {
-    (void)place, (void)src_len;
+    (void)src_len;
     *encoded = 0;
-    return no_code(user, &src, NULL, 1, dst, dst_len);
+    return no_code(user, place, &src, NULL, 1, dst, dst_len);
 }
 
 static const dcomm_plan_codec codec = {"none", no_encode, no_code, no_code, NULL};

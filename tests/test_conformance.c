@@ -32,14 +32,14 @@ static dcomm_status pack(void *user, const dcomm_codec_place *place, const void 
     return DCOMM_OK;
 }
 
-static dcomm_status unpack(void *user, const void *const *src, const size_t *lengths, size_t nsrc,
+static dcomm_status unpack(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *lengths, size_t nsrc,
                            void *dst, size_t dst_len)
 {
     const uint8_t *from = src[0];
     size_t src_len = lengths[0];
     uint8_t *to = dst;
     size_t at = 0;
-    (void)user;
+    (void)user, (void)place;
     for (size_t i = 0; i + 1 < src_len && nsrc == 1; i += 2) {
         if (from[i] > dst_len - at) {
             return DCOMM_ERR_CORRUPT;
@@ -50,12 +50,12 @@ static dcomm_status unpack(void *user, const void *const *src, const size_t *len
     return at == dst_len && src_len % 2 == 0 ? DCOMM_OK : DCOMM_ERR_CORRUPT;
 }
 
-static dcomm_status unpack_add(void *user, const void *const *src, const size_t *lengths,
+static dcomm_status unpack_add(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *lengths,
                                size_t nsrc, void *dst, size_t dst_len)
 {
     uint8_t *bytes = malloc(dst_len);
     dcomm_status status =
-        bytes != NULL ? unpack(user, src, lengths, nsrc, bytes, dst_len) : DCOMM_ERR_NO_MEMORY;
+        bytes != NULL ? unpack(user, place, src, lengths, nsrc, bytes, dst_len) : DCOMM_ERR_NO_MEMORY;
     for (size_t i = 0; i < dst_len && status == DCOMM_OK; i++) {
         ((uint8_t *)dst)[i] = (uint8_t)(((uint8_t *)dst)[i] + bytes[i]);
     }
@@ -145,22 +145,22 @@ static dcomm_status widen(const void *src, size_t src_len, float *dst, size_t ds
     return DCOMM_OK;
 }
 
-static dcomm_status uncut(void *user, const void *const *src, const size_t *src_len, size_t nsrc,
+static dcomm_status uncut(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,
                           void *dst, size_t dst_len)
 {
     dcomm_status status = widen(src[0], src_len[0], dst, dst_len, false);
-    (void)user;
+    (void)user, (void)place;
     for (size_t i = 1; i < nsrc && status == DCOMM_OK; i++) {
         status = widen(src[i], src_len[i], dst, dst_len, true);
     }
     return status;
 }
 
-static dcomm_status uncut_add(void *user, const void *const *src, const size_t *src_len,
+static dcomm_status uncut_add(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len,
                               size_t nsrc, void *dst, size_t dst_len)
 {
     dcomm_status status = DCOMM_OK;
-    (void)user;
+    (void)user, (void)place;
     for (size_t i = 0; i < nsrc && status == DCOMM_OK; i++) {
         status = widen(src[i], src_len[i], dst, dst_len, true);
     }

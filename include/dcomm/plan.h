@@ -95,12 +95,11 @@ typedef struct dcomm_operand {
  *                `stage` unused: the engine brings its own blocks
  *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]. The first
  *                element of src[0] is number `index` for the codec, and this is its encoding number
- *                `slot`. A second source is in STATE: what encoding rounds away is kept there, and
- *                added to what is encoded the next time
- *   DECODE       dst <- fold(codec.decode(src...)) in operand order
+ *                `slot`
+ *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
  *   DECODE_REDUCE dst <- dst (+) fold(codec.decode(src...))
- *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE; a last
- *                source in STATE likewise. `stage` is scratch as long as what is decoded
+ *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
+ *                scratch as long as what is decoded
  *   COMMIT       STATE operand dst <- src[0]
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
@@ -113,8 +112,8 @@ typedef struct dcomm_operand {
  *   END
  *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
  *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
- *                its exposed slots by `word` (0 if that is negative) + `peer`, the elements that it
- *                encodes by `index`; its STATE is `stage`, if that is in STATE. All of the group
+ *                its exposed slots by `word` (0 if that is negative) + `peer`, the numbers of the
+ *                elements that it codes by `index`. All of the group
  *                shift alike. A call that may run while a peer is still in another, or has gone on
  *                to it, needs tags, counters and slots that are not that other one's: in a loop,
  *                the expressions give each iteration its own
@@ -169,7 +168,7 @@ typedef struct dcomm_step {
     dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
     dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
                          added to `word` */
-    dcomm_expr index; /* ENCODE, RECODE: number of the first element; CALL: added to those */
+    dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
 } dcomm_step;
 
 typedef struct dcomm_lane {
@@ -177,34 +176,31 @@ typedef struct dcomm_lane {
     uint32_t count;
 } dcomm_lane;
 
-/* What an encoding depends on besides the bytes. */
+/* What a codec is told besides the bytes. */
 typedef struct dcomm_codec_place {
-    uint64_t first; /* number of the first element */
-    uint32_t round; /* which encoding of these elements within the run */
-    void *state;    /* what was rounded away before, to be replaced by what is now; NULL: nothing is
-                       kept */
-    size_t state_len;
+    uint64_t first;   /* number of the first element */
+    uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
+    uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
 } dcomm_codec_place;
 
 /* Encoding for ENCODE, DECODE, DECODE_REDUCE and RECODE: all lengths in bytes. encode returns the
  * encoded length (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what
- * the sources decode to, in their order, and decode_reduce adds that to dst. `user` is what the run
- * brings along - the key of its random numbers, its workspace - or else plan.codec_user. None of
- * them keeps anything between calls but by `user` and the place's state. DCOMM_ERR_CORRUPT when the
- * bytes to decode are malformed. */
+ * the sources decode to, in their order, and decode_reduce folds that into dst, before it divides.
+ * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
+ * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
     const char *name;
     dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
                            size_t src_len, void *dst, size_t dst_len, size_t *encoded);
-    dcomm_status (*decode)(void *user, const void *const *src, const size_t *src_len, size_t nsrc,
-                           void *dst, size_t dst_len);
-    dcomm_status (*decode_reduce)(void *user, const void *const *src, const size_t *src_len,
-                                  size_t nsrc, void *dst, size_t dst_len);
-    /* All of RECODE at once, divided by `divisor`; `stage` is its scratch. NULL: decode into stage,
-     * then encode. */
+    dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
+    dcomm_status (*decode_reduce)(void *user, const dcomm_codec_place *place,
+                                  const void *const *src, const size_t *src_len, size_t nsrc,
+                                  void *dst, size_t dst_len);
+    /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
     dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
-                           const size_t *src_len, size_t nsrc, uint32_t divisor, void *stage,
-                           size_t stage_len, void *dst, size_t dst_len, size_t *encoded);
+                           const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
+                           void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
@@ -241,7 +237,8 @@ struct dcomm_plan {
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
      * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode;
-    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
+    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
+    int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);

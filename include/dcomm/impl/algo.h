@@ -15,7 +15,6 @@ typedef struct dcommi_algo {
     bool rank_order; /* can fold in rank order */
     const char *cost;
     const char *source;
-    bool coded; /* for compressed operations, and for no others */
 } dcommi_algo;
 
 /* Bytes of one element, and of `count`. */

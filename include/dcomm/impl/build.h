@@ -22,7 +22,7 @@ typedef struct dcommi_coding {
     uint64_t hash;   /* of the codec with all its options */
     int64_t granule; /* elements, at whose multiples pieces had best begin */
     bool whole;      /* encode as much as possible at once */
-    int64_t left;    /* bytes per element of what is kept in STATE; 0: nothing */
+    bool feedback;   /* what is rounded away is kept, of contributions and of sums */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
 } dcommi_coding;
 
@@ -39,6 +39,7 @@ typedef struct dcommi_shape {
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     const dcommi_coding *coding; /* NULL: without compression */
+    bool apart;                  /* compressed: the f32 to be coded have to be made first */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;

@@ -155,9 +155,6 @@ static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
             first = false;
             continue;
         }
-        if (s->kind == DCOMM_STEP_RECODE && operand[i].space == DCOMM_SPACE_STATE) {
-            continue;
-        }
         for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
             dcommi_check_region from;
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
@@ -187,26 +184,6 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
     return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
 }
 
-/* What is left of an encoding is read from STATE, as long as what is encoded or shorter (it may be
- * kept in fewer bits), and replaced. */
-static bool dcommi_check_left(dcommi_check *c, dcommi_check_op *op, const dcomm_operand *o,
-                              int64_t most)
-{
-    dcommi_check_region state;
-    dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
-    int owner = -1;
-    if (!dcommi_check_piece(c, op, o, 0, &state, &owner) ||
-        !dcommi_check_read_region(c, op, &state, &c->merged) ||
-        !dcommi_check_order_write(c, op, &state)) {
-        return false;
-    }
-    if (state.len > most) {
-        return dcommi_check_refuse(c, op, "keeps %" PRId64 " bytes of what is left of %" PRId64,
-                                   state.len, most);
-    }
-    return dcommi_check_put_value(c, op, &state, opaque);
-}
-
 /* ENCODE and RECODE. */
 static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
                                    const dcommi_check_region *dst, int *owner)
@@ -228,12 +205,6 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
                !dcommi_check_apart(c, op, &src, dst) ||
                !dcommi_check_take(c, op, &src, dst, &c->given)) {
         return false;
-    }
-    for (uint32_t i = 1; i < s->nsrc; i++) {
-        if (operand[i].space == DCOMM_SPACE_STATE &&
-            !dcommi_check_left(c, op, &operand[i], src.len)) {
-            return false;
-        }
     }
     if (!dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
                                           c->nencodings + 1, sizeof *c->encoding))) {

@@ -39,7 +39,7 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
         [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 2, false, false,
+        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
         [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
                                false, true, false},
@@ -158,10 +158,6 @@ static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_ste
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
-    if (s->stage.space != DCOMM_SPACE_NONE) {
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(STATE), false, where,
-                                              "the state"));
-    }
     return dcommi_check_expr_valid(p, &s->tag, where, "tag");
 }
 
@@ -216,7 +212,6 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_RECODE:
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
                                p->nwords);
@@ -250,6 +245,9 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
                  s->kind == DCOMM_STEP_DECODE_REDUCE || s->kind == DCOMM_STEP_RECODE;
+    if (codes) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+    }
     if (codes && p->codec == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
     }

@@ -149,7 +149,7 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
         work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
     }
     for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
-        int64_t pieces = o[i].space == DCOMM_SPACE_STATE ? 0 : dcommi_max64(o[i].repeat, 1);
+        int64_t pieces = dcommi_max64(o[i].repeat, 1);
         work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
     }
     return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);

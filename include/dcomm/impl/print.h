@@ -276,7 +276,7 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_expr(t, &word);
         dcommi_print_add(t, "]");
     }
-    if (encodes) {
+    if (encodes || s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE) {
         dcommi_print_add(t, ", elements from ");
         dcommi_print_expr(t, &s->index);
     }

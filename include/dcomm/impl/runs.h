@@ -26,6 +26,8 @@ static void dcommi_run_unref(dcommi_run *run)
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
     }
+    dcommi_coded_drop(comm, run->coded);
+    run->coded = NULL;
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;

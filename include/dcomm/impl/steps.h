@@ -350,20 +350,19 @@ static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_ste
 }
 
 /* The operands of a step of the codec's, repeats unfolded. */
-typedef struct dcommi_codec_operands {
+typedef struct dcommi_step_operands {
     const void **src; /* the context's */
     size_t *len;
     size_t n;
     dcomm_codec_place place;
-} dcommi_codec_operands;
+} dcommi_step_operands;
 
 /* NULL, or what lies outside its space. */
-static const char *dcommi_codec_operands_of(dcommi_lane *lane, const dcomm_step *step,
-                                            dcommi_codec_operands *o)
+static const char *dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
+                                           dcommi_step_operands *o)
 {
     const dcommi_frame *frame = lane->frame;
     dcomm_context *context = frame->run->comm->context;
-    bool encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
     size_t n = 0;
     for (uint32_t i = 0; i < step->nsrc; i++) {
         n += dcommi_max64(frame->plan->operands[step->src + i].repeat, 1);
@@ -377,17 +376,8 @@ static const char *dcommi_codec_operands_of(dcommi_lane *lane, const dcomm_step 
     o->src = context->pointers;
     o->len = context->lengths;
     o->n = 0;
-    memset(&o->place, 0, sizeof o->place);
-    o->place.round = step->slot;
     for (uint32_t i = 0; i < step->nsrc; i++) {
         const dcomm_operand *operand = &frame->plan->operands[step->src + i];
-        if (encodes && i > 0 && operand->space == DCOMM_SPACE_STATE) {
-            o->place.state = dcommi_lane_piece(lane, operand, 0, &o->place.state_len);
-            if (o->place.state == NULL) {
-                return "state lies outside its space";
-            }
-            continue;
-        }
         for (uint32_t r = 0; r == 0 || r < operand->repeat; r++, o->n++) {
             o->src[o->n] = dcommi_lane_piece(lane, operand, r, &o->len[o->n]);
             if (o->src[o->n] == NULL) {
@@ -395,39 +385,28 @@ static const char *dcommi_codec_operands_of(dcommi_lane *lane, const dcomm_step 
             }
         }
     }
-    int64_t first = encodes ? frame->index_base + dcommi_lane_value(lane, &step->index) : 0;
+    int64_t first = frame->index_base + dcommi_lane_value(lane, &step->index);
+    bool final = (step->flags & DCOMM_STEP_FINAL) && frame->plan->op == DCOMM_AVG;
     o->place.first = (uint64_t)first;
+    o->place.round = step->slot;
+    o->place.divisor = final ? (uint32_t)frame->run->plan->nranks : 1;
     return first < 0 ? "index is negative" : NULL;
 }
 
-/* dst <- dst / ranks, where a step completes an average. */
-static dcomm_status dcommi_codec_average(dcommi_lane *lane, const dcomm_step *step, uint8_t *dst,
-                                         size_t len)
+static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
+                                       const dcommi_step_operands *o, uint8_t *dst, size_t len,
+                                       size_t *encoded)
 {
-    const void *src = dst;
-    bool final = (step->flags & DCOMM_STEP_FINAL) && lane->frame->plan->op == DCOMM_AVG;
-    return final ? dcommi_fold_pieces(lane, dst, &src, 1, len, true) : DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
-                                        const dcommi_codec_operands *o, uint8_t *dst, size_t len,
-                                        size_t *encoded)
-{
-    const dcomm_plan *plan = lane->frame->plan;
-    const dcomm_plan_codec *codec = plan->codec;
+    const dcomm_plan_codec *codec = lane->frame->plan->codec;
     size_t room;
     uint8_t *stage = dcommi_lane_piece(lane, &step->stage, 0, &room);
     if (stage == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "stage lies outside its space");
     }
     if (codec->recode != NULL) {
-        bool final = (step->flags & DCOMM_STEP_FINAL) && plan->op == DCOMM_AVG;
-        uint32_t divisor = final ? (uint32_t)lane->frame->run->plan->nranks : 1;
-        return codec->recode(user, &o->place, o->src, o->len, o->n, divisor, stage, room, dst, len,
-                             encoded);
+        return codec->recode(user, &o->place, o->src, o->len, o->n, stage, room, dst, len, encoded);
     }
-    DCOMMI_TRY(codec->decode(user, o->src, o->len, o->n, stage, room));
-    DCOMMI_TRY(dcommi_codec_average(lane, step, stage, room));
+    DCOMMI_TRY(codec->decode(user, &o->place, o->src, o->len, o->n, stage, room));
     return codec->encode(user, &o->place, stage, room, dst, len, encoded);
 }
 
@@ -440,14 +419,14 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
     bool fits, encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
     int32_t word = dcommi_word_of(lane, step, &fits);
-    dcommi_codec_operands o;
+    dcommi_step_operands o;
     if (codec == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
     }
     if (dst == NULL || !fits) {
         return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
-    const char *wrong = dcommi_codec_operands_of(lane, step, &o);
+    const char *wrong = dcommi_step_operands_of(lane, step, &o);
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
@@ -458,17 +437,14 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
         status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
         break;
     case DCOMM_STEP_RECODE:
-        status = dcommi_codec_recode(lane, step, user, &o, dst, dst_len, &encoded);
+        status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
         break;
     case DCOMM_STEP_DECODE:
-        status = codec->decode(user, o.src, o.len, o.n, dst, dst_len);
+        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
         break;
     default:
-        status = codec->decode_reduce(user, o.src, o.len, o.n, dst, dst_len);
+        status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
         break;
-    }
-    if (status >= 0 && !encodes) {
-        status = dcommi_codec_average(lane, step, dst, dst_len);
     }
     if (status < 0) {
         return dcommi_step_error(lane, status, "%s cannot %s %zu bytes%s%s", codec->name,
@@ -530,11 +506,6 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     size_t in_len = 0, out_len = 0;
     uint8_t *in = dcommi_lane_piece(lane, &parent->plan->operands[step->src], 0, &in_len);
     uint8_t *out = dcommi_lane_piece(lane, &step->dst, 0, &out_len);
-    uint8_t *state = parent->space[DCOMM_SPACE_STATE];
-    size_t state_len = (size_t)parent->space_len[DCOMM_SPACE_STATE];
-    if (step->stage.space == DCOMM_SPACE_STATE) {
-        state = dcommi_lane_piece(lane, &step->stage, 0, &state_len);
-    }
     if (in == NULL || out == NULL) {
         return dcommi_outside(lane, in == NULL ? "input" : "output");
     }
@@ -562,8 +533,8 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->space_len[DCOMM_SPACE_OUT] = (int64_t)out_len;
     frame->space[DCOMM_SPACE_SCRATCH] = memory + head + lanes + words;
     frame->space_len[DCOMM_SPACE_SCRATCH] = sub->scratch_bytes;
-    frame->space[DCOMM_SPACE_STATE] = state;
-    frame->space_len[DCOMM_SPACE_STATE] = (int64_t)state_len;
+    frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
+    frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
     frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;

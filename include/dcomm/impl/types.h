@@ -270,6 +270,7 @@ struct dcomm_comm {
     uint64_t children; /* communicators derived so far, for their ids */
     uint64_t shrinks;
     dcommi_run *free_runs;
+    struct dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
     uint64_t cache_clock;
@@ -364,6 +365,8 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
 static inline void dcommi_run_event(dcommi_run *run);
 static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
 static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
+static void dcommi_coded_free_all(dcomm_comm *comm);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
