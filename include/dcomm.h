@@ -269,6 +269,239 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 }
 #endif
 #endif
+/* ==== include/dcomm/ledger.h =============================================================== */
+/* ledger.h - what a lossy encoding did to numbers: errors, bits, and what error feedback holds.
+ *
+ * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
+ * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
+ * on the count alone. */
+#ifndef DCOMM_LEDGER_H
+#define DCOMM_LEDGER_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_ledger {
+    uint64_t count; /* elements compared */
+    double nmse;    /* sum (y-x)^2 / sum x^2: 0 is exact; 0 too where all x and y are 0 */
+    double cosine;  /* of the angle between x and y; NaN where one of them is 0 */
+    /* sum sign(x)(y-x) / sum |x|: below 0, y is too small; where rounding is unbiased, near 0 */
+    double mean_signed_error;
+    uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
+    uint64_t encoded;                  /* elements */
+    uint64_t wire_bytes;
+    double bits;          /* on the wire per encoded element */
+    double residual_norm; /* two-norm of what error feedback holds back since the last encoding */
+    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2, e being gradient + residual */
+    double sums[8];       /* what the rest is computed from */
+} dcomm_ledger;
+
+/* Compare y with x. Elements where one of them is not finite are left out. */
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count);
+/* The same where x is known in f64: a sum over ranks. */
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count);
+/* Count an encoding of `count` elements. */
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report);
+/* Add what another ledger saw (of another piece, or received from another rank). */
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/feedback.h ============================================================= */
+/* feedback.h - error feedback: what a codec rounds away is kept and sent later.
+ *
+ * One state per tensor and rank. It holds the worker residual, of the whole tensor, and the owner
+ * residual, of the shard whose sum this rank encodes again in a two-shot exchange. A step:
+ *
+ *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
+ *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
+ *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
+ *     dcomm_feedback_finish(fb, result);                    EF21: differences become gradients
+ *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
+ *
+ * Until the commit the residuals are those of the step before: a step that failed can be begun
+ * again. But other ranks may have used what they got of it, so the state is then stale, and begin
+ * refuses it until dcomm_feedback_recover says how to go on.
+ *
+ * What is kept, with g the gradient, r the residual and C what arrives after rounding:
+ *     classic   e = g + r, sends C(e), r = e - C(e)                      (Seide 2014; Karimireddy
+ * 2019) ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
+ *                                                                        (Richtarik 2021)
+ *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
+ *                                                                        (Lin 2018)
+ * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
+ * rounding of f32 additions (with bf16 residuals: of bf16).
+ *
+ * A state is used by one thread at a time. The collectives of coll.h do all this by themselves. */
+#ifndef DCOMM_FEEDBACK_H
+#define DCOMM_FEEDBACK_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_feedback dcomm_feedback;
+
+typedef enum dcomm_feedback_variant {
+    DCOMM_FEEDBACK_CLASSIC = 0,
+    DCOMM_FEEDBACK_EF21 = 1,
+    DCOMM_FEEDBACK_DGC = 2,
+    DCOMM_FEEDBACK_VARIANT_COUNT = 3
+} dcomm_feedback_variant;
+
+/* All zero means the defaults. */
+typedef struct dcomm_feedback_opts {
+    dcomm_feedback_variant variant; /* (default: classic) */
+    bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
+                                       2^-9 of itself in every step (default: f32) */
+    bool
+        in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
+    bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
+                     1/(1+omega), which makes it contractive (default: it is refused) */
+    uint64_t seed;   /* of the random numbers of stochastic codecs (default: 0) */
+    uint32_t tensor; /* likewise, which tensor this is (default: 0) */
+    double momentum; /* dgc: m; below 0: none (default: 0.9) */
+    double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
+                        clip / sqrt(nranks) (default: no clipping) */
+    uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
+                              6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
+                              codec's own k (default: 0, none) */
+} dcomm_feedback_opts;
+
+/* The gradient of a step, and what this rank has to do with it. The same ranges in each step: when
+ * they change, an owner residual that nobody owns any more goes into the worker residual. */
+typedef struct dcomm_feedback_step {
+    const float *x;   /* the gradient from element `first` on; in use until the commit */
+    size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
+    size_t count;     /* ... (default, with both 0: all of it) */
+    size_t own_first; /* it owns [own_first, own_first + own_count) of the sum (default: nothing) */
+    size_t own_count;
+    uint32_t rank, nranks; /* nranks 0 is taken as 1 */
+    bool average;          /* the result is the average over the ranks (default: the sum) */
+} dcomm_feedback_step;
+
+/* What a state holds. */
+typedef struct dcomm_feedback_info {
+    dcomm_feedback_variant variant;
+    size_t count;
+    uint64_t step; /* steps committed */
+    bool stale, begun;
+    size_t own_first, own_count;
+    double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
+    double factor;                  /* what is encoded is multiplied by this: 1, or 1/(1+omega) */
+    size_t state_bytes;             /* memory */
+} dcomm_feedback_info;
+
+/* A state of zeros for a tensor of `count` elements. The codec must live as long.
+ * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
+ * DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts,
+                                             dcomm_feedback **fb_p);
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
+/* The codec of the step that comes or is under way, by which its wires are decoded: the one of
+ * create, except while DGC warms up. The same on every rank. */
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
+/* The most bytes that one encoding of `count` elements writes in any step. */
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
+/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
+ * a pass over the numbers for each encoding. */
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
+
+/* ---- a step ---- */
+
+/* Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
+/* Encode elements [first, first + count) of the tensor with their residual. Ranges of one step must
+ * not overlap, and together be what begin was told. Non-finite gradients count as 0, and the error
+ * says so when the codec's policy is to fail. */
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report);
+/* Decode n wires of elements [first, first + count) of the owned shard, add them in order, multiply
+ * by `factor` (1: a sum; 1/nranks: an average), encode that again with the owner residual. */
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report);
+/* The same where the sum is already there: sum[0] is element `first`. */
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report);
+/* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
+ * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
+ * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. */
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed);
+/* For linear codecs, which are no wire of one rank: e = gradient + residual, whole, in memory of
+ * the state that the caller may read until the commit ... */
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p);
+/* ... and e - part becomes the residual of elements [first, first + count). */
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part);
+/* The result of the exchange, as all ranks have it: elements [first, first + count). With EF21 it
+ * becomes the estimate of the gradients' sum, else nothing changes. */
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result);
+/* The step is through on every rank: its residuals are now the state's.
+ * Errors: DCOMM_ERR_INVALID (no step was begun, or parts of it are missing). */
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
+/* The step failed: the state is stale until it is recovered. */
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
+
+typedef enum dcomm_feedback_recovery {
+    DCOMM_FEEDBACK_RETRY = 0, /* as before the step (not in place): right if no rank used it */
+    DCOMM_FEEDBACK_RESET = 1  /* all residuals zero, on every rank */
+} dcomm_feedback_recovery;
+/* Make a stale state (or any other) usable; every rank must do the same. *lost_p (may be NULL): the
+ * two-norm of the residuals that were thrown away. */
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p);
+
+/* ---- between steps ---- */
+
+/* Multiply what is held back by `factor`, old learning rate over new one: it was meant for steps of
+ * the old size. */
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);
+
+/* Write the state to memory of dcomm_feedback_save_bytes. */
+DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
+DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
+/* Read it back. The codec's spec must be the one that was saved.
+ * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
+                                           dcomm_feedback **fb_p);
+
+typedef struct dcomm_feedback_loss {
+    size_t missing;     /* states that were not given: what they held is lost */
+    double carried;     /* two-norm of the sum of all residuals that were given, owners' included */
+    double lost;        /* two-norm of what the new states' sum lacks of it (rounding); EF21: of
+                           what the missing states had contributed to the estimate */
+    double lost_signed; /* sum of those elements */
+} dcomm_feedback_loss;
+/* The state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
+ * another size; NULL where one is missing. Old rank r goes to rank r mod nranks, owner residuals
+ * into worker residuals. loss may be NULL; it is the same on each rank. */
+DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
+                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
+                                              dcomm_feedback_loss *loss);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 
 #ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/plan.h ================================================================= */
@@ -2612,6 +2845,1551 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
     dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
     dcommi_free(own);
     return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+}
+
+#endif
+/* ==== include/dcomm/impl/feedback_save.h =================================================== */
+/* feedback_save.h - error feedback beyond one run: saved, loaded, and moved to another number of
+ * ranks. What is loaded comes from outside and is not trusted. */
+#ifndef DCOMMI_FEEDBACK_SAVE_H
+#define DCOMMI_FEEDBACK_SAVE_H
+
+/* ==== include/dcomm/impl/feedback.h ======================================================== */
+/* feedback.h - a step of error feedback: begin, encode, recode, commit. */
+#ifndef DCOMMI_FEEDBACK_H
+#define DCOMMI_FEEDBACK_H
+
+/* ==== include/dcomm/impl/feedback_state.h ================================================== */
+/* feedback_state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
+ * the one that comes; which codec a step takes. */
+#ifndef DCOMMI_FEEDBACK_STATE_H
+#define DCOMMI_FEEDBACK_STATE_H
+
+/* ==== include/dcomm/impl/ledger.h ========================================================== */
+/* ledger.h - the sums behind a ledger, in one pass and in a fixed order. */
+#ifndef DCOMMI_LEDGER_H
+#define DCOMMI_LEDGER_H
+
+
+#include <math.h>
+
+/* Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Elements are dealt to this many sums, so that the compiler may use vectors without changing the
+ * order of any addition. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+static void dcommi_ledger_derive(dcomm_ledger *l)
+{
+    const double *s = l->sums;
+    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
+    l->nmse = ee > 0 ? ee / xx : 0;
+    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->mean_signed_error =
+        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
+    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
+    l->contraction =
+        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
+}
+
+/* One element's part of the sums. The error is taken in f64, where the difference of two numbers of
+ * which neither is tiny beside the other is exact. */
+#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                      \
+    do {                                                                   \
+        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;           \
+        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;           \
+        x_ = good_ ? x_ : 0;                                               \
+        y_ = good_ ? y_ : 0;                                               \
+        e_ = good_ ? e_ : 0;                                               \
+        seen[LANE] += good_;                                               \
+        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                            \
+        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                            \
+        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                            \
+        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                            \
+        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0; \
+        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                            \
+    } while (0)
+
+#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                               \
+    static void NAME(dcomm_ledger *ledger, const TYPE *x, const float *y, size_t count) \
+    {                                                                                   \
+        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                   \
+        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                       \
+        size_t i = 0;                                                                   \
+        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {            \
+            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                             \
+                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);               \
+            }                                                                           \
+        }                                                                               \
+        for (int k = 0; i < count; i++, k++) {                                          \
+            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                           \
+        }                                                                               \
+        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                 \
+            ledger->count += seen[k];                                                   \
+            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                                \
+                ledger->sums[s] += sum[s][k];                                           \
+            }                                                                           \
+        }                                                                               \
+        dcommi_ledger_derive(ledger);                                                   \
+    }
+
+DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_f32, float)
+DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_wide, double)
+
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count)
+{
+    dcommi_ledger_compare_f32(ledger, x, y, count);
+}
+
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count)
+{
+    dcommi_ledger_compare_wide(ledger, x, y, count);
+}
+
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report)
+{
+    ledger->encoded += count;
+    ledger->wire_bytes += report->bytes;
+    ledger->kept += report->kept;
+    ledger->clipped += report->clipped;
+    ledger->nonfinite += report->nonfinite;
+    dcommi_ledger_derive(ledger);
+}
+
+/* Count what an encoding with feedback held back: of e, `next` is left. */
+static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
+                               size_t count)
+{
+    double encoded[DCOMMI_LEDGER_LANES] = {0}, held[DCOMMI_LEDGER_LANES] = {0};
+    for (size_t i = 0; i < count; i++) {
+        double r = (double)next[i], e = (double)sent[i] + r;
+        bool good = fabs(e) <= 1.7e308; /* the wire may carry what is not finite */
+        encoded[i % DCOMMI_LEDGER_LANES] += good ? e * e : 0;
+        held[i % DCOMMI_LEDGER_LANES] += good ? r * r : 0;
+    }
+    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
+        ledger->sums[DCOMMI_LEDGER_ENCODED] += encoded[k];
+        ledger->sums[DCOMMI_LEDGER_RESIDUAL] += held[k];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
+{
+    ledger->count += other->count;
+    ledger->encoded += other->encoded;
+    ledger->wire_bytes += other->wire_bytes;
+    ledger->kept += other->kept;
+    ledger->clipped += other->clipped;
+    ledger->nonfinite += other->nonfinite;
+    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += other->sums[s];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+#undef DCOMMI_LEDGER_ONE
+#undef DCOMMI_LEDGER_COMPARE
+#endif
+
+#include <math.h>
+
+/* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
+ * needed: both NULL. In place: both the same. */
+typedef struct dcommi_feedback_store {
+    void *now, *next;
+    size_t count;
+    bool bf16;
+} dcommi_feedback_store;
+
+/* f32 arrays as long as the longest range so far. */
+enum {
+    DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
+    DCOMMI_FEEDBACK_SENT,     /* the wire, decoded */
+    DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
+    DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
+    DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
+    DCOMMI_FEEDBACK_SCRATCH
+};
+
+enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
+
+struct dcomm_feedback {
+    const dcomm_codec *codec;
+    dcomm_codec *warm[DCOMMI_FEEDBACK_STAGES]; /* made when they are needed */
+    dcomm_feedback_opts opts;
+    size_t count;
+    uint64_t step;
+    bool begun, stale;
+    double factor;       /* 1, or 1/(1+omega) */
+    double owner_factor; /* the owner residual is in units of the sum times this */
+    double next_factor;  /* likewise, from the commit on */
+    bool average;        /* EF21: the estimate is of the average, over `nranks` */
+    uint32_t nranks;
+    dcommi_feedback_store worker;   /* residual; EF21: the estimate w */
+    dcommi_feedback_store owner;    /* residual of the owned shard */
+    dcommi_feedback_store velocity; /* DGC's u */
+    dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    size_t own_first;
+    /* of the step under way */
+    dcomm_feedback_step now;
+    float clip;                      /* DGC: factor on the gradient */
+    size_t encoded, owned, finished; /* elements done */
+    size_t last_first, last_count;   /* of the step before: where now and next differ */
+    float *gathered;                 /* e of a linear codec */
+    size_t gathered_room;
+    double held; /* squares of the residuals of this step */
+    float *scratch[DCOMMI_FEEDBACK_SCRATCH];
+    size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
+    void *workspace;
+    size_t workspace_room;
+    dcomm_ledger *ledger;
+};
+
+/* ---- stores ---- */
+
+static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
+{
+    return s->bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+static void dcommi_feedback_store_free(dcommi_feedback_store *s)
+{
+    if (s->next != s->now) {
+        dcommi_free(s->next);
+    }
+    dcommi_free(s->now);
+    *s = (dcommi_feedback_store){.bf16 = s->bf16};
+}
+
+/* Zeros. */
+static dcomm_status dcommi_feedback_store_make(dcommi_feedback_store *s, size_t count, bool bf16,
+                                               bool in_place)
+{
+    *s = (dcommi_feedback_store){.count = count, .bf16 = bf16};
+    s->now = dcommi_calloc(count, dcommi_feedback_width(s));
+    s->next = in_place ? s->now : dcommi_calloc(count, dcommi_feedback_width(s));
+    if (s->now == NULL || s->next == NULL) {
+        dcommi_feedback_store_free(s);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+static inline void *dcommi_feedback_at(const dcommi_feedback_store *s, void *base, size_t at)
+{
+    return (unsigned char *)base + at * dcommi_feedback_width(s);
+}
+
+static void dcommi_feedback_widen(const uint16_t *from, float *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        to[i] = dcommi_bf16_to_f32(from[i]);
+    }
+}
+
+static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint16_t h = dcommi_f32_to_bf16(from[i]);
+        to[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h); /* not up to infinity */
+    }
+}
+
+/* Elements [at, at + count) of `base` as f32: where they lie, or in `room`. */
+static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, size_t at,
+                                   size_t count, float *room)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    dcommi_feedback_widen(from, room, count);
+    return room;
+}
+
+static void dcommi_feedback_write(const dcommi_feedback_store *s, size_t at, size_t count,
+                                  const float *from)
+{
+    void *to = dcommi_feedback_at(s, s->next, at);
+    if (s->bf16) {
+        dcommi_feedback_narrow(from, to, count);
+    } else if (to != (const void *)from) {
+        memcpy(to, from, count * sizeof *from);
+    }
+}
+
+static inline float dcommi_feedback_get(const dcommi_feedback_store *s, const void *base, size_t i)
+{
+    return s->bf16 ? dcommi_bf16_to_f32(((const uint16_t *)base)[i]) : ((const float *)base)[i];
+}
+
+static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *base, size_t i,
+                                       float x)
+{
+    if (s->bf16) {
+        dcommi_feedback_narrow(&x, (uint16_t *)base + i, 1);
+    } else {
+        ((float *)base)[i] = x;
+    }
+}
+
+static double dcommi_feedback_norm2(const dcommi_feedback_store *s)
+{
+    double sum = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        double x = (double)dcommi_feedback_get(s, s->now, i);
+        sum += x * x;
+    }
+    return sum;
+}
+
+static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
+{
+    if (s->now != NULL) {
+        memset(s->now, 0, s->count * dcommi_feedback_width(s));
+        memset(s->next, 0, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* A scratch array of at least `count` floats; NULL without memory. */
+static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
+{
+    if (fb->scratch[which] == NULL || count > fb->scratch_room[which]) {
+        size_t bytes = dcommi_size_mul(count, sizeof(float));
+        dcommi_free(fb->scratch[which]);
+        fb->scratch[which] = dcommi_alloc_raw(bytes);
+        fb->scratch_room[which] = fb->scratch[which] != NULL ? count : 0;
+    }
+    return fb->scratch[which];
+}
+
+/* ---- which codec ---- */
+
+/* The codec's spec with another k; *codec_p is NULL where that would not be denser. */
+static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
+                                           dcomm_codec **codec_p)
+{
+    const char *spec = dcomm_codec_spec(fb->codec), *at = strstr(spec, "k=");
+    while (at != NULL && at > spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    if (at == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "DGC's warm-up changes option k, which %s does not have", spec);
+    }
+    char *end;
+    double own = strtod(at + 2, &end);
+    *codec_p = NULL;
+    if (own >= 1 ? own >= k * (double)fb->count : own >= k) {
+        return DCOMM_OK;
+    }
+    char denser[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(denser, sizeof denser, "%.*sk=%.8g%s", (int)(at - spec), spec, k, end);
+    return dcomm_codec_create(denser, codec_p);
+}
+
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return NULL;
+    }
+    if (fb->step >= fb->opts.warmup_steps) {
+        return fb->codec;
+    }
+    double done = (double)fb->step / (double)fb->opts.warmup_steps;
+    const dcomm_codec *warm = fb->warm[(int)(done * DCOMMI_FEEDBACK_STAGES)];
+    return warm != NULL ? warm : fb->codec;
+}
+
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count)
+{
+    size_t most = fb != NULL ? dcomm_codec_max_bytes(fb->codec, count) : 0;
+    for (int i = 0; fb != NULL && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        size_t warm = dcomm_codec_max_bytes(fb->warm[i], count);
+        most = warm > most ? warm : most;
+    }
+    return most;
+}
+
+/* ---- life ---- */
+
+static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
+{
+    const char *wrong = (unsigned)o->variant >= DCOMM_FEEDBACK_VARIANT_COUNT
+                            ? "opts.variant is not known"
+                        : !(o->momentum < 1) ? "opts.momentum is not below 1"
+                        : !(o->clip >= 0)    ? "opts.clip is below 0"
+                        : o->bf16 && o->variant == DCOMM_FEEDBACK_EF21
+                            ? "EF21 with bf16: the ranks' estimates would drift from their sum"
+                        : o->variant != DCOMM_FEEDBACK_DGC && (o->warmup_steps > 0 || o->clip > 0)
+                            ? "opts.warmup_steps and opts.clip are DGC's"
+                            : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
+}
+
+/* Is the codec one that error feedback converges with, and by what is it scaled. */
+static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
+{
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(fb->codec, fb->count, &info));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC && !info.sparse) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_create: DGC forgets the momentum of what is sent, so it "
+                           "needs a codec that does not send everything; %s does",
+                           info.name);
+    }
+    fb->factor = 1;
+    if (info.unbiased && info.omega >= 1) {
+        if (!fb->opts.scale) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_create: an unbiased codec whose variance factor "
+                               "omega is 1 or more is not contractive, and error feedback would "
+                               "grow without bound: %s has omega %.3g for %zu elements; "
+                               "opts.scale multiplies it by 1/(1+omega)",
+                               fb->codec->spec, info.omega, fb->count);
+        }
+        fb->factor = 1 / (1 + info.omega);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_make(dcomm_feedback *fb)
+{
+    dcomm_feedback_opts *o = &fb->opts;
+    DCOMMI_TRY(dcommi_feedback_check_codec(fb));
+    fb->owner.bf16 = o->bf16;
+    DCOMMI_TRY(dcommi_feedback_store_make(&fb->worker, fb->count, o->bf16, o->in_place));
+    if (o->variant == DCOMM_FEEDBACK_DGC) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->velocity, fb->count, o->bf16, o->in_place));
+    }
+    if (o->variant == DCOMM_FEEDBACK_EF21) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->estimate, fb->count, false, o->in_place));
+    }
+    double k = 1;
+    for (int i = 0; o->warmup_steps > 0 && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        k /= 4;
+        DCOMMI_TRY(dcommi_feedback_denser(fb, k, &fb->warm[i]));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
+{
+    static const dcomm_feedback_opts defaults;
+    if (codec == NULL || fb_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s is NULL",
+                           codec == NULL ? "codec" : "fb_p");
+    }
+    opts = opts != NULL ? opts : &defaults;
+    DCOMMI_TRY(dcommi_feedback_check_opts(opts));
+    dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
+    if (fb == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->codec = codec;
+    fb->count = count;
+    fb->opts = *opts;
+    fb->owner_factor = fb->next_factor = 1;
+    fb->nranks = 1;
+    /* Zero is the default; any negative number is none. */
+    fb->opts.momentum = opts->momentum < 0 ? -1 : opts->momentum == 0 ? 0.9 : opts->momentum;
+    dcomm_status status = dcommi_feedback_make(fb);
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
+{
+    if (fb_p == NULL || *fb_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_feedback *fb = *fb_p;
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        dcommi_feedback_store_free(stores[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_SCRATCH; i++) {
+        dcommi_free(fb->scratch[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_STAGES; i++) {
+        dcomm_codec_destroy(&fb->warm[i]);
+    }
+    dcommi_free(fb->gathered);
+    dcommi_free(fb->workspace);
+    dcommi_free(fb);
+    *fb_p = NULL;
+    return DCOMM_OK;
+}
+
+static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
+{
+    return (s->next != s->now ? 2 : 1) * s->count * dcommi_feedback_width(s);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
+{
+    if (fb == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
+                           fb == NULL ? "fb" : "info");
+    }
+    *info = (dcomm_feedback_info){
+        .variant = fb->opts.variant,
+        .count = fb->count,
+        .step = fb->step,
+        .stale = fb->stale,
+        .begun = fb->begun,
+        .own_first = fb->own_first,
+        .own_count = fb->owner.count,
+        .worker_norm = sqrt(dcommi_feedback_norm2(&fb->worker)),
+        .owner_norm = sqrt(dcommi_feedback_norm2(&fb->owner)),
+        .factor = fb->factor,
+        .state_bytes =
+            dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
+            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+    };
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_set_ledger: fb is NULL");
+    }
+    fb->ledger = ledger;
+    return DCOMM_OK;
+}
+
+#endif
+
+#include <float.h>
+
+/* The owner's encodings draw other random numbers than the worker's. */
+#define DCOMMI_FEEDBACK_OWNER 0x80000000u
+
+/* One encoding of elements [at, at + count) of a store. */
+typedef struct dcommi_feedback_call {
+    const float *x;  /* what is encoded ... */
+    dcommi_wires in; /* ... or, where that is NULL, the wires whose sum is */
+    float factor;    /* on the sum */
+    dcommi_feedback_store *store;
+    size_t at, count;
+    dcomm_codec_key key;
+    void *wire;
+    size_t capacity, bytes;
+    dcomm_codec_report report;
+    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+} dcommi_feedback_call;
+
+/* ---- the beginning ---- */
+
+static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
+    }
+    if (fb->begun != begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
+                           begun ? "no step was begun" : "a step is under way");
+    }
+    return DCOMM_OK;
+}
+
+/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
+ * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
+static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
+    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    float factor = (float)(sign / fb->owner_factor);
+    for (size_t i = 0; i < o->count; i++) {
+        size_t at = fb->own_first + i;
+        float sum = dcommi_feedback_get(w, w->now, at) + dcommi_feedback_get(o, o->now, i) * factor;
+        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        dcommi_feedback_set(w, w->now, at, sum);
+        dcommi_feedback_set(w, w->next, at, sum);
+    }
+    dcommi_feedback_store_free(o);
+}
+
+static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
+{
+    if (first == fb->own_first && count == fb->owner.count) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_store owner;
+    DCOMMI_TRY(dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
+    dcommi_feedback_fold_owner(fb);
+    fb->owner = owner;
+    fb->own_first = first;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
+{
+    if (s->now != s->next) {
+        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
+static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
+{
+    double sum = 0;
+    for (size_t i = 0; fb->opts.clip > 0 && i < step->count; i++) {
+        double x = dcommi_f32_nonfinite(step->x[i]) ? 0 : (double)step->x[i];
+        sum += x * x;
+    }
+    double most = fb->opts.clip / sqrt((double)step->nranks);
+    return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
+    if (given == NULL || (given->x == NULL && fb->count > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_begin: %s is NULL",
+                           given == NULL ? "step" : "step->x");
+    }
+    dcomm_feedback_step step = *given;
+    step.count = step.count == 0 && step.first == 0 ? fb->count : step.count;
+    step.nranks = step.nranks == 0 ? 1 : step.nranks;
+    step.own_first = step.own_count == 0 ? 0 : step.own_first;
+    if (step.first > fb->count || step.count > fb->count - step.first ||
+        step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
+                           "tensor's %zu elements",
+                           step.first, step.count, step.own_first, step.own_count, fb->count);
+    }
+    if (fb->stale) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
+            "not fit together any more; see dcomm_feedback_recover");
+    }
+    DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
+        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    }
+    fb->last_first = step.first;
+    fb->last_count = step.count;
+    fb->now = step;
+    fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
+    fb->encoded = fb->owned = fb->finished = 0;
+    fb->held = 0;
+    fb->next_factor = fb->owner_factor;
+    fb->begun = true;
+    return DCOMM_OK;
+}
+
+/* ---- one encoding ---- */
+
+static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
+                                              size_t count)
+{
+    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
+    if (need > fb->workspace_room || fb->workspace == NULL) {
+        dcommi_free(fb->workspace);
+        fb->workspace = dcommi_alloc_raw(need);
+        fb->workspace_room = fb->workspace != NULL ? need : 0;
+    }
+    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* The codec does all in one pass. */
+static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *widened = NULL, *next = dcommi_feedback_at(s, s->next, c->at);
+    if (s->bf16) {
+        widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+        next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+        if (widened == NULL || next == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcomm_status status =
+        c->x != NULL
+            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
+                                    c->capacity, &c->bytes, fb->workspace, &c->report)
+            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
+                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
+                           &c->report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        dcommi_feedback_write(s, c->at, c->count, next);
+    }
+    return status;
+}
+
+static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
+{
+    if (dcommi_f32_nonfinite(e)) {
+        report->clipped++;
+        return copysignf(FLT_MAX, e);
+    }
+    return e;
+}
+
+/* x and the store become e, in the scratch array INPUT; counts what is not finite. */
+static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
+                                  dcomm_codec_report *report)
+{
+    report->first_nonfinite = SIZE_MAX;
+    for (size_t i = 0; i < c->count; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
+            report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
+            e[i] = c->estimates ? 0 : held[i];
+        } else {
+            e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
+                                           report);
+        }
+    }
+}
+
+/* For a scaled codec, and for EF21: what is encoded is not gradient + residual. */
+static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *e = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_INPUT, c->count);
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (e == NULL || sent == NULL || widened == NULL || next == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (c->x == NULL) {
+        DCOMMI_TRY(dcomm_decode_sum(codec, c->in.wires, c->in.bytes, c->in.n, next, c->count));
+        for (size_t i = 0; i < c->count; i++) {
+            next[i] *= c->factor;
+        }
+        c->x = next;
+    }
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_feedback_input(c, held, e, &seen);
+    for (size_t i = 0; i < c->count; i++) {
+        sent[i] = e[i] * (float)fb->factor;
+    }
+    DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
+                            fb->workspace, &c->report));
+    DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
+    }
+    dcommi_feedback_write(s, c->at, c->count, next);
+    c->report.clipped += seen.clipped;
+    c->report.nonfinite = seen.nonfinite;
+    c->report.first_nonfinite = seen.first_nonfinite;
+    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "error feedback: %zu of %zu inputs are not finite; the first is number "
+                           "%zu",
+                           seen.nonfinite, c->count, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+/* x: the gradient; NULL for an owner's sum. */
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         const float *x)
+{
+    const dcommi_feedback_store *s = c->store;
+    dcomm_ledger *ledger = fb->ledger;
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (sent == NULL || widened == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
+    if (x != NULL) {
+        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
+    }
+    if (c->estimates) { /* what is held back is what the estimate lacks */
+        for (size_t i = 0; i < c->count; i++) {
+            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+        }
+        next = widened;
+    }
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_held(ledger, sent, next, c->count);
+    fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    ledger->residual_norm = sqrt(fb->held);
+    return DCOMM_OK;
+}
+
+/* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
+ * is then as if they had been 0. */
+static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
+                                        size_t *bytes_p, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
+                                                          : dcommi_feedback_fused(fb, c);
+    if (status != DCOMM_OK && c->report.nonfinite == 0) {
+        return status;
+    }
+    *bytes_p = c->bytes;
+    if (report != NULL) {
+        *report = c->report;
+    }
+    if (fb->ledger != NULL) {
+        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+    }
+    return status;
+}
+
+/* ---- the worker ---- */
+
+static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t count, size_t from,
+                                          size_t length, size_t done)
+{
+    if (first < from || first - from > length || count > length - (first - from) ||
+        count > length - done) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: [%zu, +%zu) is not within [%zu, +%zu), of which %zu elements are "
+                           "done",
+                           what, first, count, from, length, done);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_codec_key dcommi_feedback_key(const dcomm_feedback *fb, size_t first, uint32_t owner)
+{
+    return (dcomm_codec_key){.seed = fb->opts.seed,
+                             .step = fb->step,
+                             .first = first,
+                             .rank = fb->now.rank | owner,
+                             .tensor = fb->opts.tensor};
+}
+
+/* u = m u + clip g, where g is finite. Returns the array that holds it, for the range. */
+static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_t at, size_t count)
+{
+    dcommi_feedback_store *s = &fb->velocity;
+    float *u = s->bf16 ? dcommi_feedback_room(fb, DCOMMI_FEEDBACK_VELOCITY, count)
+                       : dcommi_feedback_at(s, s->next, at);
+    if (u == NULL) {
+        return NULL;
+    }
+    const float *before = dcommi_feedback_read(s, s->now, at, count, u);
+    float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    for (size_t i = 0; i < count; i++) {
+        u[i] = m * before[i] + (dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i]);
+    }
+    return u;
+}
+
+/* The momentum of what was sent is forgotten, else it would be sent twice. */
+static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         float *u)
+{
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    if (sent == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        u[i] = sent[i] != 0 || dcommi_f32_nonfinite(u[i]) ? 0 : u[i];
+    }
+    dcommi_feedback_write(&fb->velocity, c->at, c->count, u);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    const float *g = fb->now.x + (first - fb->now.first);
+    bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
+    float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
+    if (dgc && u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {.x = dgc ? u : g,
+                              .store = &fb->worker,
+                              .at = first,
+                              .count = count,
+                              .key = dcommi_feedback_key(fb, first, 0),
+                              .wire = wire,
+                              .capacity = capacity,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_status status = dcommi_feedback_run(fb, &c, g, bytes_p, report);
+    if (dgc && (status == DCOMM_OK || c.report.nonfinite > 0)) {
+        DCOMMI_TRY(dcommi_feedback_mask(fb, &c, u));
+    }
+    if (status == DCOMM_OK || c.report.nonfinite > 0) {
+        fb->encoded += count;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_give_back", fb, true));
+    if (n > 0 && (index == NULL || value == NULL || (agreed == NULL && nagreed > 0))) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_give_back: %s is NULL",
+                           index == NULL   ? "index"
+                           : value == NULL ? "value"
+                                           : "agreed");
+    }
+    dcommi_feedback_store *s = &fb->worker;
+    float sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        while (k < nagreed && agreed[k] < index[i]) {
+            k++;
+        }
+        if (k < nagreed && agreed[k] == index[i]) {
+            continue;
+        }
+        DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
+                                         fb->now.first, fb->now.count, 0));
+        size_t at = first + index[i];
+        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + sign * value[i]);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the owner ---- */
+
+static dcomm_status dcommi_feedback_owned(const char *what, dcomm_feedback *fb,
+                                          dcommi_feedback_call *c, size_t first, size_t *bytes_p,
+                                          dcomm_codec_report *report)
+{
+    DCOMMI_TRY(
+        dcommi_feedback_range(what, first, c->count, fb->own_first, fb->owner.count, fb->owned));
+    if (!(c->factor != 0) || dcommi_f32_nonfinite(c->factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor %g", what, (double)c->factor);
+    }
+    c->store = &fb->owner;
+    c->at = first - fb->own_first;
+    c->key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER);
+    dcomm_status status = dcommi_feedback_run(fb, c, NULL, bytes_p, report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        fb->owned += c->count;
+        fb->next_factor = (double)c->factor;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recode", fb, true));
+    dcommi_feedback_call c = {.in = {wires, bytes, n},
+                              .factor = factor,
+                              .count = count,
+                              .wire = wire,
+                              .capacity = capacity};
+    return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode_owned", fb, true));
+    if (sum == NULL && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_encode_owned: sum is NULL");
+    }
+    dcommi_feedback_call c = {
+        .x = sum, .factor = factor, .count = count, .wire = wire, .capacity = capacity};
+    if (factor != 1) {
+        float *scaled = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, count);
+        if (scaled == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            scaled[i] = sum[i] * factor;
+        }
+        c.x = scaled;
+    }
+    return dcommi_feedback_owned("dcomm_feedback_encode_owned", fb, &c, first, bytes_p, report);
+}
+
+/* ---- linear codecs ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
+        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_feedback_gather: %s",
+                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
+    }
+    size_t n = fb->now.count;
+    if (fb->gathered == NULL || n > fb->gathered_room) {
+        dcommi_free(fb->gathered);
+        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
+        fb->gathered_room = fb->gathered != NULL ? n : 0;
+    }
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
+    if (fb->gathered == NULL || room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {
+        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
+    dcommi_feedback_input(&c, held, fb->gathered, &seen);
+    *e_p = fb->gathered;
+    if (fb->ledger != NULL) {
+        dcomm_ledger_encoded(fb->ledger, 0, &seen);
+    }
+    if (seen.nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
+                           "number %zu",
+                           seen.nonfinite, n, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_keep", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    dcommi_feedback_store *s = &fb->worker;
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, count);
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
+    if (fb->gathered == NULL || part == NULL || next == NULL || room == NULL) {
+        return fb->gathered != NULL && part != NULL
+                   ? DCOMM_ERR_NO_MEMORY
+                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
+                                 part == NULL ? "part is NULL" : "gather comes first");
+    }
+    const float *e = fb->gathered + (first - fb->now.first);
+    bool estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
+    for (size_t i = 0; i < count; i++) {
+        next[i] = estimates ? held[i] + part[i] : e[i] - part[i];
+    }
+    if (fb->ledger != NULL) {
+        dcomm_ledger_compare(fb->ledger, fb->now.x + (first - fb->now.first),
+                             estimates ? next : part, count);
+        for (size_t i = 0; i < count; i++) {
+            room[i] = e[i] - part[i];
+        }
+        double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+        dcommi_ledger_held(fb->ledger, part, room, count);
+        fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+        fb->ledger->residual_norm = sqrt(fb->held);
+    }
+    dcommi_feedback_write(s, first, count, next);
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+
+/* ---- the end ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_finish", fb, true));
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(
+        dcommi_feedback_range("dcomm_feedback_finish", first, count, 0, fb->count, fb->finished));
+    const float *now = (const float *)fb->estimate.now + first;
+    float *next = (float *)fb->estimate.next + first;
+    for (size_t i = 0; i < count; i++) {
+        next[i] = result[i] = now[i] + result[i];
+    }
+    fb->finished += count;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
+{
+    void *now = s->now;
+    s->now = s->next;
+    s->next = now;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_commit", fb, true));
+    bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    if (fb->encoded != fb->now.count || fb->owned != fb->owner.count ||
+        (ef21 && fb->finished < fb->now.count)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_commit: %zu of %zu elements were encoded, %zu of %zu "
+                           "owned ones, and %zu of the result finished",
+                           fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
+    }
+    dcommi_feedback_swap(&fb->worker);
+    dcommi_feedback_swap(&fb->owner);
+    dcommi_feedback_swap(&fb->velocity);
+    dcommi_feedback_swap(&fb->estimate);
+    fb->owner_factor = fb->next_factor;
+    fb->average = fb->now.average;
+    fb->nranks = fb->now.nranks;
+    fb->begun = false;
+    fb->step++;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_fail: fb is NULL");
+    }
+    fb->begun = false;
+    fb->stale = true;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    double lost = 0;
+    if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_recover: in place, the residuals before the step are "
+                           "gone; they can only be reset");
+    }
+    if (how == DCOMM_FEEDBACK_RETRY) {
+        dcommi_feedback_store_level(&fb->worker);
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    } else {
+        lost = sqrt(dcommi_feedback_norm2(&fb->worker) + dcommi_feedback_norm2(&fb->owner));
+        dcommi_feedback_store_clear(&fb->worker);
+        dcommi_feedback_store_clear(&fb->owner);
+        dcommi_feedback_store_clear(&fb->velocity);
+        dcommi_feedback_store_clear(&fb->estimate);
+    }
+    fb->stale = false;
+    if (lost_p != NULL) {
+        *lost_p = lost;
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    if (!(fabs(factor) <= DBL_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
+    }
+    if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
+    }
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity};
+    for (int k = 0; k < 3; k++) {
+        dcommi_feedback_store *s = stores[k];
+        for (size_t i = 0; i < s->count; i++) {
+            float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
+            x = dcommi_f32_nonfinite(x) ? copysignf(FLT_MAX, x) : x;
+            dcommi_feedback_set(s, s->now, i, x);
+            dcommi_feedback_set(s, s->next, i, x);
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
+
+/* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
+ * variant has, worker, owner, velocity, estimate, each padded to 8 bytes; a hash of all that. All
+ * in little-endian order. */
+typedef struct dcommi_feedback_head {
+    uint64_t magic;
+    uint32_t variant, bf16, in_place, scale;
+    uint32_t tensor, average, nranks, spec_bytes;
+    uint64_t count, seed, step, warmup_steps;
+    uint64_t own_first, own_count;
+    double momentum, clip, owner_factor;
+} dcommi_feedback_head;
+
+_Static_assert(sizeof(dcommi_feedback_head) == 112, "no padding");
+
+static inline size_t dcommi_feedback_padded(size_t bytes)
+{
+    return dcommi_size_add(bytes, 7) & ~(size_t)7;
+}
+
+static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
+{
+    uint64_t hash = bytes;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t word;
+        memcpy(&word, from + i, sizeof word);
+        hash = dcommi_mix(hash, word);
+    }
+    return hash;
+}
+
+/* The arrays in the order of the file. */
+static inline void dcommi_feedback_stores(const dcomm_feedback *fb,
+                                          const dcommi_feedback_store *stores[4])
+{
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+}
+
+static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
+{
+    return dcommi_feedback_padded(dcommi_size_mul(s->count, dcommi_feedback_width(s)));
+}
+
+DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return 0;
+    }
+    const dcommi_feedback_store *stores[4];
+    dcommi_feedback_stores(fb, stores);
+    size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
+                   sizeof(uint64_t);
+    for (int i = 0; i < 4; i++) {
+        bytes += dcommi_feedback_store_saved(stores[i]);
+    }
+    return bytes;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_save", fb, false));
+    size_t bytes = dcomm_feedback_save_bytes(fb);
+    if (fb->stale || to == NULL || capacity < bytes) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_save: %s; it takes %zu bytes, and capacity is %zu",
+                           fb->stale    ? "the state is stale"
+                           : to == NULL ? "to is NULL"
+                                        : "there is no room",
+                           bytes, capacity);
+    }
+    size_t spec = strlen(fb->codec->spec);
+    dcommi_feedback_head head = {.magic = DCOMMI_FEEDBACK_MAGIC,
+                                 .variant = (uint32_t)fb->opts.variant,
+                                 .bf16 = fb->opts.bf16,
+                                 .in_place = fb->opts.in_place,
+                                 .scale = fb->opts.scale,
+                                 .tensor = fb->opts.tensor,
+                                 .average = fb->average,
+                                 .nranks = fb->nranks,
+                                 .spec_bytes = (uint32_t)spec,
+                                 .count = fb->count,
+                                 .seed = fb->opts.seed,
+                                 .step = fb->step,
+                                 .warmup_steps = fb->opts.warmup_steps,
+                                 .own_first = fb->own_first,
+                                 .own_count = fb->owner.count,
+                                 .momentum = fb->opts.momentum,
+                                 .clip = fb->opts.clip,
+                                 .owner_factor = fb->owner_factor};
+    unsigned char *at = to;
+    memset(at, 0, bytes);
+    memcpy(at, &head, sizeof head);
+    at += sizeof head;
+    memcpy(at, fb->codec->spec, spec);
+    at += dcommi_feedback_padded(spec);
+    const dcommi_feedback_store *stores[4];
+    dcommi_feedback_stores(fb, stores);
+    for (int i = 0; i < 4; i++) {
+        if (stores[i]->count > 0) {
+            memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
+        }
+        at += dcommi_feedback_store_saved(stores[i]);
+    }
+    uint64_t hash = dcommi_feedback_hash(to, bytes - sizeof hash);
+    memcpy(at, &hash, sizeof hash);
+    return DCOMM_OK;
+}
+
+/* ---- loading ---- */
+
+static dcomm_status dcommi_feedback_corrupt(const char *what)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_feedback_load: %s", what);
+}
+
+/* Everything of the head that memory is allocated by, against the bytes that are there. */
+static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, size_t bytes)
+{
+    if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
+        return dcommi_feedback_corrupt("this is no saved state");
+    }
+    if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
+        h->scale > 1 || h->average > 1 || h->nranks == 0 ||
+        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX || !(fabs(h->momentum) <= 1) ||
+        !(h->clip >= 0 && h->clip <= DBL_MAX) ||
+        !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
+        h->own_first > h->count || h->own_count > h->count - h->own_first) {
+        return dcommi_feedback_corrupt("a value of its head is out of range");
+    }
+    size_t width = h->bf16 ? sizeof(uint16_t) : sizeof(float);
+    size_t one = dcommi_feedback_padded(dcommi_size_mul(h->count, width));
+    size_t need =
+        dcommi_size_add(sizeof *h + sizeof(uint64_t), dcommi_feedback_padded(h->spec_bytes));
+    need = dcommi_size_add(need, one);
+    need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
+    need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
+    if (need != bytes) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "dcomm_feedback_load: a state of %" PRIu64
+                           " elements takes %zu bytes, not %zu",
+                           h->count, need, bytes);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigned char **at)
+{
+    if (s->count > 0) {
+        memcpy(s->now, *at, s->count * dcommi_feedback_width(s));
+    }
+    *at += dcommi_feedback_store_saved(s);
+    for (size_t i = 0; i < s->count; i++) {
+        if (dcommi_f32_nonfinite(dcommi_feedback_get(s, s->now, i))) {
+            return dcommi_feedback_corrupt("a residual is not finite");
+        }
+    }
+    dcommi_feedback_store_level(s);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
+                                             const unsigned char *at)
+{
+    fb->step = h->step;
+    fb->average = h->average != 0;
+    fb->nranks = h->nranks;
+    fb->owner_factor = h->owner_factor;
+    DCOMMI_TRY(dcommi_feedback_own(fb, h->own_count > 0 ? h->own_first : 0, h->own_count));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->worker, &at));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->owner, &at));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->velocity, &at));
+    return dcommi_feedback_fill(&fb->estimate, &at);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
+                                           dcomm_feedback **fb_p)
+{
+    if (codec == NULL || fb_p == NULL || (from == NULL && bytes > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_load: %s is NULL",
+                           codec == NULL  ? "codec"
+                           : fb_p == NULL ? "fb_p"
+                                          : "from");
+    }
+    dcommi_feedback_head head;
+    uint64_t hash;
+    if (bytes < sizeof head + sizeof hash) {
+        return dcommi_feedback_corrupt("it is too short");
+    }
+    const unsigned char *at = from;
+    memcpy(&head, at, sizeof head);
+    DCOMMI_TRY(dcommi_feedback_check_head(&head, bytes));
+    memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
+    if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
+        return dcommi_feedback_corrupt("its hash is not that of its bytes");
+    }
+    at += sizeof head;
+    if (strlen(codec->spec) != head.spec_bytes || memcmp(codec->spec, at, head.spec_bytes) != 0) {
+        char spec[DCOMMI_CODEC_SPEC_MAX] = "";
+        for (uint32_t i = 0; i < head.spec_bytes; i++) {
+            spec[i] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '?');
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
+                           codec->spec);
+    }
+    dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
+                                .bf16 = head.bf16 != 0,
+                                .in_place = head.in_place != 0,
+                                .scale = head.scale != 0,
+                                .seed = head.seed,
+                                .tensor = head.tensor,
+                                .momentum = head.momentum,
+                                .clip = head.clip,
+                                .warmup_steps = head.warmup_steps};
+    dcomm_feedback *fb;
+    DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
+    dcomm_status status =
+        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes));
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+/* ---- another number of ranks ---- */
+
+/* The first of the states that are there; an error unless all of them are of one job and tensor. */
+static dcomm_status dcommi_feedback_alike(const dcomm_feedback *const *old, size_t nold,
+                                          const dcomm_feedback **first_p)
+{
+    const dcomm_feedback *first = NULL;
+    for (size_t r = 0; r < nold; r++) {
+        const dcomm_feedback *fb = old[r];
+        if (fb == NULL) {
+            continue;
+        }
+        first = first == NULL ? fb : first;
+        if (fb->begun || fb->stale || fb->count != first->count || fb->step != first->step ||
+            fb->opts.variant != first->opts.variant || fb->opts.bf16 != first->opts.bf16 ||
+            strcmp(fb->codec->spec, first->codec->spec) != 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_reshard: the state of rank %zu is %s", r,
+                               fb->stale   ? "stale"
+                               : fb->begun ? "in the middle of a step"
+                                           : "of another tensor, codec, variant or step");
+        }
+    }
+    *first_p = first;
+    return first != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_reshard: no state was given");
+}
+
+/* What rank r has still to send of element i; EF21: what its estimate may claim. */
+static double dcommi_feedback_owed(const dcomm_feedback *fb, size_t i)
+{
+    double owed = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i);
+    if (i >= fb->own_first && i - fb->own_first < fb->owner.count) {
+        double owner = (double)dcommi_feedback_get(&fb->owner, fb->owner.now, i - fb->own_first) /
+                       fb->owner_factor;
+        owed += fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -owner : owner;
+    }
+    return owed;
+}
+
+/* Element i of every new rank; only the one that is asked for is kept. Returns their sum. */
+static double dcommi_feedback_deal(const dcomm_feedback *const *old, size_t nold,
+                                   dcomm_feedback *fb, uint32_t rank, uint32_t nranks, size_t i)
+{
+    double total = 0;
+    for (uint32_t to = 0; to < nranks && to < nold; to++) {
+        double sum = 0;
+        for (size_t r = to; r < nold; r += nranks) {
+            sum += old[r] != NULL ? dcommi_feedback_owed(old[r], i) : 0;
+        }
+        float kept = dcommi_feedback_bounded((float)sum, &(dcomm_codec_report){0});
+        if (fb->worker.bf16) {
+            uint16_t half;
+            dcommi_feedback_narrow(&kept, &half, 1);
+            kept = dcommi_bf16_to_f32(half);
+        }
+        if (to == rank) {
+            dcommi_feedback_set(&fb->worker, fb->worker.now, i, kept);
+        }
+        total += (double)kept;
+    }
+    return total;
+}
+
+static void dcommi_feedback_redistribute(const dcomm_feedback *const *old, size_t nold,
+                                         const dcomm_feedback *like, dcomm_feedback *fb,
+                                         uint32_t rank, uint32_t nranks, dcomm_feedback_loss *loss)
+{
+    double carried = 0, lost = 0;
+    double scale = like->average ? (double)like->nranks : 1;
+    for (size_t i = 0; i < fb->count; i++) {
+        double had = 0;
+        for (size_t r = 0; r < nold; r++) {
+            had += old[r] != NULL ? dcommi_feedback_owed(old[r], i) : 0;
+        }
+        double has = dcommi_feedback_deal(old, nold, fb, rank, nranks, i);
+        carried += had * had;
+        if (fb->estimate.count > 0) { /* the estimate must be what the workers claim, exactly */
+            had = scale * (double)((const float *)like->estimate.now)[i];
+            ((float *)fb->estimate.now)[i] = (float)(like->average ? has / nranks : has);
+        }
+        lost += (had - has) * (had - has);
+        loss->lost_signed += had - has;
+        double u = 0;
+        for (size_t r = rank; fb->velocity.count > 0 && r < nold; r += nranks) {
+            u += old[r] != NULL
+                     ? (double)dcommi_feedback_get(&old[r]->velocity, old[r]->velocity.now, i)
+                     : 0;
+        }
+        if (fb->velocity.count > 0) {
+            dcommi_feedback_set(&fb->velocity, fb->velocity.now, i, (float)u);
+        }
+    }
+    loss->carried = sqrt(carried);
+    loss->lost = sqrt(lost);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
+                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
+                                              dcomm_feedback_loss *loss)
+{
+    if (old == NULL || fb_p == NULL || rank >= nranks) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_reshard: %s is NULL, or rank %" PRIu32
+                           " is not one of %" PRIu32,
+                           old == NULL ? "old" : "fb_p", rank, nranks);
+    }
+    const dcomm_feedback *like;
+    DCOMMI_TRY(dcommi_feedback_alike(old, nold, &like));
+    dcomm_feedback *fb;
+    DCOMMI_TRY(dcomm_feedback_create(like->codec, like->count, &like->opts, &fb));
+    dcomm_feedback_loss seen = {0};
+    for (size_t r = 0; r < nold; r++) {
+        seen.missing += old[r] == NULL;
+    }
+    dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
+    dcommi_feedback_store_level(&fb->worker);
+    dcommi_feedback_store_level(&fb->velocity);
+    dcommi_feedback_store_level(&fb->estimate);
+    fb->step = like->step;
+    fb->average = like->average;
+    fb->nranks = nranks;
+    *fb_p = fb;
+    if (loss != NULL) {
+        *loss = seen;
+    }
+    return DCOMM_OK;
 }
 
 #endif
@@ -28953,6 +30731,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FEEDBACK_MAGIC
+#undef DCOMMI_FEEDBACK_OWNER
 #undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX

@@ -1,8 +1,8 @@
 /* ledger.h - what a lossy encoding did to numbers: errors, bits, and what error feedback holds.
  *
- * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a call,
- * the pieces of a tensor, or a training run. Sums are taken in f64 in a fixed order: the same
- * numbers give the same bits on every machine. */
+ * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
+ * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
+ * on the count alone. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 

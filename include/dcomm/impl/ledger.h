@@ -33,50 +33,49 @@ static void dcommi_ledger_derive(dcomm_ledger *l)
     l->mean_signed_error =
         s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
     l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
-    l->contraction = s[DCOMMI_LEDGER_RESIDUAL] > 0
-                         ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED]
-                         : 0;
+    l->contraction =
+        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
 }
 
 /* One element's part of the sums. The error is taken in f64, where the difference of two numbers of
  * which neither is tiny beside the other is exact. */
-#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                       \
-    do {                                                                    \
-        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;            \
-        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;            \
-        x_ = good_ ? x_ : 0;                                                \
-        y_ = good_ ? y_ : 0;                                                \
-        e_ = good_ ? e_ : 0;                                                \
-        seen[LANE] += good_;                                                \
-        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                             \
-        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                             \
-        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                             \
-        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                             \
-        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0;  \
-        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                             \
+#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                      \
+    do {                                                                   \
+        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;           \
+        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;           \
+        x_ = good_ ? x_ : 0;                                               \
+        y_ = good_ ? y_ : 0;                                               \
+        e_ = good_ ? e_ : 0;                                               \
+        seen[LANE] += good_;                                               \
+        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                            \
+        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                            \
+        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                            \
+        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                            \
+        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0; \
+        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                            \
     } while (0)
 
-#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                              \
+#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                               \
     static void NAME(dcomm_ledger *ledger, const TYPE *x, const float *y, size_t count) \
-    {                                                                                  \
-        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                  \
-        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                      \
-        size_t i = 0;                                                                  \
-        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {           \
-            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                            \
-                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);              \
-            }                                                                          \
-        }                                                                              \
-        for (int k = 0; i < count; i++, k++) {                                         \
-            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                          \
-        }                                                                              \
-        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                \
-            ledger->count += seen[k];                                                  \
-            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                               \
-                ledger->sums[s] += sum[s][k];                                          \
-            }                                                                          \
-        }                                                                              \
-        dcommi_ledger_derive(ledger);                                                  \
+    {                                                                                   \
+        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                   \
+        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                       \
+        size_t i = 0;                                                                   \
+        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {            \
+            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                             \
+                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);               \
+            }                                                                           \
+        }                                                                               \
+        for (int k = 0; i < count; i++, k++) {                                          \
+            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                           \
+        }                                                                               \
+        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                 \
+            ledger->count += seen[k];                                                   \
+            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                                \
+                ledger->sums[s] += sum[s][k];                                           \
+            }                                                                           \
+        }                                                                               \
+        dcommi_ledger_derive(ledger);                                                   \
     }
 
 DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_f32, float)
