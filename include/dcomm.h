@@ -133,6 +133,144 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 }
 #endif
 #endif
+/* ==== include/dcomm/compress.h ============================================================= */
+/* compress.h - codecs: lossy encodings of f32 arrays. They need no communicator; a program that
+ * wants nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
+ *
+ * A codec is made from a text, its spec: a name and options, "qsgd:bits=4,bucket=512,norm=max".
+ * docs/codecs.md has each codec's formula, wire format and bound.
+ *
+ * The bytes are the same from every instruction set, compiler and set of compiler flags, and depend
+ * on nothing but the codec, the input and the key. What every codec does alike:
+ * - A denormal input is coded as zero; with error feedback its value stays in the residual.
+ * - An input that is NaN or infinite is counted, and codec option `nonfinite` says what then:
+ *   "fail" (default): it is coded as zero, and encode returns DCOMM_ERR_INVALID with a sentence
+ * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
+ * itself where the format has room for it, else as a block of NaN. It never enters a residual.
+ * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
+ * is counted as clipped. */
+#ifndef DCOMM_COMPRESS_H
+#define DCOMM_COMPRESS_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A codec with all its options. It does not change once it is made: threads may share it. */
+typedef struct dcomm_codec dcomm_codec;
+
+/* What the random numbers of an encoding depend on. Encodings that must be independent, of two
+ * ranks or two steps, need different keys; the same key gives the same bytes. Each element has
+ * random numbers of its own, by its index in the whole tensor: a tensor that is encoded in pieces
+ * gets the bytes that it would get as a whole if the pieces begin at multiples of
+ * dcomm_codec_info.granule. */
+typedef struct dcomm_codec_key {
+    uint64_t seed;   /* of the training run (default: 0) */
+    uint64_t step;   /* counts encodings of this tensor (default: 0) */
+    uint64_t first;  /* index of x[0] in the whole tensor (default: 0) */
+    uint32_t rank;   /* who encodes (default: 0) */
+    uint32_t tensor; /* which tensor (default: 0) */
+} dcomm_codec_key;
+
+/* What an encoding did. */
+typedef struct dcomm_codec_report {
+    size_t bytes;           /* written to the wire */
+    size_t kept;            /* elements that were sent; fewer than all with sparse codecs only */
+    size_t clipped;         /* finite, but beyond the largest number of the format */
+    size_t nonfinite;       /* NaN or infinite */
+    size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
+} dcomm_codec_report;
+
+/* What is known of a codec without data, for arrays of a given length. */
+typedef struct dcomm_codec_info {
+    const char *name;   /* "qsgd" */
+    bool unbiased;      /* the mean of what is decoded, over all keys, is the input */
+    bool linear;        /* wires of all ranks can be summed (powersgd, randk) */
+    bool sparse;        /* sends some elements only */
+    bool exact_bytes;   /* every wire has max_bytes bytes */
+    size_t granule;     /* elements; where pieces of a tensor may begin without a trace */
+    size_t max_bytes;   /* of a wire */
+    double bits;        /* per element, of max_bytes */
+    double omega;       /* bound of E|C(x)-x|^2 / |x|^2 if unbiased; NaN: unknown */
+    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 */
+} dcomm_codec_info;
+
+/* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
+ * their default. *codec_p is the caller's until dcomm_codec_destroy.
+ * Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range: the sentence lists
+ * what is allowed), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
+/* Free it and set *codec_p to NULL; NULL is fine. No call may be using it. */
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
+/* The spec with all options written out; lives as long as the codec. */
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec);
+/* What is known of it for arrays of `count` elements. */
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info);
+/* The most bytes that encoding `count` elements may write: a function of codec and count alone.
+ * SIZE_MAX when there is no such number. */
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count);
+/* Bytes of scratch memory that encoding `count` elements needs. */
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* The name of codec number i of those compiled in; NULL from the last one on. */
+DCOMM_API const char *dcomm_codec_name(size_t i);
+/* The options of the codec of this name, one to a line: name, default, what is allowed, meaning.
+ * NULL for an unknown name. Lives until the thread's next call. */
+DCOMM_API const char *dcomm_codec_help(const char *name);
+
+/* Encode x[0..count). wire has room for `capacity` bytes, at least dcomm_codec_max_bytes; *bytes_p
+ * is what was written. key: NULL is all zeros. workspace: dcomm_codec_workspace_bytes, aligned to
+ * 64; NULL: memory is allocated for the call. report may be NULL. Nothing may overlap. wire is best
+ * aligned to 64.
+ * Errors: DCOMM_ERR_INVALID (an argument; or non-finite inputs with nonfinite=fail, in which case
+ * the wire and the report are complete and as with nonfinite=zero), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report);
+
+/* Encode with error feedback, in one pass where the codec can: with e = x + residual,
+ * wire = C(e) and next = e - decode(wire). next may be residual itself, or memory that does not
+ * overlap, which leaves residual as it is until the caller knows that the wire has arrived.
+ * residual must be finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass,
+ * next is what residual was wherever the decoder gets something that is not finite. Errors: as
+ * dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete and as with
+ * nonfinite=zero. */
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report);
+
+/* x = the decoded wire. Errors: DCOMM_ERR_CORRUPT when these bytes cannot come from this codec and
+ * count; x is undefined then. */
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count);
+/* acc += the decoded wire, one f32 addition an element. Errors as dcomm_decode. */
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count);
+/* x = ((wires[0] + wires[1]) + ...) + wires[n-1], decoded and added in f32, n >= 1, in one pass
+ * where the codec can. Errors as dcomm_decode. */
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count);
+
+/* The owner's part of a two-shot exchange, in one pass where the codec can: decode n wires, add
+ * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result again,
+ * with error feedback where residual is not NULL (see dcomm_encode_feedback; next as there). factor
+ * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. */
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report);
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+#ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/plan.h ================================================================= */
 /* plan.h - what a collective is made of: immutable data that the engine runs, the checker proves,
  * the model prices and the printer shows.
@@ -1024,6 +1162,7 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 }
 #endif
 #endif
+#endif
 
 #ifdef DCOMM_IMPLEMENTATION
 /* ==== include/dcomm/impl/util.h ============================================================ */
@@ -1110,7 +1249,7 @@ static int dcommi_log_level(void)
     return known;
 }
 
-static void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
+static inline void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
 {
     if (level > dcommi_log_level()) {
         return;
@@ -1173,7 +1312,7 @@ static void dcommi_free(void *p)
 }
 
 /* Zeroed array; NULL on overflow or without memory. */
-static void *dcommi_calloc(size_t n, size_t size)
+static inline void *dcommi_calloc(size_t n, size_t size)
 {
     size_t bytes = 0;
     if (__builtin_mul_overflow(n, size, &bytes)) {
@@ -1185,7 +1324,7 @@ static void *dcommi_calloc(size_t n, size_t size)
 }
 
 /* Grow an array to hold at least `need` elements, doubling; contents kept, the rest zeroed. */
-static dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
+static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) {
         return DCOMM_OK;
@@ -1424,42 +1563,168 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 }
 
 #endif
-/* ==== include/dcomm/impl/device_host.h ===================================================== */
-/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
-#ifndef DCOMMI_DEVICE_HOST_H
-#define DCOMMI_DEVICE_HOST_H
+/* ==== include/dcomm/impl/api_codec.h ======================================================= */
+/* api_codec.h - the functions of compress.h: arguments are checked here, the work is the codec's.
+ */
+#ifndef DCOMMI_API_CODEC_H
+#define DCOMMI_API_CODEC_H
 
-/* ==== include/dcomm/impl/device.h ========================================================== */
-/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
- * their own table. The device layer knows no rank. */
-#ifndef DCOMMI_DEVICE_H
-#define DCOMMI_DEVICE_H
+/* ==== include/dcomm/impl/codec_spec.h ====================================================== */
+/* codec_spec.h - from "qsgd:bits=4,bucket=512" to a codec's values, and back. */
+#ifndef DCOMMI_CODEC_SPEC_H
+#define DCOMMI_CODEC_SPEC_H
+
+/* ==== include/dcomm/impl/codec_table.h ===================================================== */
+/* codec_table.h - the codecs that there are. */
+#ifndef DCOMMI_CODEC_TABLE_H
+#define DCOMMI_CODEC_TABLE_H
+
+/* ==== include/dcomm/impl/codec_cast.h ====================================================== */
+/* codec_cast.h - casts to 16 bits: bf16. One 16-bit number an element, in order. */
+#ifndef DCOMMI_CODEC_CAST_H
+#define DCOMMI_CODEC_CAST_H
+
+/* ==== include/dcomm/impl/codec.h =========================================================== */
+/* codec.h - what a codec is to the library: a row of one table. A family of codecs is one file
+ * codec_*.h with its rows; adding one touches that file and the list in codec_table.h. */
+#ifndef DCOMMI_CODEC_H
+#define DCOMMI_CODEC_H
 
 
-/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
- * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
- * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
- * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
- * rounding of the f64 product towards zero; dst may equal src. */
-static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
-                              double factor);
-/* memcpy for long, cold copies (non-temporal where that is faster). */
-static void dcommi_host_copy(void *dst, const void *src, size_t len);
+/* ---- options ---- */
+
+typedef enum dcommi_codec_kind {
+    DCOMMI_CODEC_END = 0, /* of the list of options */
+    DCOMMI_CODEC_INTEGER, /* least <= value <= most */
+    DCOMMI_CODEC_NUMBER,  /* likewise, with a fraction */
+    DCOMMI_CODEC_CHOICE,  /* one word of `choices`; the value is its position */
+} dcommi_codec_kind;
+
+typedef struct dcommi_codec_option {
+    const char *name;
+    dcommi_codec_kind kind;
+    const char *choices; /* "max|two" */
+    double preset;       /* the default */
+    double least, most;
+    const char *meaning; /* one line for people */
+} dcommi_codec_option;
+
+enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
+
+/* What `nonfinite` says, which every codec has. */
+enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
+
+typedef struct dcommi_codec_ops dcommi_codec_ops;
+
+struct dcomm_codec {
+    const dcommi_codec_ops *ops;
+    double value[DCOMMI_CODEC_OPTIONS]; /* in the order of ops->options */
+    bool given[DCOMMI_CODEC_OPTIONS];   /* in the spec, and not by default */
+    int nonfinite;
+    dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+};
+
+/* The value of option number i as a whole number. */
+static inline int64_t dcommi_codec_int(const dcomm_codec *codec, int i)
+{
+    return (int64_t)codec->value[i];
+}
+
+/* ---- calls ---- */
+
+/* An encoding. With residual, e = x + residual is encoded and next = e - decoded is left behind;
+ * next may equal residual. The report is set up: count non-finite inputs by
+ * dcommi_codec_nonfinite, add to `clipped`, set `kept` if it is not all. */
+typedef struct dcommi_encoding {
+    const float *x;
+    const float *residual; /* NULL: none */
+    float *next;
+    size_t count;
+    dcomm_codec_key key;
+    unsigned char *wire; /* max_bytes are there */
+    size_t bytes;        /* written: set by the codec */
+    void *workspace;     /* as long as ops->workspace says, aligned to 64 */
+    dcomm_codec_report report;
+} dcommi_encoding;
+
+/* Several wires and what becomes of their sum. */
+typedef struct dcommi_wires {
+    const void *const *wires;
+    const size_t *bytes;
+    size_t n;
+} dcommi_wires;
+
+enum {
+    DCOMMI_CODEC_UNBIASED = 1,
+    DCOMMI_CODEC_LINEAR = 2,
+    DCOMMI_CODEC_SPARSE = 4,
+    DCOMMI_CODEC_EXACT_BYTES = 8, /* every wire has max_bytes; decoders may rely on it */
+    DCOMMI_CODEC_FEEDBACK = 16    /* encode takes a residual; else the library makes two passes */
+};
+
+struct dcommi_codec_ops {
+    const char *name;
+    const char *summary; /* one line for people */
+    const dcommi_codec_option *options;
+    /* Checks what the options say together; sets codec->inner where there is one. NULL: nothing. */
+    dcomm_status (*make)(dcomm_codec *codec);
+    /* DCOMMI_CODEC_*, which may depend on the options. */
+    unsigned (*traits)(const dcomm_codec *codec);
+    size_t (*max_bytes)(const dcomm_codec *codec, size_t count); /* SIZE_MAX: overflow */
+    size_t (*workspace)(const dcomm_codec *codec, size_t count); /* of encode; NULL: none */
+    dcomm_status (*encode)(const dcomm_codec *codec, dcommi_encoding *call);
+    /* x = decoded, or x += decoded where add; count may be 0, and every byte may be wrong. */
+    dcomm_status (*decode)(const dcomm_codec *codec, const void *wire, size_t bytes, float *x,
+                           size_t count, bool add);
+    /* The sum of several wires in order, n >= 2. NULL: decode, then decode and add. */
+    dcomm_status (*decode_sum)(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                               size_t count);
+    /* dcomm_recode with call->x = NULL. NULL: decode_sum, then encode. */
+    dcomm_status (*recode)(const dcomm_codec *codec, const dcommi_wires *in, float factor,
+                           dcommi_encoding *call);
+    /* granule, omega, contraction; the rest is filled in. NULL: 1, NaN, NaN. */
+    void (*info)(const dcomm_codec *codec, size_t count, dcomm_codec_info *info);
+};
+
+/* ---- for codecs to share ---- */
+
+static inline void dcommi_codec_nonfinite(dcommi_encoding *call, size_t index)
+{
+    if (call->report.nonfinite++ == 0 || index < call->report.first_nonfinite) {
+        call->report.first_nonfinite = index;
+    }
+}
+
+static inline bool dcommi_f32_nonfinite(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+/* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */
+static inline size_t dcommi_size_add(size_t a, size_t b)
+{
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
+}
+
+static inline size_t dcommi_size_mul(size_t a, size_t b)
+{
+    size_t product;
+    return a == SIZE_MAX || b == SIZE_MAX || __builtin_mul_overflow(a, b, &product) ? SIZE_MAX
+                                                                                    : product;
+}
+
+/* The sentence for a wire of the wrong length. */
+static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, size_t bytes,
+                                                   size_t wanted, size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire of %zu elements has %zu bytes, not %zu",
+                       codec->ops->name, count, wanted, bytes);
+}
 
 #endif
-/* ==== kernels/cpu.h ======================================================================== */
-/* cpu.h - which kernels this machine runs, chosen once at run time. */
-#ifndef DCOMMI_CPU_H
-#define DCOMMI_CPU_H
-
-/* ==== kernels/cpu_portable.h =============================================================== */
-/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
-#ifndef DCOMMI_CPU_PORTABLE_H
-#define DCOMMI_CPU_PORTABLE_H
-
 /* ==== kernels/math.h ======================================================================= */
 /* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
  *
@@ -1663,6 +1928,731 @@ DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t 
 }
 
 #endif
+
+static const dcommi_codec_option dcommi_cast_options[] = {{.kind = DCOMMI_CODEC_END}};
+
+static unsigned dcommi_cast_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_EXACT_BYTES;
+}
+
+static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
+{
+    (void)codec;
+    return dcommi_size_mul(count, 2);
+}
+
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    for (size_t i = 0; i < call->count; i++) {
+        uint32_t bits = dcommi_f32_bits(call->x[i]);
+        uint16_t h = dcommi_f32_to_bf16(call->x[i]);
+        if (dcommi_f32_nonfinite(call->x[i])) {
+            dcommi_codec_nonfinite(call, i);
+            h = codec->nonfinite == DCOMMI_NONFINITE_PASS ? h : 0;
+        } else if ((bits & 0x7f800000u) == 0) {
+            h &= 0x8000u;
+        } else if ((h & 0x7fffu) == 0x7f80u) {
+            call->report.clipped++;
+            h--;
+        }
+        memcpy(call->wire + 2 * i, &h, 2);
+    }
+    call->bytes = 2 * call->count;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_cast_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    const unsigned char *from = wire;
+    for (size_t i = 0; i < count; i++) {
+        uint16_t h;
+        memcpy(&h, from + 2 * i, 2);
+        x[i] = add ? x[i] + dcommi_bf16_to_f32(h) : dcommi_bf16_to_f32(h);
+    }
+    return DCOMM_OK;
+}
+
+static const dcommi_codec_ops dcommi_codec_bf16 = {
+    .name = "bf16",
+    .summary = "the upper 16 bits of an f32: 8 bits of exponent, 7 of fraction",
+    .options = dcommi_cast_options,
+    .traits = dcommi_cast_traits,
+    .max_bytes = dcommi_cast_bytes,
+    .encode = dcommi_cast_encode,
+    .decode = dcommi_cast_decode,
+};
+
+#endif
+
+static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_bf16,
+    NULL,
+};
+
+#endif
+
+#include <math.h>
+
+static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
+                                                        DCOMMI_CODEC_CHOICE,
+                                                        "fail|zero|pass",
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        "what becomes of NaN and infinity"};
+
+/* Text with room that it does not leave. */
+typedef struct dcommi_codec_text {
+    char *at;
+    size_t room, used;
+} dcommi_codec_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    va_end(args);
+    if (n > 0) {
+        text->used += (size_t)n;
+        text->used = text->used < text->room ? text->used : text->room - 1;
+    }
+}
+
+static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
+{
+    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+        const char *known = dcommi_codec_table[i]->name;
+        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+            return dcommi_codec_table[i];
+        }
+    }
+    return NULL;
+}
+
+/* The position of a word in "a|b|c", -1: it is not there. */
+static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+{
+    for (int i = 0;; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && memcmp(choices, word, len) == 0) {
+            return i;
+        }
+        if (choices[n] == '\0') {
+            return -1;
+        }
+        choices += n + 1;
+    }
+}
+
+/* What an option may be, for people. */
+static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        dcommi_codec_print(text, "%s", option->choices);
+    } else {
+        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
+                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                           option->most);
+    }
+}
+
+/* A value as it is written: the shortest decimal that reads back as the same number. */
+static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+                              double value)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        const char *word = option->choices;
+        for (int i = 0; i < (int)value; i++) {
+            word += strcspn(word, "|") + 1;
+        }
+        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        return;
+    }
+    char number[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) {
+            break;
+        }
+    }
+    dcommi_codec_print(text, "%s", number);
+}
+
+/* One value, `len` characters of it. */
+static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
+                                      const dcommi_codec_option *option, const char *text,
+                                      size_t len, double *value)
+{
+    bool good = false;
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        int i = dcommi_codec_choice(option->choices, text, len);
+        *value = i;
+        good = i >= 0;
+    } else {
+        char number[40];
+        char *end = number;
+        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+            memcpy(number, text, len);
+            number[len] = '\0';
+            *value = strtod(number, &end);
+            good = *end == '\0' && end != number && *value >= option->least &&
+                   *value <= option->most &&
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+        }
+    }
+    if (good) {
+        return DCOMM_OK;
+    }
+    char allowed[200];
+    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_codec_allowed(&to, option);
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
+                       option->name, (int)(len < 40 ? len : 40), text,
+                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+}
+
+static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
+                                                size_t len)
+{
+    char known[200];
+    dcommi_codec_text to = {known, sizeof known, 0};
+    known[0] = '\0';
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_print(&to, "%s, ", o->name);
+    }
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
+                       ops->name, (int)(len < 40 ? len : 40), name, known,
+                       dcommi_codec_common.name);
+}
+
+/* The part behind the colon. */
+static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+{
+    const dcommi_codec_ops *ops = codec->ops;
+    bool given_common = false;
+    for (const char *next; *text != '\0'; text = next) {
+        size_t len = strcspn(text, ",");
+        size_t name = strcspn(text, "=");
+        next = text + len + (text[len] == ',');
+        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
+                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
+        }
+        const char *value = text + name + 1;
+        size_t value_len = len - name - 1;
+        int i = 0;
+        while (ops->options[i].kind != DCOMMI_CODEC_END &&
+               (strlen(ops->options[i].name) != name ||
+                memcmp(ops->options[i].name, text, name) != 0)) {
+            i++;
+        }
+        bool *given = &codec->given[i];
+        if (ops->options[i].kind != DCOMMI_CODEC_END) {
+            DCOMMI_TRY(
+                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
+        } else if (name == strlen(dcommi_codec_common.name) &&
+                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+            double policy = 0;
+            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
+            codec->nonfinite = (int)policy;
+            given = &given_common;
+        } else {
+            return dcommi_codec_unknown_option(ops, text, name);
+        }
+        if (*given) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
+                               (int)name, text);
+        }
+        *given = true;
+    }
+    return DCOMM_OK;
+}
+
+/* Fill in codec->ops, values and policy. */
+static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
+{
+    size_t len = strcspn(spec, ":");
+    codec->ops = dcommi_codec_find(spec, len);
+    if (codec->ops == NULL) {
+        char known[200];
+        dcommi_codec_text to = {known, sizeof known, 0};
+        known[0] = '\0';
+        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
+                           (int)(len < 40 ? len : 40), spec, known);
+    }
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        codec->value[i] = codec->ops->options[i].preset;
+    }
+    if (spec[len] == ':' && spec[len + 1] == '\0') {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
+                           codec->ops->name);
+    }
+    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
+}
+
+/* The canonical spec, from the values. */
+static void dcommi_codec_write_spec(dcomm_codec *codec)
+{
+    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
+        dcommi_codec_print(&to, ",");
+    }
+    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
+}
+
+#endif
+
+#include <float.h>
+
+/* ---- life ---- */
+
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
+{
+    if (spec == NULL || codec_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
+                           spec == NULL ? "spec" : "codec_p");
+    }
+    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
+    if (codec == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_codec_parse(codec, spec);
+    if (status == DCOMM_OK && codec->ops->make != NULL) {
+        status = codec->ops->make(codec);
+    }
+    if (status != DCOMM_OK) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    dcommi_codec_write_spec(codec);
+    *codec_p = codec;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
+{
+    if (codec_p != NULL && *codec_p != NULL) {
+        dcomm_codec_destroy(&(*codec_p)->inner);
+        dcommi_free(*codec_p);
+        *codec_p = NULL;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- what is known of it ---- */
+
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
+{
+    return codec != NULL ? codec->spec : "";
+}
+
+DCOMM_API const char *dcomm_codec_name(size_t i)
+{
+    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
+    return i < n ? dcommi_codec_table[i]->name : NULL;
+}
+
+static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+                                   double preset)
+{
+    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_codec_show(to, option, preset);
+    dcommi_codec_print(to, "  (");
+    dcommi_codec_allowed(to, option);
+    dcommi_codec_print(to, ")  %s\n", option->meaning);
+}
+
+DCOMM_API const char *dcomm_codec_help(const char *name)
+{
+    static _Thread_local char help[2048];
+    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
+    if (ops == NULL) {
+        return NULL;
+    }
+    dcommi_codec_text to = {help, sizeof help, 0};
+    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_help_line(&to, o, o->preset);
+    }
+    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
+    return help;
+}
+
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
+}
+
+static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
+{
+    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
+    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* An array of f32 in a workspace. */
+static size_t dcommi_codec_array_bytes(size_t count)
+{
+    size_t bytes = dcommi_size_mul(count, sizeof(float));
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
+static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec == NULL ? 0
+                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
+                                           dcommi_codec_feedback_bytes(codec, count));
+}
+
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
+    return codec == NULL || codec->ops->recode != NULL
+               ? bytes
+               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info)
+{
+    if (codec == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
+                           codec == NULL ? "codec" : "info");
+    }
+    unsigned traits = codec->ops->traits(codec);
+    *info = (dcomm_codec_info){.name = codec->ops->name,
+                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
+                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
+                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
+                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
+                               .granule = 1,
+                               .max_bytes = codec->ops->max_bytes(codec, count),
+                               .omega = (double)NAN,
+                               .contraction = (double)NAN};
+    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
+    if (codec->ops->info != NULL) {
+        codec->ops->info(codec, count, info);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
+                                             const void *wire, size_t capacity, size_t count,
+                                             const size_t *bytes_p)
+{
+    if (codec == NULL || bytes_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
+                           codec == NULL ? "codec" : "bytes_p");
+    }
+    size_t need = codec->ops->max_bytes(codec, count);
+    if (need == SIZE_MAX || capacity < need) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
+                           codec->ops->name, need, count, capacity);
+    }
+    if (wire == NULL && need > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's workspace, or one for this call; *own is then to be freed. */
+static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
+{
+    *own = NULL;
+    if (*workspace == NULL && bytes > 0) {
+        *workspace = *own = dcommi_alloc_raw(bytes);
+    }
+    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
+
+/* Feedback for a codec that encodes a plain array only. */
+static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    const float *x = call->x, *residual = call->residual;
+    unsigned char *at = call->workspace;
+    float *e = (float *)(void *)at;
+    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
+    size_t clipped = 0;
+    dcommi_encoding plain = *call;
+    for (size_t i = 0; i < call->count; i++) {
+        if (!dcommi_f32_nonfinite(x[i])) {
+            e[i] = x[i] + residual[i];
+            if (dcommi_f32_nonfinite(e[i])) {
+                e[i] = copysignf(FLT_MAX, e[i]);
+                clipped++;
+            }
+        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+            e[i] = x[i];
+        } else {
+            dcommi_codec_nonfinite(&plain, i);
+            e[i] = residual[i];
+        }
+    }
+    plain.x = e;
+    plain.residual = NULL;
+    plain.next = NULL;
+    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
+    DCOMMI_TRY(codec->ops->encode(codec, &plain));
+    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
+    for (size_t i = 0; i < call->count; i++) {
+        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    }
+    call->bytes = plain.bytes;
+    call->report = plain.report;
+    call->report.clipped += clipped;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
+                                            : codec->ops->encode(codec, call);
+}
+
+static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
+                                         size_t count, const dcomm_codec_key *key, void *wire)
+{
+    dcommi_encoding call = {.x = x,
+                            .residual = residual,
+                            .next = next,
+                            .count = count,
+                            .wire = wire,
+                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
+    if (key != NULL) {
+        call.key = *key;
+    }
+    return call;
+}
+
+/* What is left to do when the codec is through: the outputs, and the policy. */
+static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
+                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
+                                         dcomm_codec_report *report)
+{
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    *bytes_p = call->report.bytes = call->bytes;
+    if (report != NULL) {
+        *report = call->report;
+    }
+    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        size_t at = call->report.first_nonfinite;
+        char value[32] = "a sum of wires";
+        if (call->x != NULL) {
+            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
+                           what, call->report.nonfinite, call->count, at, value);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
+                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
+                                     void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
+    if (call->x == NULL && call->count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
+    }
+    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
+                                         : dcomm_codec_workspace_bytes(codec, call->count);
+    void *own;
+    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
+    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report)
+{
+    if ((residual == NULL || next == NULL) && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
+                           residual == NULL ? "residual" : "next");
+    }
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
+                            report);
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
+                                             const void *const *wires, const size_t *bytes,
+                                             size_t n, const void *x, size_t count)
+{
+    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
+                           codec == NULL   ? "codec is NULL"
+                           : n == 0        ? "there are no wires"
+                           : wires == NULL ? "wires is NULL"
+                           : bytes == NULL ? "bytes is NULL"
+                                           : "x is NULL");
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (wires[i] == NULL && bytes[i] > 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
+    return codec->ops->decode(codec, wire, bytes, x, count, false);
+}
+
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
+    return codec->ops->decode(codec, wire, bytes, acc, count, true);
+}
+
+static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                                     size_t count)
+{
+    if (in->n > 1 && codec->ops->decode_sum != NULL) {
+        return codec->ops->decode_sum(codec, in, x, count);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
+    dcommi_wires in = {wires, bytes, n};
+    return dcommi_codec_sum(codec, &in, x, count);
+}
+
+/* ---- decoding and encoding again ---- */
+
+static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                        float factor, dcommi_encoding *call)
+{
+    if (codec->ops->recode != NULL) {
+        return codec->ops->recode(codec, in, factor, call);
+    }
+    float *sum = call->workspace;
+    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
+    for (size_t i = 0; factor != 1 && i < call->count; i++) {
+        sum[i] *= factor;
+    }
+    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
+    call->x = sum;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    call->x = NULL;
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
+    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
+                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
+    }
+    void *own;
+    DCOMMI_TRY(
+        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    dcommi_wires in = {wires, bytes, n};
+    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
+    call.workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+}
+
+#endif
+
+#ifndef DCOMM_NO_COMM
+/* ==== include/dcomm/impl/device_host.h ===================================================== */
+/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+#ifndef DCOMMI_DEVICE_HOST_H
+#define DCOMMI_DEVICE_HOST_H
+
+/* ==== include/dcomm/impl/device.h ========================================================== */
+/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
+ * their own table. The device layer knows no rank. */
+#ifndef DCOMMI_DEVICE_H
+#define DCOMMI_DEVICE_H
+
+
+/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
+ * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
+ * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+ * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
+ * rounding of the f64 product towards zero; dst may equal src. */
+static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor);
+/* memcpy for long, cold copies (non-temporal where that is faster). */
+static void dcommi_host_copy(void *dst, const void *src, size_t len);
+
+#endif
+/* ==== kernels/cpu.h ======================================================================== */
+/* cpu.h - which kernels this machine runs, chosen once at run time. */
+#ifndef DCOMMI_CPU_H
+#define DCOMMI_CPU_H
+
+/* ==== kernels/cpu_portable.h =============================================================== */
+/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
+#ifndef DCOMMI_CPU_PORTABLE_H
+#define DCOMMI_CPU_PORTABLE_H
+
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27911,6 +28901,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
     return dcommi_comm_tune(comm, tuning, true);
 }
 
+#endif
 #endif
 #endif
 
