@@ -1990,659 +1990,280 @@ static const dcommi_codec_ops dcommi_codec_bf16 = {
 };
 
 #endif
+/* ==== include/dcomm/impl/codec_topk.h ====================================================== */
+/* codec_topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
+ * sampled threshold), and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
+#ifndef DCOMMI_CODEC_TOPK_H
+#define DCOMMI_CODEC_TOPK_H
 
-static const dcommi_codec_ops *const dcommi_codec_table[] = {
-    &dcommi_codec_bf16,
-    NULL,
-};
+/* ==== include/dcomm/impl/codec_sparse.h ==================================================== */
+/* codec_sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
+#ifndef DCOMMI_CODEC_SPARSE_H
+#define DCOMMI_CODEC_SPARSE_H
+
+/* ==== kernels/wire_sparse.h ================================================================ */
+/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
+ *
+ *   u32 kept | kept values | their indices, in ascending order
+ *
+ * Values come first, so that those of 32 bits are aligned; the value format gives their length.
+ * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
+ * so that nothing has to say which it is. Numbers are little-endian. */
+#ifndef DCOMMI_WIRE_SPARSE_H
+#define DCOMMI_WIRE_SPARSE_H
+
+#include <stdint.h>
+
+typedef struct dcommi_sparse_head {
+    uint32_t kept;
+} dcommi_sparse_head;
+
+#define DCOMMI_SPARSE_HEAD 4
+#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
+
+typedef enum dcommi_sparse_form {
+    DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
+    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
+    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
+} dcommi_sparse_form;
+
+#ifdef __cplusplus
+static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#else
+_Static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#endif
+
+#ifdef __CUDACC__
+#define DCOMMI_SPARSE_HD __host__ __device__
+#else
+#define DCOMMI_SPARSE_HD
+#endif
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_blocks(uint64_t count)
+{
+    return count / DCOMMI_SPARSE_BLOCK + (count % DCOMMI_SPARSE_BLOCK != 0);
+}
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_form_bytes(dcommi_sparse_form form,
+                                                                 uint64_t count, uint64_t kept)
+{
+    return form == DCOMMI_SPARSE_FLAT     ? 4 * kept
+           : form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(count) + 2 * kept
+                                          : count / 8 + (count % 8 != 0);
+}
+
+DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t count,
+                                                                        uint64_t kept)
+{
+    uint64_t flat = dcommi_sparse_form_bytes(DCOMMI_SPARSE_FLAT, count, kept);
+    uint64_t blocks = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BLOCKS, count, kept);
+    uint64_t bitmap = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BITMAP, count, kept);
+    return flat <= blocks && flat <= bitmap ? DCOMMI_SPARSE_FLAT
+           : blocks <= bitmap               ? DCOMMI_SPARSE_BLOCKS
+                                            : DCOMMI_SPARSE_BITMAP;
+}
+
+/* Grows with `kept`. */
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
+{
+    return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);
+}
 
 #endif
 
-#include <math.h>
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dcomm: packed indices are little-endian, and so must be the processor"
+#endif
 
-static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
-                                                        DCOMMI_CODEC_CHOICE,
-                                                        "fail|zero|pass",
-                                                        0,
-                                                        0,
-                                                        0,
-                                                        "what becomes of NaN and infinity"};
-
-/* Text with room that it does not leave. */
-typedef struct dcommi_codec_text {
-    char *at;
-    size_t room, used;
-} dcommi_codec_text;
-
-static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+/* The first of the ascending indices that is not below `bound`. */
+static size_t dcommi_sparse_lower(const uint32_t *index, size_t kept, uint64_t bound)
 {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
-    va_end(args);
-    if (n > 0) {
-        text->used += (size_t)n;
-        text->used = text->used < text->room ? text->used : text->room - 1;
-    }
-}
-
-static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
-{
-    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-        const char *known = dcommi_codec_table[i]->name;
-        if (strlen(known) == len && memcmp(known, name, len) == 0) {
-            return dcommi_codec_table[i];
+    size_t low = 0;
+    while (low < kept) {
+        size_t middle = low + (kept - low) / 2;
+        if (index[middle] < bound) {
+            low = middle + 1;
+        } else {
+            kept = middle;
         }
     }
-    return NULL;
+    return low;
 }
 
-/* The position of a word in "a|b|c", -1: it is not there. */
-static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+/* Write the ascending indices, each below count; dcommi_sparse_index_bytes are needed. */
+static void dcommi_sparse_pack(const uint32_t *index, size_t kept, size_t count, unsigned char *out)
 {
-    for (int i = 0;; i++) {
-        size_t n = strcspn(choices, "|");
-        if (n == len && memcmp(choices, word, len) == 0) {
-            return i;
+    switch (dcommi_sparse_form_of(count, kept)) {
+    case DCOMMI_SPARSE_FLAT:
+        memcpy(out, index, 4 * kept);
+        return;
+    case DCOMMI_SPARSE_BLOCKS: {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count);
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end =
+                (uint32_t)dcommi_sparse_lower(index, kept, (uint64_t)(b + 1) * DCOMMI_SPARSE_BLOCK);
+            memcpy(out + 4 * b, &end, 4);
         }
-        if (choices[n] == '\0') {
-            return -1;
+        out += 4 * blocks;
+        for (size_t i = 0; i < kept; i++) {
+            uint16_t offset = (uint16_t)index[i];
+            memcpy(out + 2 * i, &offset, 2);
         }
-        choices += n + 1;
-    }
-}
-
-/* What an option may be, for people. */
-static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
-{
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        dcommi_codec_print(text, "%s", option->choices);
-    } else {
-        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
-                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
-                           option->most);
-    }
-}
-
-/* A value as it is written: the shortest decimal that reads back as the same number. */
-static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
-                              double value)
-{
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        const char *word = option->choices;
-        for (int i = 0; i < (int)value; i++) {
-            word += strcspn(word, "|") + 1;
-        }
-        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
         return;
     }
-    char number[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(number, sizeof number, "%.*g", digits, value);
-        if (strtod(number, NULL) == value) {
-            break;
+    case DCOMMI_SPARSE_BITMAP:
+        memset(out, 0, count / 8 + (count % 8 != 0));
+        for (size_t i = 0; i < kept; i++) {
+            out[index[i] / 8] |= (unsigned char)(1u << index[i] % 8);
         }
     }
-    dcommi_codec_print(text, "%s", number);
 }
 
-/* One value, `len` characters of it. */
-static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
-                                      const dcommi_codec_option *option, const char *text,
-                                      size_t len, double *value)
+/* Where a reader stands in packed indices that dcommi_sparse_check found good. */
+typedef struct dcommi_sparse_reader {
+    const unsigned char *in; /* of BLOCKS: the offsets */
+    const unsigned char *ends;
+    dcommi_sparse_form form;
+    size_t kept, count;
+    size_t at;      /* indices that were read */
+    uint64_t place; /* BLOCKS: the block; BITMAP: the first element that was not looked at */
+} dcommi_sparse_reader;
+
+static void dcommi_sparse_open(dcommi_sparse_reader *r, const unsigned char *in, size_t kept,
+                               size_t count)
 {
-    bool good = false;
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        int i = dcommi_codec_choice(option->choices, text, len);
-        *value = i;
-        good = i >= 0;
-    } else {
-        char number[40];
-        char *end = number;
-        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
-            memcpy(number, text, len);
-            number[len] = '\0';
-            *value = strtod(number, &end);
-            good = *end == '\0' && end != number && *value >= option->least &&
-                   *value <= option->most &&
-                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
-        }
-    }
-    if (good) {
-        return DCOMM_OK;
-    }
-    char allowed[200];
-    dcommi_codec_text to = {allowed, sizeof allowed, 0};
-    dcommi_codec_allowed(&to, option);
-    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
-                       option->name, (int)(len < 40 ? len : 40), text,
-                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+    dcommi_sparse_form form = dcommi_sparse_form_of(count, kept);
+    size_t ends = form == DCOMMI_SPARSE_BLOCKS ? 4 * (size_t)dcommi_sparse_blocks(count) : 0;
+    *r = (dcommi_sparse_reader){
+        .in = in + ends, .ends = in, .form = form, .kept = kept, .count = count};
 }
 
-static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
-                                                size_t len)
+/* The 64 elements of a bitmap from `first`, a multiple of 64; those behind its end are 0. */
+static inline uint64_t dcommi_sparse_word(const dcommi_sparse_reader *r, uint64_t first)
 {
-    char known[200];
-    dcommi_codec_text to = {known, sizeof known, 0};
-    known[0] = '\0';
-    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_print(&to, "%s, ", o->name);
-    }
-    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
-                       ops->name, (int)(len < 40 ? len : 40), name, known,
-                       dcommi_codec_common.name);
+    uint64_t word = 0;
+    size_t bytes = r->count / 8 + (r->count % 8 != 0), from = (size_t)first / 8;
+    memcpy(&word, r->in + from, bytes - from < 8 ? bytes - from : 8);
+    return word;
 }
 
-/* The part behind the colon. */
-static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+/* The next indices below `until`, at most `most`; how many. `most` is at least 64, and `until` a
+ * multiple of DCOMMI_SPARSE_BLOCK or not below count. */
+static size_t dcommi_sparse_next(dcommi_sparse_reader *r, uint64_t until, uint32_t *index,
+                                 size_t most)
 {
-    const dcommi_codec_ops *ops = codec->ops;
-    bool given_common = false;
-    for (const char *next; *text != '\0'; text = next) {
-        size_t len = strcspn(text, ",");
-        size_t name = strcspn(text, "=");
-        next = text + len + (text[len] == ',');
-        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
-                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
-        }
-        const char *value = text + name + 1;
-        size_t value_len = len - name - 1;
-        int i = 0;
-        while (ops->options[i].kind != DCOMMI_CODEC_END &&
-               (strlen(ops->options[i].name) != name ||
-                memcmp(ops->options[i].name, text, name) != 0)) {
-            i++;
-        }
-        bool *given = &codec->given[i];
-        if (ops->options[i].kind != DCOMMI_CODEC_END) {
-            DCOMMI_TRY(
-                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
-        } else if (name == strlen(dcommi_codec_common.name) &&
-                   memcmp(text, dcommi_codec_common.name, name) == 0) {
-            double policy = 0;
-            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
-            codec->nonfinite = (int)policy;
-            given = &given_common;
-        } else {
-            return dcommi_codec_unknown_option(ops, text, name);
-        }
-        if (*given) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
-                               (int)name, text);
-        }
-        *given = true;
-    }
-    return DCOMM_OK;
-}
-
-/* Fill in codec->ops, values and policy. */
-static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
-{
-    size_t len = strcspn(spec, ":");
-    codec->ops = dcommi_codec_find(spec, len);
-    if (codec->ops == NULL) {
-        char known[200];
-        dcommi_codec_text to = {known, sizeof known, 0};
-        known[0] = '\0';
-        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
-        }
-        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
-                           (int)(len < 40 ? len : 40), spec, known);
-    }
-    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        codec->value[i] = codec->ops->options[i].preset;
-    }
-    if (spec[len] == ':' && spec[len + 1] == '\0') {
-        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
-                           codec->ops->name);
-    }
-    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
-}
-
-/* The canonical spec, from the values. */
-static void dcommi_codec_write_spec(dcomm_codec *codec)
-{
-    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s:", codec->ops->name);
-    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
-        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
-        dcommi_codec_print(&to, ",");
-    }
-    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
-    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
-}
-
-#endif
-
-#include <float.h>
-
-/* ---- life ---- */
-
-DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
-{
-    if (spec == NULL || codec_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
-                           spec == NULL ? "spec" : "codec_p");
-    }
-    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
-    if (codec == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcomm_status status = dcommi_codec_parse(codec, spec);
-    if (status == DCOMM_OK && codec->ops->make != NULL) {
-        status = codec->ops->make(codec);
-    }
-    if (status != DCOMM_OK) {
-        dcomm_codec_destroy(&codec);
-        return status;
-    }
-    dcommi_codec_write_spec(codec);
-    *codec_p = codec;
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
-{
-    if (codec_p != NULL && *codec_p != NULL) {
-        dcomm_codec_destroy(&(*codec_p)->inner);
-        dcommi_free(*codec_p);
-        *codec_p = NULL;
-    }
-    return DCOMM_OK;
-}
-
-/* ---- what is known of it ---- */
-
-DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
-{
-    return codec != NULL ? codec->spec : "";
-}
-
-DCOMM_API const char *dcomm_codec_name(size_t i)
-{
-    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
-    return i < n ? dcommi_codec_table[i]->name : NULL;
-}
-
-static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
-                                   double preset)
-{
-    dcommi_codec_print(to, "  %s=", option->name);
-    dcommi_codec_show(to, option, preset);
-    dcommi_codec_print(to, "  (");
-    dcommi_codec_allowed(to, option);
-    dcommi_codec_print(to, ")  %s\n", option->meaning);
-}
-
-DCOMM_API const char *dcomm_codec_help(const char *name)
-{
-    static _Thread_local char help[2048];
-    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
-    if (ops == NULL) {
-        return NULL;
-    }
-    dcommi_codec_text to = {help, sizeof help, 0};
-    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
-    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_help_line(&to, o, o->preset);
-    }
-    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
-    return help;
-}
-
-DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
-{
-    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
-}
-
-static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
-{
-    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
-    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* An array of f32 in a workspace. */
-static size_t dcommi_codec_array_bytes(size_t count)
-{
-    size_t bytes = dcommi_size_mul(count, sizeof(float));
-    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
-static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
-{
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
-    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
-}
-
-DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    return codec == NULL ? 0
-                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
-                                           dcommi_codec_feedback_bytes(codec, count));
-}
-
-DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
-    return codec == NULL || codec->ops->recode != NULL
-               ? bytes
-               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
-}
-
-DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
-                                            dcomm_codec_info *info)
-{
-    if (codec == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
-                           codec == NULL ? "codec" : "info");
-    }
-    unsigned traits = codec->ops->traits(codec);
-    *info = (dcomm_codec_info){.name = codec->ops->name,
-                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
-                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
-                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
-                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
-                               .granule = 1,
-                               .max_bytes = codec->ops->max_bytes(codec, count),
-                               .omega = (double)NAN,
-                               .contraction = (double)NAN};
-    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
-    if (codec->ops->info != NULL) {
-        codec->ops->info(codec, count, info);
-    }
-    return DCOMM_OK;
-}
-
-/* ---- encoding ---- */
-
-static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
-                                             const void *wire, size_t capacity, size_t count,
-                                             const size_t *bytes_p)
-{
-    if (codec == NULL || bytes_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
-                           codec == NULL ? "codec" : "bytes_p");
-    }
-    size_t need = codec->ops->max_bytes(codec, count);
-    if (need == SIZE_MAX || capacity < need) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
-                           codec->ops->name, need, count, capacity);
-    }
-    if (wire == NULL && need > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
-    }
-    return DCOMM_OK;
-}
-
-/* The caller's workspace, or one for this call; *own is then to be freed. */
-static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
-{
-    *own = NULL;
-    if (*workspace == NULL && bytes > 0) {
-        *workspace = *own = dcommi_alloc_raw(bytes);
-    }
-    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
-
-/* Feedback for a codec that encodes a plain array only. */
-static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    const float *x = call->x, *residual = call->residual;
-    unsigned char *at = call->workspace;
-    float *e = (float *)(void *)at;
-    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
-    size_t clipped = 0;
-    dcommi_encoding plain = *call;
-    for (size_t i = 0; i < call->count; i++) {
-        if (!dcommi_f32_nonfinite(x[i])) {
-            e[i] = x[i] + residual[i];
-            if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = copysignf(FLT_MAX, e[i]);
-                clipped++;
+    size_t n = 0;
+    until = until < r->count ? until : r->count;
+    if (r->form == DCOMMI_SPARSE_FLAT) {
+        for (; n < most && r->at < r->kept; n++, r->at++) {
+            memcpy(&index[n], r->in + 4 * r->at, 4);
+            if (index[n] >= until) {
+                break;
             }
-        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
-            e[i] = x[i];
-        } else {
-            dcommi_codec_nonfinite(&plain, i);
-            e[i] = residual[i];
         }
-    }
-    plain.x = e;
-    plain.residual = NULL;
-    plain.next = NULL;
-    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
-    DCOMMI_TRY(codec->ops->encode(codec, &plain));
-    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
-    for (size_t i = 0; i < call->count; i++) {
-        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
-    }
-    call->bytes = plain.bytes;
-    call->report = plain.report;
-    call->report.clipped += clipped;
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
-    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
-                                            : codec->ops->encode(codec, call);
-}
-
-static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
-                                         size_t count, const dcomm_codec_key *key, void *wire)
-{
-    dcommi_encoding call = {.x = x,
-                            .residual = residual,
-                            .next = next,
-                            .count = count,
-                            .wire = wire,
-                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
-    if (key != NULL) {
-        call.key = *key;
-    }
-    return call;
-}
-
-/* What is left to do when the codec is through: the outputs, and the policy. */
-static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
-                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
-                                         dcomm_codec_report *report)
-{
-    if (status != DCOMM_OK) {
-        return status;
-    }
-    *bytes_p = call->report.bytes = call->bytes;
-    if (report != NULL) {
-        *report = call->report;
-    }
-    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        size_t at = call->report.first_nonfinite;
-        char value[32] = "a sum of wires";
-        if (call->x != NULL) {
-            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+    } else if (r->form == DCOMMI_SPARSE_BLOCKS) {
+        for (; r->place * DCOMMI_SPARSE_BLOCK < until; r->place++) {
+            uint32_t end;
+            memcpy(&end, r->ends + 4 * r->place, 4);
+            for (; n < most && r->at < end; n++, r->at++) {
+                uint16_t offset;
+                memcpy(&offset, r->in + 2 * r->at, 2);
+                index[n] = (uint32_t)(r->place * DCOMMI_SPARSE_BLOCK) + offset;
+            }
+            if (r->at < end) {
+                break;
+            }
         }
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
-                           what, call->report.nonfinite, call->count, at, value);
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
-                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
-                                     void *workspace, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
-    if (call->x == NULL && call->count > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
-    }
-    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
-                                         : dcomm_codec_workspace_bytes(codec, call->count);
-    void *own;
-    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
-    call->workspace = workspace;
-    dcomm_status status = dcommi_codec_encode(codec, call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
-}
-
-DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
-{
-    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
-    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
-}
-
-DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
-                                             const float *residual, float *next, size_t count,
-                                             const dcomm_codec_key *key, void *wire,
-                                             size_t capacity, size_t *bytes_p, void *workspace,
-                                             dcomm_codec_report *report)
-{
-    if ((residual == NULL || next == NULL) && count > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
-                           residual == NULL ? "residual" : "next");
-    }
-    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
-    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
-                            report);
-}
-
-/* ---- decoding ---- */
-
-static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
-                                             const void *const *wires, const size_t *bytes,
-                                             size_t n, const void *x, size_t count)
-{
-    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
-                           codec == NULL   ? "codec is NULL"
-                           : n == 0        ? "there are no wires"
-                           : wires == NULL ? "wires is NULL"
-                           : bytes == NULL ? "bytes is NULL"
-                                           : "x is NULL");
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (wires[i] == NULL && bytes[i] > 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+    } else {
+        for (; r->place < until && n + 64 <= most; r->place += 64) {
+            for (uint64_t word = dcommi_sparse_word(r, r->place); word != 0; word &= word - 1) {
+                index[n++] = (uint32_t)(r->place + (unsigned)__builtin_ctzll(word));
+            }
         }
+        r->at += n;
     }
-    return DCOMM_OK;
+    return n;
 }
 
-DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                    float *x, size_t count)
+/* Whether these dcommi_sparse_index_bytes hold `kept` ascending indices below count. */
+static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t count)
 {
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
-    return codec->ops->decode(codec, wire, bytes, x, count, false);
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint64_t bad = 0;
+    if (r.form == DCOMMI_SPARSE_FLAT) {
+        uint64_t least = 0;
+        for (size_t i = 0; i < kept; i++) {
+            uint32_t index;
+            memcpy(&index, in + 4 * i, 4);
+            bad |= index < least;
+            least = (uint64_t)index + 1;
+        }
+        return bad == 0 && least <= count;
+    }
+    if (r.form == DCOMMI_SPARSE_BLOCKS) {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count), from = 0;
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end, least = 0;
+            memcpy(&end, in + 4 * b, 4);
+            if (end < from || end > kept) {
+                return false;
+            }
+            for (; from < end; from++) {
+                uint16_t offset;
+                memcpy(&offset, r.in + 2 * from, 2);
+                bad |= offset < least;
+                least = (uint32_t)offset + 1;
+            }
+            bad |= (uint64_t)b * DCOMMI_SPARSE_BLOCK + least > count;
+        }
+        return bad == 0 && from == kept;
+    }
+    size_t set = 0;
+    uint64_t last = 0;
+    for (uint64_t first = 0; first < count; first += 64) {
+        last = dcommi_sparse_word(&r, first);
+        set += (size_t)__builtin_popcountll(last);
+    }
+    return set == kept && (count % 64 == 0 || last >> count % 64 == 0);
 }
 
-DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                        float *acc, size_t count)
+/* All of them at once. */
+static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, size_t count,
+                                        uint32_t *index)
 {
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
-    return codec->ops->decode(codec, wire, bytes, acc, count, true);
-}
-
-static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
-                                     size_t count)
-{
-    if (in->n > 1 && codec->ops->decode_sum != NULL) {
-        return codec->ops->decode_sum(codec, in, x, count);
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint32_t some[256];
+    for (size_t n, at = 0; (n = dcommi_sparse_next(&r, count, some, 256)) > 0; at += n) {
+        memcpy(index + at, some, n * sizeof *some);
     }
-    for (size_t i = 0; i < in->n; i++) {
-        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
-    }
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
-                                        const size_t *bytes, size_t n, float *x, size_t count)
-{
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
-    dcommi_wires in = {wires, bytes, n};
-    return dcommi_codec_sum(codec, &in, x, count);
-}
-
-/* ---- decoding and encoding again ---- */
-
-static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
-                                        float factor, dcommi_encoding *call)
-{
-    if (codec->ops->recode != NULL) {
-        return codec->ops->recode(codec, in, factor, call);
-    }
-    float *sum = call->workspace;
-    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
-    for (size_t i = 0; factor != 1 && i < call->count; i++) {
-        sum[i] *= factor;
-    }
-    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
-    call->x = sum;
-    dcomm_status status = dcommi_codec_encode(codec, call);
-    call->x = NULL;
-    return status;
-}
-
-DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
-                                    const size_t *bytes, size_t n, float factor,
-                                    const float *residual, float *next, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
-    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
-                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
-    }
-    void *own;
-    DCOMMI_TRY(
-        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
-    dcommi_wires in = {wires, bytes, n};
-    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
-    call.workspace = workspace;
-    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
 }
 
 #endif
+/* ==== kernels/cpu_topk.h =================================================================== */
+/* cpu_topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
+ *
+ * One pass keeps what reaches a threshold that a sample of the input suggests: a little below the
+ * k-th magnitude, so that few more than k are kept, and the choice among them is exact. The
+ * threshold decides the time alone: when too many are kept they are cut to the k largest in between
+ * (the first of equals, so that later elements must exceed the least of them), and when fewer than
+ * k are, a second pass starts from nothing. A number that is not finite reaches every threshold, so
+ * that none is missed. */
+#ifndef DCOMMI_CPU_TOPK_H
+#define DCOMMI_CPU_TOPK_H
 
-#ifndef DCOMM_NO_COMM
-/* ==== include/dcomm/impl/device_host.h ===================================================== */
-/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
-#ifndef DCOMMI_DEVICE_HOST_H
-#define DCOMMI_DEVICE_HOST_H
+/* ==== kernels/cpu_topk_scan.h ============================================================== */
+/* cpu_topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
+ *
+ * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
+ * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
+ * With a residual, x + residual is what is looked at, and what is not kept is stored in `next`;
+ * where an element is kept, next is zero. Such a scan ends early before a sum that is not finite,
+ * so that no such number is stored; the caller decides what it counts as. */
+#ifndef DCOMMI_CPU_TOPK_SCAN_H
+#define DCOMMI_CPU_TOPK_SCAN_H
 
-/* ==== include/dcomm/impl/device.h ========================================================== */
-/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
- * their own table. The device layer knows no rank. */
-#ifndef DCOMMI_DEVICE_H
-#define DCOMMI_DEVICE_H
-
-
-/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
- * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
- * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
- * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
- * rounding of the f64 product towards zero; dst may equal src. */
-static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
-                              double factor);
-/* memcpy for long, cold copies (non-temporal where that is faster). */
-static void dcommi_host_copy(void *dst, const void *src, size_t len);
-
-#endif
 /* ==== kernels/cpu.h ======================================================================== */
 /* cpu.h - which kernels this machine runs, chosen once at run time. */
 #ifndef DCOMMI_CPU_H
@@ -3446,7 +3067,7 @@ static dcommi_isa dcommi_isa_get(void)
     return isa;
 }
 
-static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
     switch (dcommi_isa_get()) {
 #if defined(__x86_64__)
@@ -3459,6 +3080,1491 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
         return dcommi_port_folds[dtype][kind];
     }
 }
+
+#endif
+
+#define DCOMMI_ABS_BITS 0x7fffffffu
+#define DCOMMI_INF_BITS 0x7f800000u
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
+/* Kept elements are stored in whole vectors: this many may be written behind the last. */
+#define DCOMMI_TOPK_SLACK 16
+
+/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
+                                      uint32_t first, uint32_t threshold, uint32_t *bits,
+                                      uint32_t *index, size_t have, size_t *done);
+
+static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
+                                    uint32_t first, uint32_t threshold, uint32_t *bits,
+                                    uint32_t *index, size_t have, size_t *done)
+{
+    size_t i = 0;
+    if (residual == NULL) {
+        for (; i < n; i++) {
+            uint32_t b = dcommi_f32_bits(x[i]);
+            bits[have] = b;
+            index[have] = first + (uint32_t)i;
+            have += (b & DCOMMI_ABS_BITS) >= threshold;
+        }
+    }
+    for (; i < n; i++) {
+        uint32_t b = dcommi_f32_bits(x[i] + residual[i]);
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        if (DCOMMI_UNLIKELY(key >= DCOMMI_INF_BITS)) {
+            break;
+        }
+        bits[have] = b;
+        index[have] = first + (uint32_t)i;
+        have += key >= threshold;
+        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
+    }
+    *done = i;
+    return have;
+}
+
+#if defined(__x86_64__)
+
+/* Those of 32 elements whose bit is set, read from where the vectors were. */
+static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
+                                      uint32_t *index, size_t have)
+{
+    for (; mask != 0; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        bits[have] = dcommi_f32_bits(x[lane]);
+        index[have++] = first + lane;
+    }
+    return have;
+}
+
+DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+{
+    __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
+}
+
+DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+                                                       float *next, size_t n, uint32_t first,
+                                                       uint32_t threshold, uint32_t *bits,
+                                                       uint32_t *index, size_t have, size_t *done)
+{
+    const __m256i below = _mm256_set1_epi32((int)threshold - 1);
+    const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
+    size_t i = 0;
+    for (; n - i >= 32; i += 32) {
+        const float *in = x + i;
+        uint32_t mask = 0;
+        dcommi_avx2_ahead((const unsigned char *)in + DCOMMI_SIMD_AHEAD);
+        if (residual == NULL) {
+            for (int v = 0; v < 4; v++) {
+                mask |= dcommi_topk_reach_avx2(
+                            dcommi_avx2_load((const unsigned char *)(in + 8 * v)), below)
+                        << (8 * v);
+            }
+            have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
+            continue;
+        }
+        const float *left = residual + i;
+        dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
+        __m256i sum[4];
+        uint32_t wild = 0;
+        for (int v = 0; v < 4; v++) {
+            sum[v] = _mm256_castps_si256(
+                _mm256_add_ps(_mm256_loadu_ps(in + 8 * v), _mm256_loadu_ps(left + 8 * v)));
+            mask |= dcommi_topk_reach_avx2(sum[v], below) << (8 * v);
+            wild |= dcommi_topk_reach_avx2(sum[v], finite);
+        }
+        if (DCOMMI_UNLIKELY(wild != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
+        }
+        size_t had = have;
+        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
+        for (; had < have; had++) {
+            next[index[had] - first] = 0;
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                    uint32_t *bits, uint32_t *index, size_t have)
+{
+    _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
+    _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
+    return have + (size_t)__builtin_popcount(mask);
+}
+
+DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                           float *next, size_t n, uint32_t first,
+                                                           uint32_t threshold, uint32_t *bits,
+                                                           uint32_t *index, size_t have,
+                                                           size_t *done)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
+    const __m512i step = _mm512_set1_epi32(16);
+    __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32((int)first),
+                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    size_t i = 0;
+    for (; residual == NULL && n - i >= 64; i += 64) {
+        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        for (int v = 0; v < 4; v++) {
+            __m512i b = _mm512_loadu_si512(x + i + 16 * v);
+            __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
+            have = dcommi_topk_keep_avx512(kept, b, at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    for (; residual != NULL && n - i >= 64; i += 64) {
+        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_avx512_ahead((const unsigned char *)(residual + i) + DCOMMI_SIMD_AHEAD);
+        __m512i b[4], key[4];
+        for (int v = 0; v < 4; v++) {
+            b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
+                                                     _mm512_loadu_ps(residual + i + 16 * v)));
+            key[v] = _mm512_and_si512(b[v], magnitude);
+        }
+        __m512i most =
+            _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
+        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
+            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+#endif
+
+static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_topk_scan_avx512;
+    case DCOMMI_ISA_AVX2:
+        return dcommi_topk_scan_avx2;
+#endif
+    default:
+        return dcommi_topk_scan_port;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
+#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
+#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
+#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+#define DCOMMI_TOPK_BINS 2048
+
+typedef struct dcommi_topk {
+    const float *x;
+    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    float *next;            /* may be the residual */
+    size_t count;           /* at most UINT32_MAX */
+    size_t k;               /* wanted; at most count */
+    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
+    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
+    size_t room;
+    size_t have; /* kept so far; in the end what was selected */
+    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t nonfinite, first_nonfinite;
+    size_t clipped; /* sums beyond the largest number, which they became */
+} dcommi_topk;
+
+/* How many elements `bits` and `index` must have room for. */
+static size_t dcommi_topk_room(size_t count, size_t k)
+{
+    size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
+    size_t twice = k > count / 2 ? count : 2 * k;
+    size_t most = twice + 2 * DCOMMI_TOPK_BLOCK > sample ? twice + 2 * DCOMMI_TOPK_BLOCK : sample;
+    return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
+}
+
+/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
+{
+    uint32_t low = DCOMMI_ABS_BITS, high = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    while (low < high) {
+        uint32_t bin[DCOMMI_TOPK_BINS] = {0};
+        unsigned shift = 0;
+        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
+            shift++;
+        }
+        for (size_t i = 0; i < n; i++) {
+            uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
+            if (above <= high - low) {
+                bin[above >> shift]++;
+            }
+        }
+        uint32_t b = (high - low) >> shift;
+        for (; bin[b] < k; b--) {
+            k -= bin[b];
+        }
+        uint32_t past = ((uint32_t)1 << shift) - 1;
+        low += b << shift;
+        high = high - low > past ? low + past : high;
+    }
+    *equal_p = k;
+    return low;
+}
+
+/* Count one that is not finite. */
+static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
+{
+    t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
+    t->nonfinite++;
+}
+
+/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
+static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
+{
+    uint32_t most = 0;
+    for (size_t i = t->seen; i < t->have; i++) {
+        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
+        most = key > most ? key : most;
+    }
+    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
+    for (size_t i = to; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        bool keep = true;
+        if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+            dcommi_topk_count(t, t->index[i]);
+            if (!t->pass) {
+                b = 0;
+                keep = threshold == 0;
+            }
+        }
+        t->bits[to] = b;
+        t->index[to] = t->index[i];
+        to += keep;
+    }
+    t->have = to;
+    t->seen = to;
+}
+
+/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
+static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
+{
+    dcommi_topk_tame(t, threshold);
+    if (t->have <= k) {
+        return threshold;
+    }
+    size_t equal = 0, to = 0;
+    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i], at = t->index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        t->bits[to] = b;
+        t->index[to] = at;
+        to += keep;
+        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
+            t->next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    t->have = to;
+    t->seen = to;
+    return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
+}
+
+/* The element at i, whose sum with the residual is not finite. */
+static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
+{
+    float left = t->residual[i];
+    float sum = t->x[i] + left;
+    uint32_t b = dcommi_f32_bits(sum);
+    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+        dcommi_topk_count(t, i);
+        b = t->pass ? b : dcommi_f32_bits(left);
+    } else {
+        t->clipped++;
+        b--;
+    }
+    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
+    bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
+    t->bits[t->have] = b;
+    t->index[t->have] = (uint32_t)i;
+    t->have += keep;
+    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
+}
+
+/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
+{
+    dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
+    const float *x = again ? t->next : t->x;
+    bool adds = t->residual != NULL && !again;
+    size_t room = t->room - DCOMMI_TOPK_SLACK;
+    t->have = 0;
+    t->seen = 0;
+    for (size_t i = 0; i < t->count;) {
+        size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
+        size_t done;
+        if (room - t->have < n) {
+            threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+        i += done;
+        if (done < n) {
+            dcommi_topk_odd(t, i++, threshold);
+        }
+        t->seen = adds ? t->have : t->seen;
+    }
+    dcommi_topk_tame(t, threshold);
+}
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+static size_t dcommi_topk_sample_lines(size_t count)
+{
+    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
+}
+
+/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
+ * sample tells; 0 where that cannot be told. */
+static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
+{
+    size_t lines = dcommi_topk_sample_lines(t->count);
+    if (lines == 0 || t->k == 0) {
+        return t->k == 0 ? DCOMMI_INF_BITS : 0;
+    }
+    size_t stride = t->count / lines;
+    size_t n = 0;
+    for (size_t l = 0; l < lines; l++) {
+        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
+        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
+            float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
+            t->bits[n++] = dcommi_f32_bits(sum);
+        }
+    }
+    double share = (double)t->k * ((double)n / (double)t->count);
+    double rank = share + spare * (sqrt(share) + 1);
+    if (rank >= (double)n) {
+        return 0;
+    }
+    size_t equal;
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
+    return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
+}
+
+/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
+ * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
+ * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
+ */
+static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
+{
+    t->nonfinite = 0;
+    t->clipped = 0;
+    if (exact && t->pass && t->residual != NULL) {
+        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
+    }
+    dcommi_topk_pass(t, threshold, false);
+    if (exact && t->have < t->k && threshold > 0) {
+        bool again = t->residual != NULL;
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
+        }
+        t->nonfinite = again ? t->nonfinite : 0;
+        dcommi_topk_pass(t, 0, again);
+        dcommi_topk_cut(t, t->k, 0);
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = 0;
+        }
+        return;
+    }
+    dcommi_topk_cut(t, t->k, threshold);
+}
+
+#endif
+
+enum { DCOMMI_TOPK_CHUNK = 256 };
+enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
+enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2 };
+
+static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
+                                         size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire with %zu of %zu elements %s",
+                       codec->ops->name, kept, count, what);
+}
+
+/* ---- lengths ---- */
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_TOPK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
+static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
+{
+    size_t k = dcommi_topk_wanted(codec, count);
+    return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
+}
+
+static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
+{
+    return codec->inner != NULL ? codec->inner->ops->max_bytes(codec->inner, kept)
+           : codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32 ? 4 * kept
+                                                                 : 2 * kept;
+}
+
+static size_t dcommi_topk_bytes(const dcomm_codec *codec, size_t count, size_t kept)
+{
+    size_t index = (size_t)dcommi_sparse_index_bytes(count, kept);
+    return dcommi_size_add(DCOMMI_SPARSE_HEAD + index, dcommi_topk_value_bytes(codec, kept));
+}
+
+static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
+}
+
+static size_t dcommi_topk_align(size_t bytes)
+{
+    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
+static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
+{
+    if (count > UINT32_MAX) {
+        return 0;
+    }
+    size_t most = dcommi_topk_most(codec, count);
+    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    if (codec->inner != NULL) {
+        bytes += dcommi_topk_align(4 * most);
+        bytes += codec->inner->ops->workspace == NULL
+                     ? 0
+                     : codec->inner->ops->workspace(codec->inner, most);
+    }
+    return bytes;
+}
+
+/* ---- encode ---- */
+
+static inline uint32_t dcommi_topk_flush(uint32_t bits)
+{
+    return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
+}
+
+/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
+{
+    float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
+    uint16_t infinity = bf16 ? 0x7f80 : 0x7c00;
+    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
+    if ((h & 0x7fffu) == infinity && (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+        ++*clipped;
+        h--;
+    }
+    return h;
+}
+
+static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
+{
+    return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+}
+
+/* Write the values; where there is a residual, `next` keeps what they lost. */
+static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
+                                  unsigned char *out)
+{
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        float sent;
+        if (values == DCOMMI_TOPK_F32) {
+            uint32_t flushed = dcommi_topk_flush(b);
+            memcpy(out + 4 * i, &flushed, 4);
+            if (flushed == b) { /* next is 0 there, or what the residual was */
+                continue;
+            }
+            sent = dcommi_f32_from_bits(flushed);
+        } else {
+            bool bf16 = values == DCOMMI_TOPK_BF16;
+            uint16_t h = dcommi_topk_half(b, bf16, &call->report.clipped);
+            memcpy(out + 2 * i, &h, 2);
+            sent = dcommi_topk_from_half(h, bf16);
+        }
+        if (call->residual != NULL && (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+            call->next[t->index[i]] = dcommi_f32_from_bits(b) - sent;
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi_topk *t,
+                                          dcommi_encoding *call, unsigned char *out,
+                                          unsigned char *workspace)
+{
+    const dcomm_codec *inner = codec->inner;
+    const float *sum = (const float *)(const void *)t->bits;
+    float *sent = (float *)(void *)workspace;
+    dcommi_encoding of = {.x = sum,
+                          .count = t->have,
+                          .key = call->key,
+                          .wire = out,
+                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
+    DCOMMI_TRY(inner->ops->encode(inner, &of));
+    call->report.clipped += of.report.clipped;
+    if (call->residual == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
+    for (size_t i = 0; i < t->have; i++) {
+        if (!dcommi_f32_nonfinite(sum[i])) {
+            size_t at = t->index[i];
+            /* A number that is passed on may have taken its neighbours with it. */
+            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_topk_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most)};
+    size_t column = dcommi_topk_align(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* A wire that was found good, and where its reader stands. */
+typedef struct dcommi_topk_wire {
+    dcommi_sparse_reader reader;
+    const unsigned char *values;
+    float *decoded; /* by the inner codec; to be freed */
+} dcommi_topk_wire;
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    dcommi_sparse_head head = {0};
+    *w = (dcommi_topk_wire){0};
+    if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+    }
+    memcpy(&head, wire, sizeof head);
+    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
+    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds %zu elements, where %zu were to come",
+                           codec->ops->name, kept, most);
+    }
+    size_t wanted = dcommi_topk_bytes(codec, count, kept);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
+    size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
+    if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
+        return dcommi_topk_bad_wire(codec, "has indices that are out of order or of range", kept,
+                                    count);
+    }
+    dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
+    if (codec->inner == NULL) {
+        return DCOMM_OK;
+    }
+    w->decoded = dcommi_alloc_raw(4 * kept);
+    dcomm_status status = w->decoded == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : codec->inner->ops->decode(codec->inner, w->values, value_bytes,
+                                                          w->decoded, kept, false);
+    if (status != DCOMM_OK) {
+        dcommi_free(w->decoded);
+        w->decoded = NULL;
+    }
+    return status;
+}
+
+/* Values number at .. at + n. */
+static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
+                               size_t n, float *value)
+{
+    if (w->decoded != NULL) {
+        memcpy(value, w->decoded + at, 4 * n);
+    } else if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        memcpy(value, w->values + 4 * at, 4 * n);
+    } else {
+        bool bf16 = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16;
+        for (size_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, w->values + 2 * (at + i), 2);
+            value[i] = dcommi_topk_from_half(h, bf16);
+        }
+    }
+}
+
+/* The elements of a wire below `until`, stored or added. */
+static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
+                                float *x, bool add)
+{
+    uint32_t index[DCOMMI_TOPK_CHUNK];
+    float value[DCOMMI_TOPK_CHUNK];
+    for (;;) {
+        size_t at = w->reader.at;
+        size_t n = dcommi_sparse_next(&w->reader, until, index, DCOMMI_TOPK_CHUNK);
+        if (n == 0) {
+            return;
+        }
+        dcommi_topk_values(codec, w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            x[index[i]] = add ? dcommi_f32_canonical(x[index[i]] + value[i]) : value[i];
+        }
+    }
+}
+
+/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
+static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
+                               size_t count, bool add)
+{
+    for (uint64_t from = 0; from < count; from += DCOMMI_SPARSE_BLOCK) {
+        uint64_t left = count - from;
+        if (!add) {
+            memset(x + from, 0,
+                   sizeof *x * (left < DCOMMI_SPARSE_BLOCK ? left : DCOMMI_SPARSE_BLOCK));
+        }
+        for (size_t i = 0; i < n; i++) {
+            dcommi_topk_scatter(codec, &w[i], from + DCOMMI_SPARSE_BLOCK, x, add || i > 0);
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
+{
+    dcommi_topk_wire w;
+    DCOMMI_TRY(dcommi_topk_open(codec, wire, bytes, count, &w));
+    dcommi_topk_blocks(codec, &w, 1, x, count, add);
+    dcommi_free(w.decoded);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
+{
+    dcomm_status status = DCOMM_OK;
+    dcommi_topk_wire *w = dcommi_calloc(in->n, sizeof *w);
+    if (w == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; status == DCOMM_OK && i < in->n; i++) {
+        status = dcommi_topk_open(codec, in->wires[i], in->bytes[i], count, &w[i]);
+    }
+    if (status == DCOMM_OK) {
+        dcommi_topk_blocks(codec, w, in->n, x, count, false);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        dcommi_free(w[i].decoded);
+    }
+    dcommi_free(w);
+    return status;
+}
+
+/* ---- the rows ---- */
+
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
+static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    static const double format[] = {0, 0x1p-22, 0x1p-16};
+    double c;
+    if (codec->inner != NULL) {
+        dcomm_codec_info of = {.contraction = (double)NAN};
+        if (codec->inner->ops->info != NULL) {
+            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+        }
+        c = of.contraction;
+    } else {
+        c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    if (dcommi_topk_is_exact(codec) && count > 0) {
+        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        info->contraction = 1 - share * (1 - c);
+    }
+}
+
+static unsigned dcommi_topk_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
+}
+
+#define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
+    {                                                                            \
+        "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
+    }
+
+static const dcommi_codec_option dcommi_topk_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_threshold_options[] = {
+    DCOMMI_TOPK_OPTION_K("what is aimed at, as topk's k; at most twice as many are sent"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_topk = {
+    .name = "topk",
+    .summary = "exactly the k elements of largest magnitude, ties to the lower index",
+    .options = dcommi_topk_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_ops dcommi_codec_threshold = {
+    .name = "threshold",
+    .summary = "elements above a threshold that a sample sets, about k of them",
+    .options = dcommi_threshold_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return codec->ops != &dcommi_codec_threshold;
+}
+
+#endif
+
+static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_bf16,
+    &dcommi_codec_topk,
+    &dcommi_codec_threshold,
+    NULL,
+};
+
+#endif
+
+#include <math.h>
+
+static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
+                                                        DCOMMI_CODEC_CHOICE,
+                                                        "fail|zero|pass",
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        "what becomes of NaN and infinity"};
+
+/* Text with room that it does not leave. */
+typedef struct dcommi_codec_text {
+    char *at;
+    size_t room, used;
+} dcommi_codec_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    va_end(args);
+    if (n > 0) {
+        text->used += (size_t)n;
+        text->used = text->used < text->room ? text->used : text->room - 1;
+    }
+}
+
+static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
+{
+    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+        const char *known = dcommi_codec_table[i]->name;
+        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+            return dcommi_codec_table[i];
+        }
+    }
+    return NULL;
+}
+
+/* The position of a word in "a|b|c", -1: it is not there. */
+static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+{
+    for (int i = 0;; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && memcmp(choices, word, len) == 0) {
+            return i;
+        }
+        if (choices[n] == '\0') {
+            return -1;
+        }
+        choices += n + 1;
+    }
+}
+
+/* What an option may be, for people. */
+static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        dcommi_codec_print(text, "%s", option->choices);
+    } else {
+        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
+                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                           option->most);
+    }
+}
+
+/* A value as it is written: the shortest decimal that reads back as the same number. */
+static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+                              double value)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        const char *word = option->choices;
+        for (int i = 0; i < (int)value; i++) {
+            word += strcspn(word, "|") + 1;
+        }
+        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        return;
+    }
+    char number[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) {
+            break;
+        }
+    }
+    dcommi_codec_print(text, "%s", number);
+}
+
+/* One value, `len` characters of it. */
+static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
+                                      const dcommi_codec_option *option, const char *text,
+                                      size_t len, double *value)
+{
+    bool good = false;
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        int i = dcommi_codec_choice(option->choices, text, len);
+        *value = i;
+        good = i >= 0;
+    } else {
+        char number[40];
+        char *end = number;
+        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+            memcpy(number, text, len);
+            number[len] = '\0';
+            *value = strtod(number, &end);
+            good = *end == '\0' && end != number && *value >= option->least &&
+                   *value <= option->most &&
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+        }
+    }
+    if (good) {
+        return DCOMM_OK;
+    }
+    char allowed[200];
+    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_codec_allowed(&to, option);
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
+                       option->name, (int)(len < 40 ? len : 40), text,
+                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+}
+
+static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
+                                                size_t len)
+{
+    char known[200];
+    dcommi_codec_text to = {known, sizeof known, 0};
+    known[0] = '\0';
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_print(&to, "%s, ", o->name);
+    }
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
+                       ops->name, (int)(len < 40 ? len : 40), name, known,
+                       dcommi_codec_common.name);
+}
+
+/* The part behind the colon. */
+static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+{
+    const dcommi_codec_ops *ops = codec->ops;
+    bool given_common = false;
+    for (const char *next; *text != '\0'; text = next) {
+        size_t len = strcspn(text, ",");
+        size_t name = strcspn(text, "=");
+        next = text + len + (text[len] == ',');
+        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
+                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
+        }
+        const char *value = text + name + 1;
+        size_t value_len = len - name - 1;
+        int i = 0;
+        while (ops->options[i].kind != DCOMMI_CODEC_END &&
+               (strlen(ops->options[i].name) != name ||
+                memcmp(ops->options[i].name, text, name) != 0)) {
+            i++;
+        }
+        bool *given = &codec->given[i];
+        if (ops->options[i].kind != DCOMMI_CODEC_END) {
+            DCOMMI_TRY(
+                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
+        } else if (name == strlen(dcommi_codec_common.name) &&
+                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+            double policy = 0;
+            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
+            codec->nonfinite = (int)policy;
+            given = &given_common;
+        } else {
+            return dcommi_codec_unknown_option(ops, text, name);
+        }
+        if (*given) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
+                               (int)name, text);
+        }
+        *given = true;
+    }
+    return DCOMM_OK;
+}
+
+/* Fill in codec->ops, values and policy. */
+static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
+{
+    size_t len = strcspn(spec, ":");
+    codec->ops = dcommi_codec_find(spec, len);
+    if (codec->ops == NULL) {
+        char known[200];
+        dcommi_codec_text to = {known, sizeof known, 0};
+        known[0] = '\0';
+        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
+                           (int)(len < 40 ? len : 40), spec, known);
+    }
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        codec->value[i] = codec->ops->options[i].preset;
+    }
+    if (spec[len] == ':' && spec[len + 1] == '\0') {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
+                           codec->ops->name);
+    }
+    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
+}
+
+/* The canonical spec, from the values. */
+static void dcommi_codec_write_spec(dcomm_codec *codec)
+{
+    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
+        dcommi_codec_print(&to, ",");
+    }
+    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
+}
+
+#endif
+
+#include <float.h>
+
+/* ---- life ---- */
+
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
+{
+    if (spec == NULL || codec_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
+                           spec == NULL ? "spec" : "codec_p");
+    }
+    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
+    if (codec == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_codec_parse(codec, spec);
+    if (status == DCOMM_OK && codec->ops->make != NULL) {
+        status = codec->ops->make(codec);
+    }
+    if (status != DCOMM_OK) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    dcommi_codec_write_spec(codec);
+    *codec_p = codec;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
+{
+    if (codec_p != NULL && *codec_p != NULL) {
+        dcomm_codec_destroy(&(*codec_p)->inner);
+        dcommi_free(*codec_p);
+        *codec_p = NULL;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- what is known of it ---- */
+
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
+{
+    return codec != NULL ? codec->spec : "";
+}
+
+DCOMM_API const char *dcomm_codec_name(size_t i)
+{
+    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
+    return i < n ? dcommi_codec_table[i]->name : NULL;
+}
+
+static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+                                   double preset)
+{
+    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_codec_show(to, option, preset);
+    dcommi_codec_print(to, "  (");
+    dcommi_codec_allowed(to, option);
+    dcommi_codec_print(to, ")  %s\n", option->meaning);
+}
+
+DCOMM_API const char *dcomm_codec_help(const char *name)
+{
+    static _Thread_local char help[2048];
+    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
+    if (ops == NULL) {
+        return NULL;
+    }
+    dcommi_codec_text to = {help, sizeof help, 0};
+    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_help_line(&to, o, o->preset);
+    }
+    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
+    return help;
+}
+
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
+}
+
+static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
+{
+    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
+    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* An array of f32 in a workspace. */
+static size_t dcommi_codec_array_bytes(size_t count)
+{
+    size_t bytes = dcommi_size_mul(count, sizeof(float));
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
+static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec == NULL ? 0
+                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
+                                           dcommi_codec_feedback_bytes(codec, count));
+}
+
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
+    return codec == NULL || codec->ops->recode != NULL
+               ? bytes
+               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info)
+{
+    if (codec == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
+                           codec == NULL ? "codec" : "info");
+    }
+    unsigned traits = codec->ops->traits(codec);
+    *info = (dcomm_codec_info){.name = codec->ops->name,
+                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
+                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
+                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
+                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
+                               .granule = 1,
+                               .max_bytes = codec->ops->max_bytes(codec, count),
+                               .omega = (double)NAN,
+                               .contraction = (double)NAN};
+    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
+    if (codec->ops->info != NULL) {
+        codec->ops->info(codec, count, info);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
+                                             const void *wire, size_t capacity, size_t count,
+                                             const size_t *bytes_p)
+{
+    if (codec == NULL || bytes_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
+                           codec == NULL ? "codec" : "bytes_p");
+    }
+    size_t need = codec->ops->max_bytes(codec, count);
+    if (need == SIZE_MAX || capacity < need) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
+                           codec->ops->name, need, count, capacity);
+    }
+    if (wire == NULL && need > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's workspace, or one for this call; *own is then to be freed. */
+static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
+{
+    *own = NULL;
+    if (*workspace == NULL && bytes > 0) {
+        *workspace = *own = dcommi_alloc_raw(bytes);
+    }
+    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
+
+/* Feedback for a codec that encodes a plain array only. */
+static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    const float *x = call->x, *residual = call->residual;
+    unsigned char *at = call->workspace;
+    float *e = (float *)(void *)at;
+    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
+    size_t clipped = 0;
+    dcommi_encoding plain = *call;
+    for (size_t i = 0; i < call->count; i++) {
+        if (!dcommi_f32_nonfinite(x[i])) {
+            e[i] = x[i] + residual[i];
+            if (dcommi_f32_nonfinite(e[i])) {
+                e[i] = copysignf(FLT_MAX, e[i]);
+                clipped++;
+            }
+        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+            e[i] = x[i];
+        } else {
+            dcommi_codec_nonfinite(&plain, i);
+            e[i] = residual[i];
+        }
+    }
+    plain.x = e;
+    plain.residual = NULL;
+    plain.next = NULL;
+    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
+    DCOMMI_TRY(codec->ops->encode(codec, &plain));
+    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
+    for (size_t i = 0; i < call->count; i++) {
+        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    }
+    call->bytes = plain.bytes;
+    call->report = plain.report;
+    call->report.clipped += clipped;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
+                                            : codec->ops->encode(codec, call);
+}
+
+static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
+                                         size_t count, const dcomm_codec_key *key, void *wire)
+{
+    dcommi_encoding call = {.x = x,
+                            .residual = residual,
+                            .next = next,
+                            .count = count,
+                            .wire = wire,
+                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
+    if (key != NULL) {
+        call.key = *key;
+    }
+    return call;
+}
+
+/* What is left to do when the codec is through: the outputs, and the policy. */
+static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
+                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
+                                         dcomm_codec_report *report)
+{
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    *bytes_p = call->report.bytes = call->bytes;
+    if (report != NULL) {
+        *report = call->report;
+    }
+    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        size_t at = call->report.first_nonfinite;
+        char value[32] = "a sum of wires";
+        if (call->x != NULL) {
+            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
+                           what, call->report.nonfinite, call->count, at, value);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
+                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
+                                     void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
+    if (call->x == NULL && call->count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
+    }
+    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
+                                         : dcomm_codec_workspace_bytes(codec, call->count);
+    void *own;
+    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
+    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report)
+{
+    if ((residual == NULL || next == NULL) && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
+                           residual == NULL ? "residual" : "next");
+    }
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
+                            report);
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
+                                             const void *const *wires, const size_t *bytes,
+                                             size_t n, const void *x, size_t count)
+{
+    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
+                           codec == NULL   ? "codec is NULL"
+                           : n == 0        ? "there are no wires"
+                           : wires == NULL ? "wires is NULL"
+                           : bytes == NULL ? "bytes is NULL"
+                                           : "x is NULL");
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (wires[i] == NULL && bytes[i] > 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
+    return codec->ops->decode(codec, wire, bytes, x, count, false);
+}
+
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
+    return codec->ops->decode(codec, wire, bytes, acc, count, true);
+}
+
+static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                                     size_t count)
+{
+    if (in->n > 1 && codec->ops->decode_sum != NULL) {
+        return codec->ops->decode_sum(codec, in, x, count);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
+    dcommi_wires in = {wires, bytes, n};
+    return dcommi_codec_sum(codec, &in, x, count);
+}
+
+/* ---- decoding and encoding again ---- */
+
+static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                        float factor, dcommi_encoding *call)
+{
+    if (codec->ops->recode != NULL) {
+        return codec->ops->recode(codec, in, factor, call);
+    }
+    float *sum = call->workspace;
+    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
+    for (size_t i = 0; factor != 1 && i < call->count; i++) {
+        sum[i] *= factor;
+    }
+    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
+    call->x = sum;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    call->x = NULL;
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
+    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
+                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
+    }
+    void *own;
+    DCOMMI_TRY(
+        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    dcommi_wires in = {wires, bytes, n};
+    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
+    call.workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+}
+
+#endif
+
+#ifndef DCOMM_NO_COMM
+/* ==== include/dcomm/impl/device_host.h ===================================================== */
+/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+#ifndef DCOMMI_DEVICE_HOST_H
+#define DCOMMI_DEVICE_HOST_H
+
+/* ==== include/dcomm/impl/device.h ========================================================== */
+/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
+ * their own table. The device layer knows no rank. */
+#ifndef DCOMMI_DEVICE_H
+#define DCOMMI_DEVICE_H
+
+
+/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
+ * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
+ * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+ * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
+ * rounding of the f64 product towards zero; dst may equal src. */
+static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor);
+/* memcpy for long, cold copies (non-temporal where that is faster). */
+static void dcommi_host_copy(void *dst, const void *src, size_t len);
 
 #endif
 
@@ -28906,6 +30012,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #endif
 
 /* ==== helper macros end here =========================================================== */
+#undef DCOMMI_ABS_BITS
 #undef DCOMMI_AHEAD_MIN
 #undef DCOMMI_ALIKE_ALL
 #undef DCOMMI_ALIKE_MIN
@@ -28979,6 +30086,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ID_FIRST
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
+#undef DCOMMI_INF_BITS
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
@@ -28998,6 +30106,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
+#undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
@@ -29090,10 +30199,20 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SOCK_ADDRS
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
+#undef DCOMMI_SPARSE_BLOCK
+#undef DCOMMI_SPARSE_HD
+#undef DCOMMI_SPARSE_HEAD
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_TOPK_BINS
+#undef DCOMMI_TOPK_BLOCK
+#undef DCOMMI_TOPK_LEAST
+#undef DCOMMI_TOPK_LINE
+#undef DCOMMI_TOPK_OPTION_K
+#undef DCOMMI_TOPK_SAMPLE
+#undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_FARTHEST

@@ -18,27 +18,20 @@
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
 #define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
-#define DCOMMI_TOPK_AUTO UINT32_MAX /* the threshold comes from a sample */
-
-/* What becomes of numbers that are not finite. */
-typedef enum dcommi_topk_wild {
-    DCOMMI_TOPK_FAIL = 0, /* the selection ends, the residual is given back (to rounding) */
-    DCOMMI_TOPK_ZERO,     /* they count as zeros */
-    DCOMMI_TOPK_PASS,     /* they are the largest; none stays in a residual */
-} dcommi_topk_wild;
 
 typedef struct dcommi_topk {
     const float *x;
-    float *residual; /* or NULL; see cpu_topk_scan.h. Finite. */
-    size_t count;    /* at most UINT32_MAX */
-    size_t k;        /* wanted; at most count */
-    dcommi_topk_wild wild;
+    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    float *next;            /* may be the residual */
+    size_t count;           /* at most UINT32_MAX */
+    size_t k;               /* wanted; at most count */
+    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
     uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
     size_t room;
     size_t have; /* kept so far; in the end what was selected */
-    size_t seen; /* of these, how many are known to be what the policy wants */
-    size_t nonfinite;
-    size_t first_nonfinite;
+    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t nonfinite, first_nonfinite;
+    size_t clipped; /* sums beyond the largest number, which they became */
 } dcommi_topk;
 
 /* How many elements `bits` and `index` must have room for. */
@@ -83,15 +76,6 @@ static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t
     return low;
 }
 
-/* An element that is not selected goes back to the residual, unless it must not stay there. */
-static inline void dcommi_topk_drop(const dcommi_topk *t, uint32_t bits, uint32_t index)
-{
-    if (t->residual != NULL) {
-        bool finite = (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
-        t->residual[index] = dcommi_f32_from_bits(finite ? bits : 0);
-    }
-}
-
 /* Count one that is not finite. */
 static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
 {
@@ -113,7 +97,7 @@ static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
         bool keep = true;
         if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
             dcommi_topk_count(t, t->index[i]);
-            if (t->wild == DCOMMI_TOPK_ZERO) {
+            if (!t->pass) {
                 b = 0;
                 keep = threshold == 0;
             }
@@ -144,8 +128,8 @@ static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
         t->bits[to] = b;
         t->index[to] = at;
         to += keep;
-        if (!keep && t->residual != NULL) {
-            dcommi_topk_drop(t, b, at);
+        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
+            t->next[at] = dcommi_f32_from_bits(b);
         }
     }
     t->have = to;
@@ -153,66 +137,70 @@ static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
     return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
 }
 
-/* The element at i, whose sum with the residual is not finite. False when that ends it all. */
-static bool dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
+/* The element at i, whose sum with the residual is not finite. */
+static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
 {
-    dcommi_topk_count(t, i);
-    if (t->wild == DCOMMI_TOPK_FAIL) {
-        return false;
+    float left = t->residual[i];
+    float sum = t->x[i] + left;
+    uint32_t b = dcommi_f32_bits(sum);
+    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+        dcommi_topk_count(t, i);
+        b = t->pass ? b : dcommi_f32_bits(left);
+    } else {
+        t->clipped++;
+        b--;
     }
-    float kept = t->wild == DCOMMI_TOPK_ZERO ? t->residual[i] : t->x[i] + t->residual[i];
-    uint32_t b = dcommi_f32_bits(kept);
+    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
     bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
     t->bits[t->have] = b;
     t->index[t->have] = (uint32_t)i;
     t->have += keep;
-    t->residual[i] = keep ? 0 : kept;
-    return true;
+    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
 }
 
-/* One pass over x, or with `again` over the sums that an earlier one left in the residual. Returns
- * how far it came: to the end, or with the policy "fail" to the first that is not finite (or, where
- * there is no residual, some way behind it). */
-static size_t dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
+/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
 {
     dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
-    const float *x = again ? t->residual : t->x;
+    const float *x = again ? t->next : t->x;
     bool adds = t->residual != NULL && !again;
     size_t room = t->room - DCOMMI_TOPK_SLACK;
-    size_t i = 0;
     t->have = 0;
     t->seen = 0;
-    while (i < t->count) {
+    for (size_t i = 0; i < t->count;) {
         size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
         size_t done;
         if (room - t->have < n) {
             threshold = dcommi_topk_cut(t, t->k, threshold);
-            if (t->wild == DCOMMI_TOPK_FAIL && t->nonfinite > 0) {
-                return i;
-            }
         }
-        t->have = scan(x + i, adds ? t->residual + i : NULL, n, (uint32_t)i, threshold, t->bits,
-                       t->index, t->have, &done);
+        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
         i += done;
-        if (done < n && !dcommi_topk_odd(t, i++, threshold)) {
-            return i - 1;
+        if (done < n) {
+            dcommi_topk_odd(t, i++, threshold);
         }
         t->seen = adds ? t->have : t->seen;
     }
-    return i;
+    dcommi_topk_tame(t, threshold);
+}
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+static size_t dcommi_topk_sample_lines(size_t count)
+{
+    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
 }
 
 /* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
  * sample tells; 0 where that cannot be told. */
 static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
 {
-    size_t wanted = t->count / DCOMMI_TOPK_SAMPLE;
-    wanted = wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted;
-    size_t lines = wanted / DCOMMI_TOPK_LINE;
-    size_t stride = t->count / lines;
-    if (stride < 2 * DCOMMI_TOPK_LINE || t->k == 0) {
+    size_t lines = dcommi_topk_sample_lines(t->count);
+    if (lines == 0 || t->k == 0) {
         return t->k == 0 ? DCOMMI_INF_BITS : 0;
     }
+    size_t stride = t->count / lines;
     size_t n = 0;
     for (size_t l = 0; l < lines; l++) {
         /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
@@ -232,46 +220,29 @@ static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
     return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
 }
 
-/* Put back what was taken from the residual and, as far as the pass came, take x out again. */
-static void dcommi_topk_undo(dcommi_topk *t, size_t came)
-{
-    for (size_t i = 0; i < t->have; i++) {
-        t->residual[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
-    }
-    for (size_t i = 0; i < came; i++) {
-        t->residual[i] -= t->x[i];
-    }
-    t->have = 0;
-}
-
-/* Everything in one: exactly the k largest, or as many as reach the threshold but at most k. The
- * selected elements lie in `bits` and `index`, by index; in the residual they are zero, the others
- * are there. DCOMMI_TOPK_FAIL: nothing is selected where t->nonfinite is not 0. */
+/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
+ * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
+ * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
+ */
 static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
 {
     t->nonfinite = 0;
-    threshold = threshold == DCOMMI_TOPK_AUTO ? dcommi_topk_guess(t, 4) : threshold;
-    size_t came = dcommi_topk_pass(t, threshold, false);
-    dcommi_topk_tame(t, threshold);
-    if (exact && came == t->count && t->have < t->k && threshold > 0) {
-        if (t->residual == NULL) {
-            t->nonfinite = 0;
-            dcommi_topk_pass(t, 0, false);
-        } else {
-            size_t nonfinite = t->nonfinite, first = t->first_nonfinite;
-            for (size_t i = 0; i < t->have; i++) {
-                t->residual[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
-            }
-            dcommi_topk_pass(t, 0, true);
-            t->nonfinite = nonfinite;
-            t->first_nonfinite = first;
-        }
+    t->clipped = 0;
+    if (exact && t->pass && t->residual != NULL) {
+        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
     }
-    if (t->wild == DCOMMI_TOPK_FAIL && t->nonfinite > 0) {
-        if (t->residual != NULL) {
-            dcommi_topk_undo(t, came);
+    dcommi_topk_pass(t, threshold, false);
+    if (exact && t->have < t->k && threshold > 0) {
+        bool again = t->residual != NULL;
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
         }
-        t->have = 0;
+        t->nonfinite = again ? t->nonfinite : 0;
+        dcommi_topk_pass(t, 0, again);
+        dcommi_topk_cut(t, t->k, 0);
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = 0;
+        }
         return;
     }
     dcommi_topk_cut(t, t->k, threshold);

@@ -2,9 +2,9 @@
  *
  * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
  * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
- * With a residual, x + residual is what is looked at, and what is not kept is left in the residual;
- * where a kept element was, it is zero. Such a scan ends early before a sum that is not finite, so
- * that no such number is stored; the caller decides what it counts as. */
+ * With a residual, x + residual is what is looked at, and what is not kept is stored in `next`;
+ * where an element is kept, next is zero. Such a scan ends early before a sum that is not finite,
+ * so that no such number is stored; the caller decides what it counts as. */
 #ifndef DCOMMI_CPU_TOPK_SCAN_H
 #define DCOMMI_CPU_TOPK_SCAN_H
 
@@ -12,18 +12,19 @@
 
 #define DCOMMI_ABS_BITS 0x7fffffffu
 #define DCOMMI_INF_BITS 0x7f800000u
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
 /* Kept elements are stored in whole vectors: this many may be written behind the last. */
 #define DCOMMI_TOPK_SLACK 16
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
  * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
-typedef size_t (*dcommi_topk_scan_fn)(const float *x, float *residual, size_t n, uint32_t first,
-                                      uint32_t threshold, uint32_t *bits, uint32_t *index,
-                                      size_t have, size_t *done);
+typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
+                                      uint32_t first, uint32_t threshold, uint32_t *bits,
+                                      uint32_t *index, size_t have, size_t *done);
 
-static size_t dcommi_topk_scan_port(const float *x, float *residual, size_t n, uint32_t first,
-                                    uint32_t threshold, uint32_t *bits, uint32_t *index,
-                                    size_t have, size_t *done)
+static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
+                                    uint32_t first, uint32_t threshold, uint32_t *bits,
+                                    uint32_t *index, size_t have, size_t *done)
 {
     size_t i = 0;
     if (residual == NULL) {
@@ -43,7 +44,7 @@ static size_t dcommi_topk_scan_port(const float *x, float *residual, size_t n, u
         bits[have] = b;
         index[have] = first + (uint32_t)i;
         have += key >= threshold;
-        residual[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
+        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
     }
     *done = i;
     return have;
@@ -69,10 +70,10 @@ DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
     return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
 }
 
-DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, float *residual, size_t n,
-                                                       uint32_t first, uint32_t threshold,
-                                                       uint32_t *bits, uint32_t *index, size_t have,
-                                                       size_t *done)
+DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+                                                       float *next, size_t n, uint32_t first,
+                                                       uint32_t threshold, uint32_t *bits,
+                                                       uint32_t *index, size_t have, size_t *done)
 {
     const __m256i below = _mm256_set1_epi32((int)threshold - 1);
     const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
@@ -90,7 +91,7 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, float *re
             have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
             continue;
         }
-        float *left = residual + i;
+        const float *left = residual + i;
         dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
         __m256i sum[4];
         uint32_t wild = 0;
@@ -104,17 +105,18 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, float *re
             break;
         }
         for (int v = 0; v < 4; v++) {
-            dcommi_avx2_store((unsigned char *)(left + 8 * v), sum[v]);
+            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
         }
         size_t had = have;
-        have = dcommi_topk_pick(mask, left, first + (uint32_t)i, bits, index, have);
+        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
         for (; had < have; had++) {
-            residual[index[had] - first] = 0;
+            next[index[had] - first] = 0;
         }
     }
     size_t more;
-    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i, n - i,
-                                 first + (uint32_t)i, threshold, bits, index, have, &more);
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
     *done = i + more;
     return have;
 }
@@ -127,8 +129,8 @@ DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, _
     return have + (size_t)__builtin_popcount(mask);
 }
 
-DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, float *residual,
-                                                           size_t n, uint32_t first,
+DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                           float *next, size_t n, uint32_t first,
                                                            uint32_t threshold, uint32_t *bits,
                                                            uint32_t *index, size_t have,
                                                            size_t *done)
@@ -166,15 +168,15 @@ DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, float
         }
         for (int v = 0; v < 4; v++) {
             __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
-            _mm512_storeu_si512(residual + i + 16 * v,
-                                _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
             have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
             at = _mm512_add_epi32(at, step);
         }
     }
     size_t more;
-    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i, n - i,
-                                 first + (uint32_t)i, threshold, bits, index, have, &more);
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
     *done = i + more;
     return have;
 }
