@@ -2223,9 +2223,1933 @@ static const dcommi_codec_ops dcommi_codec_bf16 = {
 };
 
 #endif
+/* ==== include/dcomm/impl/codec_topk.h ====================================================== */
+/* codec_topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
+ * sampled threshold), and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
+#ifndef DCOMMI_CODEC_TOPK_H
+#define DCOMMI_CODEC_TOPK_H
+
+/* ==== include/dcomm/impl/codec_sparse.h ==================================================== */
+/* codec_sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
+#ifndef DCOMMI_CODEC_SPARSE_H
+#define DCOMMI_CODEC_SPARSE_H
+
+/* ==== kernels/wire_sparse.h ================================================================ */
+/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
+ *
+ *   u32 kept | kept values | their indices, in ascending order
+ *
+ * Values come first, so that those of 32 bits are aligned; the value format gives their length.
+ * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
+ * so that nothing has to say which it is. Numbers are little-endian. */
+#ifndef DCOMMI_WIRE_SPARSE_H
+#define DCOMMI_WIRE_SPARSE_H
+
+#include <stdint.h>
+
+typedef struct dcommi_sparse_head {
+    uint32_t kept;
+} dcommi_sparse_head;
+
+#define DCOMMI_SPARSE_HEAD 4
+#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
+
+typedef enum dcommi_sparse_form {
+    DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
+    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
+    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
+} dcommi_sparse_form;
+
+#ifdef __cplusplus
+static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#else
+_Static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#endif
+
+#ifdef __CUDACC__
+#define DCOMMI_SPARSE_HD __host__ __device__
+#else
+#define DCOMMI_SPARSE_HD
+#endif
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_blocks(uint64_t count)
+{
+    return count / DCOMMI_SPARSE_BLOCK + (count % DCOMMI_SPARSE_BLOCK != 0);
+}
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_form_bytes(dcommi_sparse_form form,
+                                                                 uint64_t count, uint64_t kept)
+{
+    return form == DCOMMI_SPARSE_FLAT     ? 4 * kept
+           : form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(count) + 2 * kept
+                                          : count / 8 + (count % 8 != 0);
+}
+
+DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t count,
+                                                                        uint64_t kept)
+{
+    uint64_t flat = dcommi_sparse_form_bytes(DCOMMI_SPARSE_FLAT, count, kept);
+    uint64_t blocks = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BLOCKS, count, kept);
+    uint64_t bitmap = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BITMAP, count, kept);
+    return flat <= blocks && flat <= bitmap ? DCOMMI_SPARSE_FLAT
+           : blocks <= bitmap               ? DCOMMI_SPARSE_BLOCKS
+                                            : DCOMMI_SPARSE_BITMAP;
+}
+
+/* Grows with `kept`. */
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
+{
+    return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);
+}
+
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dcomm: packed indices are little-endian, and so must be the processor"
+#endif
+
+/* The first of the ascending indices that is not below `bound`. */
+static size_t dcommi_sparse_lower(const uint32_t *index, size_t kept, uint64_t bound)
+{
+    size_t low = 0;
+    while (low < kept) {
+        size_t middle = low + (kept - low) / 2;
+        if (index[middle] < bound) {
+            low = middle + 1;
+        } else {
+            kept = middle;
+        }
+    }
+    return low;
+}
+
+/* Write the ascending indices, each below count; dcommi_sparse_index_bytes are needed. */
+static void dcommi_sparse_pack(const uint32_t *index, size_t kept, size_t count, unsigned char *out)
+{
+    switch (dcommi_sparse_form_of(count, kept)) {
+    case DCOMMI_SPARSE_FLAT:
+        memcpy(out, index, 4 * kept);
+        return;
+    case DCOMMI_SPARSE_BLOCKS: {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count);
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end =
+                (uint32_t)dcommi_sparse_lower(index, kept, (uint64_t)(b + 1) * DCOMMI_SPARSE_BLOCK);
+            memcpy(out + 4 * b, &end, 4);
+        }
+        out += 4 * blocks;
+        for (size_t i = 0; i < kept; i++) {
+            uint16_t offset = (uint16_t)index[i];
+            memcpy(out + 2 * i, &offset, 2);
+        }
+        return;
+    }
+    case DCOMMI_SPARSE_BITMAP:
+        memset(out, 0, count / 8 + (count % 8 != 0));
+        for (size_t i = 0; i < kept; i++) {
+            out[index[i] / 8] |= (unsigned char)(1u << index[i] % 8);
+        }
+    }
+}
+
+/* Where a reader stands in packed indices that dcommi_sparse_check found good. */
+typedef struct dcommi_sparse_reader {
+    const unsigned char *in; /* of BLOCKS: the offsets */
+    const unsigned char *ends;
+    dcommi_sparse_form form;
+    size_t kept, count;
+    size_t at;      /* indices that were read */
+    uint64_t place; /* BLOCKS: the block; BITMAP: the first element that was not looked at */
+} dcommi_sparse_reader;
+
+static void dcommi_sparse_open(dcommi_sparse_reader *r, const unsigned char *in, size_t kept,
+                               size_t count)
+{
+    dcommi_sparse_form form = dcommi_sparse_form_of(count, kept);
+    size_t ends = form == DCOMMI_SPARSE_BLOCKS ? 4 * (size_t)dcommi_sparse_blocks(count) : 0;
+    *r = (dcommi_sparse_reader){
+        .in = in + ends, .ends = in, .form = form, .kept = kept, .count = count};
+}
+
+/* The 64 elements of a bitmap from `first`, a multiple of 64; those behind its end are 0. */
+static inline uint64_t dcommi_sparse_word(const dcommi_sparse_reader *r, uint64_t first)
+{
+    uint64_t word = 0;
+    size_t bytes = r->count / 8 + (r->count % 8 != 0), from = (size_t)first / 8;
+    memcpy(&word, r->in + from, bytes - from < 8 ? bytes - from : 8);
+    return word;
+}
+
+/* The next indices below `until`, at most `most`; how many. `most` is at least 64, and `until` a
+ * multiple of DCOMMI_SPARSE_BLOCK or not below count. */
+static size_t dcommi_sparse_next(dcommi_sparse_reader *r, uint64_t until, uint32_t *index,
+                                 size_t most)
+{
+    size_t n = 0;
+    until = until < r->count ? until : r->count;
+    if (r->form == DCOMMI_SPARSE_FLAT) {
+        for (; n < most && r->at < r->kept; n++, r->at++) {
+            memcpy(&index[n], r->in + 4 * r->at, 4);
+            if (index[n] >= until) {
+                break;
+            }
+        }
+    } else if (r->form == DCOMMI_SPARSE_BLOCKS) {
+        for (; r->place * DCOMMI_SPARSE_BLOCK < until; r->place++) {
+            uint32_t end;
+            memcpy(&end, r->ends + 4 * r->place, 4);
+            for (; n < most && r->at < end; n++, r->at++) {
+                uint16_t offset;
+                memcpy(&offset, r->in + 2 * r->at, 2);
+                index[n] = (uint32_t)(r->place * DCOMMI_SPARSE_BLOCK) + offset;
+            }
+            if (r->at < end) {
+                break;
+            }
+        }
+    } else {
+        for (; r->place < until && n + 64 <= most; r->place += 64) {
+            for (uint64_t word = dcommi_sparse_word(r, r->place); word != 0; word &= word - 1) {
+                index[n++] = (uint32_t)(r->place + (unsigned)__builtin_ctzll(word));
+            }
+        }
+        r->at += n;
+    }
+    return n;
+}
+
+/* Whether these dcommi_sparse_index_bytes hold `kept` ascending indices below count. */
+static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t count)
+{
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint64_t bad = 0;
+    if (r.form == DCOMMI_SPARSE_FLAT) {
+        uint64_t least = 0;
+        for (size_t i = 0; i < kept; i++) {
+            uint32_t index;
+            memcpy(&index, in + 4 * i, 4);
+            bad |= index < least;
+            least = (uint64_t)index + 1;
+        }
+        return bad == 0 && least <= count;
+    }
+    if (r.form == DCOMMI_SPARSE_BLOCKS) {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count), from = 0;
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end, least = 0;
+            memcpy(&end, in + 4 * b, 4);
+            if (end < from || end > kept) {
+                return false;
+            }
+            for (; from < end; from++) {
+                uint16_t offset;
+                memcpy(&offset, r.in + 2 * from, 2);
+                bad |= offset < least;
+                least = (uint32_t)offset + 1;
+            }
+            bad |= (uint64_t)b * DCOMMI_SPARSE_BLOCK + least > count;
+        }
+        return bad == 0 && from == kept;
+    }
+    size_t set = 0;
+    uint64_t last = 0;
+    for (uint64_t first = 0; first < count; first += 64) {
+        last = dcommi_sparse_word(&r, first);
+        set += (size_t)__builtin_popcountll(last);
+    }
+    return set == kept && (count % 64 == 0 || last >> count % 64 == 0);
+}
+
+/* All of them at once. */
+static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, size_t count,
+                                        uint32_t *index)
+{
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint32_t some[256];
+    for (size_t n, at = 0; (n = dcommi_sparse_next(&r, count, some, 256)) > 0; at += n) {
+        memcpy(index + at, some, n * sizeof *some);
+    }
+}
+
+#endif
+/* ==== kernels/cpu_topk.h =================================================================== */
+/* cpu_topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
+ *
+ * One pass keeps what reaches a threshold that a sample of the input suggests: a little below the
+ * k-th magnitude, so that few more than k are kept, and the choice among them is exact. The
+ * threshold decides the time alone: when too many are kept they are cut to the k largest in between
+ * (the first of equals, so that later elements must exceed the least of them), and when fewer than
+ * k are, a second pass starts from nothing. A number that is not finite reaches every threshold, so
+ * that none is missed. */
+#ifndef DCOMMI_CPU_TOPK_H
+#define DCOMMI_CPU_TOPK_H
+
+/* ==== kernels/cpu_topk_scan.h ============================================================== */
+/* cpu_topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
+ *
+ * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
+ * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
+ * With a residual, x + residual is what is looked at, and what is not kept is stored in `next`;
+ * where an element is kept, next is zero. Such a scan ends early before a sum that is not finite,
+ * so that no such number is stored; the caller decides what it counts as. */
+#ifndef DCOMMI_CPU_TOPK_SCAN_H
+#define DCOMMI_CPU_TOPK_SCAN_H
+
+/* ==== kernels/cpu.h ======================================================================== */
+/* cpu.h - which kernels this machine runs, chosen once at run time. */
+#ifndef DCOMMI_CPU_H
+#define DCOMMI_CPU_H
+
+/* ==== kernels/cpu_portable.h =============================================================== */
+/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
+#ifndef DCOMMI_CPU_PORTABLE_H
+#define DCOMMI_CPU_PORTABLE_H
+
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* What a fold kernel may do to the caches. */
+enum {
+    DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
+    DCOMMI_FOLD_AHEAD = 2   /* ask for the sources ahead of time */
+};
+
+/* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
+ * average; the factor of a scaling). dst may equal any src. */
+typedef void (*dcommi_fold_fn)(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
+                               size_t len, double scalar, unsigned how);
+
+/* The kernels of one dtype. */
+typedef enum dcommi_fold_kind {
+    DCOMMI_FOLD_SUM = 0,
+    DCOMMI_FOLD_PROD = 1,
+    DCOMMI_FOLD_MIN = 2,
+    DCOMMI_FOLD_MAX = 3,
+    DCOMMI_FOLD_SCALE = 4, /* nsrc is 1 */
+    DCOMMI_FOLD_KINDS = 5
+} dcommi_fold_kind;
+
+#define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
+
+/* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
+#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                           \
+    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                 \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n, \
+        double scalar)                                                                         \
+    {                                                                                          \
+        (void)scalar;                                                                          \
+        ACC acc[DCOMMI_PORT_BLOCK];                                                            \
+        const unsigned char *from = src[0] + at;                                               \
+        for (size_t i = 0; i < n; i++) {                                                       \
+            STORED x;                                                                          \
+            memcpy(&x, from + i * sizeof x, sizeof x);                                         \
+            acc[i] = LOAD(x);                                                                  \
+        }                                                                                      \
+        for (size_t s = 1; s < nsrc; s++) {                                                    \
+            from = src[s] + at;                                                                \
+            for (size_t i = 0; i < n; i++) {                                                   \
+                STORED x;                                                                      \
+                memcpy(&x, from + i * sizeof x, sizeof x);                                     \
+                acc[i] = OP(acc[i], LOAD(x));                                                  \
+            }                                                                                  \
+        }                                                                                      \
+        for (size_t i = 0; i < n; i++) {                                                       \
+            STORED x = STORE(FINISH(acc[i], scalar));                                          \
+            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                     \
+        }                                                                                      \
+    }                                                                                          \
+    static void dcommi_port_fold_##NAME(unsigned char *dst, const unsigned char *const *src,   \
+                                        size_t nsrc, size_t len, double scalar, unsigned how)  \
+    {                                                                                          \
+        (void)how;                                                                             \
+        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                               \
+        size_t at = 0;                                                                         \
+        for (; len - at >= block; at += block) {                                               \
+            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);            \
+        }                                                                                      \
+        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);      \
+    }
+
+#define DCOMMI_PORT_SAME(x) (x)
+#define DCOMMI_PORT_DONE(x, scalar) (x)
+#define DCOMMI_PORT_ADD(a, b) ((a) + (b))
+#define DCOMMI_PORT_MUL(a, b) ((a) * (b))
+#define DCOMMI_PORT_LESS(a, b) ((a) < (b) ? (a) : (b))
+#define DCOMMI_PORT_MORE(a, b) ((a) > (b) ? (a) : (b))
+
+#define DCOMMI_PORT_FLOAT(DTYPE, STORED, ACC, LOAD, WIDE, STORE)                                  \
+    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_finish,     \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, ACC, LOAD, DCOMMI_PORT_MUL, dcommi_##WIDE##_finish,    \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, ACC, LOAD, dcommi_##WIDE##_min, dcommi_##WIDE##_finish, \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, ACC, LOAD, dcommi_##WIDE##_max, dcommi_##WIDE##_finish, \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_scale,    \
+                     STORE)
+
+DCOMMI_PORT_FLOAT(f64, double, double, DCOMMI_PORT_SAME, f64, DCOMMI_PORT_SAME)
+DCOMMI_PORT_FLOAT(f32, float, float, DCOMMI_PORT_SAME, f32, DCOMMI_PORT_SAME)
+DCOMMI_PORT_FLOAT(f16, uint16_t, float, dcommi_f16_to_f32, f32, dcommi_f32_to_f16)
+DCOMMI_PORT_FLOAT(bf16, uint16_t, float, dcommi_bf16_to_f32, f32, dcommi_f32_to_bf16)
+
+/* Sums and products of signed integers are those of unsigned ones. */
+#define DCOMMI_PORT_UINT(DTYPE, STORED, CAST, FACTOR)                                             \
+    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, STORED, CAST, DCOMMI_PORT_ADD, DCOMMI_PORT_DONE, CAST)  \
+    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, STORED, CAST, DCOMMI_PORT_MUL, DCOMMI_PORT_DONE, CAST) \
+    DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)
+
+#define DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)                                                 \
+    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_LESS,          \
+                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_MORE,          \
+                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_ADD, FACTOR, \
+                     DCOMMI_PORT_SAME)
+
+#define DCOMMI_PORT_U8(x) ((uint8_t)(x))
+#define DCOMMI_PORT_SCALE_I8(x, f) \
+    ((int8_t)dcommi_scale_signed((f) * (double)(x), INT8_MIN, INT8_MAX, 128.0))
+#define DCOMMI_PORT_SCALE_I32(x, f) \
+    ((int32_t)dcommi_scale_signed((f) * (double)(x), INT32_MIN, INT32_MAX, 2147483648.0))
+#define DCOMMI_PORT_SCALE_I64(x, f) \
+    dcommi_scale_signed((f) * (double)(x), INT64_MIN, INT64_MAX, 9223372036854775808.0)
+#define DCOMMI_PORT_SCALE_U8(x, f) \
+    ((uint8_t)dcommi_scale_unsigned((f) * (double)(x), UINT8_MAX, 256.0))
+#define DCOMMI_PORT_SCALE_U32(x, f) \
+    ((uint32_t)dcommi_scale_unsigned((f) * (double)(x), UINT32_MAX, 4294967296.0))
+#define DCOMMI_PORT_SCALE_U64(x, f) \
+    dcommi_scale_unsigned((f) * (double)(x), UINT64_MAX, 18446744073709551616.0)
+
+DCOMMI_PORT_UINT(u8, uint8_t, DCOMMI_PORT_U8, DCOMMI_PORT_SCALE_U8)
+DCOMMI_PORT_UINT(u32, uint32_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U32)
+DCOMMI_PORT_UINT(u64, uint64_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U64)
+DCOMMI_PORT_INT(i8, int8_t, DCOMMI_PORT_SCALE_I8)
+DCOMMI_PORT_INT(i32, int32_t, DCOMMI_PORT_SCALE_I32)
+DCOMMI_PORT_INT(i64, int64_t, DCOMMI_PORT_SCALE_I64)
+
+/* Kernels of `ISA` in the order of dcommi_fold_kind; A signs as itself, U as its unsigned kin. */
+#define DCOMMI_FOLD_ROW(ISA, A, U, SCALE)                                 \
+    {                                                                     \
+        dcommi_##ISA##_fold_##U##_sum, dcommi_##ISA##_fold_##U##_prod,    \
+            dcommi_##ISA##_fold_##A##_min, dcommi_##ISA##_fold_##A##_max, \
+            dcommi_##SCALE##_fold_##A##_scale                             \
+    }
+
+/* In the order of dcomm_dtype. SIMD does not pay for scaled integers, which few use. */
+#define DCOMMI_FOLD_TABLE(ISA)                                                          \
+    {                                                                                   \
+        DCOMMI_FOLD_ROW(ISA, f64, f64, ISA), DCOMMI_FOLD_ROW(ISA, f32, f32, ISA),       \
+            DCOMMI_FOLD_ROW(ISA, f16, f16, ISA), DCOMMI_FOLD_ROW(ISA, bf16, bf16, ISA), \
+            DCOMMI_FOLD_ROW(ISA, i8, u8, port), DCOMMI_FOLD_ROW(ISA, u8, u8, port),     \
+            DCOMMI_FOLD_ROW(ISA, i32, u32, port), DCOMMI_FOLD_ROW(ISA, u32, u32, port), \
+            DCOMMI_FOLD_ROW(ISA, i64, u64, port), DCOMMI_FOLD_ROW(ISA, u64, u64, port)  \
+    }
+
+static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(port);
+
+#endif
+
+
+#if defined(__x86_64__)
+/* ==== kernels/cpu_avx2.h =================================================================== */
+/* cpu_avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
+#ifndef DCOMMI_CPU_AVX2_H
+#define DCOMMI_CPU_AVX2_H
+
+/* ==== kernels/cpu_simd.h =================================================================== */
+/* cpu_simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
+ *
+ * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
+ * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
+ * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
+ * never meet in one kernel, so that no compiler can fuse them. */
+#ifndef DCOMMI_CPU_SIMD_H
+#define DCOMMI_CPU_SIMD_H
+
+
+#include <immintrin.h>
+
+/* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_SIMD_AHEAD 12288
+
+/* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
+ * would live in memory. */
+#define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
+
+#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
+    dcommi_##ISA##_##STORE(                               \
+        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
+
+#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
+
+#define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
+    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
+        double scalar)                                                                            \
+    {                                                                                             \
+        dcommi_##ISA##_##KIND acc =                                                               \
+            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
+        for (size_t s = 1; s < nsrc; s++) {                                                       \
+            acc =                                                                                 \
+                OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
+        }                                                                                         \
+        dcommi_##ISA##_store_part(                                                                \
+            dst + i, n,                                                                           \
+            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
+    }                                                                                             \
+    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
+        double scalar, unsigned how)                                                              \
+    {                                                                                             \
+        const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
+        const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
+        size_t i = 0;                                                                             \
+        if (stream) {                                                                             \
+            size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
+            for (size_t n = 0; i < head; i += n) {                                                \
+                n = head - i < wide ? head - i : wide;                                            \
+                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
+            }                                                                                     \
+        }                                                                                         \
+        for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
+            const unsigned char *from = src[0] + i;                                               \
+            dcommi_##ISA##_##KIND a0 = DCOMMI_SIMD_GET(ISA, KIND, from);                          \
+            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + wide);                   \
+            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
+            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
+            if (how & DCOMMI_FOLD_AHEAD) {                                                        \
+                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
+            }                                                                                     \
+            for (size_t s = 1; s < nsrc; s++) {                                                   \
+                from = src[s] + i;                                                                \
+                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
+                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
+                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
+                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
+                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
+                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
+                }                                                                                 \
+            }                                                                                     \
+            if (stream) {                                                                         \
+                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
+            } else {                                                                              \
+                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
+            }                                                                                     \
+        }                                                                                         \
+        for (size_t n = 0; i < len; i += n) {                                                     \
+            n = len - i < wide ? len - i : wide;                                                  \
+            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
+        }                                                                                         \
+        if (stream) {                                                                             \
+            _mm_sfence();                                                                         \
+        }                                                                                         \
+    }
+
+#define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_prod, KIND, dcommi_##ISA##_##KIND##_mul, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_min, KIND, dcommi_##ISA##_##KIND##_least, finish) \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_max, KIND, dcommi_##ISA##_##KIND##_most, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_scale, KIND, dcommi_##ISA##_##KIND##_add, scale)
+
+/* A pair of f32 vectors takes each operation half by half. */
+#define DCOMMI_SIMD_PAIR_OP(ISA, KIND, OP)                                    \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##OP( \
+        dcommi_##ISA##_##KIND a, dcommi_##ISA##_##KIND b)                     \
+    {                                                                         \
+        a.lo = dcommi_##ISA##_f32_##OP(a.lo, b.lo);                           \
+        a.hi = dcommi_##ISA##_f32_##OP(a.hi, b.hi);                           \
+        return a;                                                             \
+    }
+
+#define DCOMMI_SIMD_PAIR_END(ISA, KIND, FINISH)                                   \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##FINISH( \
+        dcommi_##ISA##_##KIND a, double scalar)                                   \
+    {                                                                             \
+        a.lo = dcommi_##ISA##_f32_##FINISH(a.lo, scalar);                         \
+        a.hi = dcommi_##ISA##_f32_##FINISH(a.hi, scalar);                         \
+        return a;                                                                 \
+    }
+
+#define DCOMMI_SIMD_PAIR(ISA, KIND)         \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, add)     \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, mul)     \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, least)   \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, most)    \
+    DCOMMI_SIMD_PAIR_END(ISA, KIND, finish) \
+    DCOMMI_SIMD_PAIR_END(ISA, KIND, scale)
+
+/* Integer lanes in the order that DCOMMI_FOLD_TABLE names them. */
+#define DCOMMI_SIMD_INTS(ISA, A, U, BITS)                                  \
+    DCOMMI_SIMD_FOLD(ISA, U##_sum, int, dcommi_##ISA##_add##BITS, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, U##_prod, int, dcommi_##ISA##_mul##BITS, finish) \
+    DCOMMI_SIMD_FOLD(ISA, U##_min, int, dcommi_##ISA##_min_##U, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, U##_max, int, dcommi_##ISA##_max_##U, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, A##_min, int, dcommi_##ISA##_min_##A, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, A##_max, int, dcommi_##ISA##_max_##A, finish)
+
+#endif
+
+#define DCOMMI_avx2_TARGET __attribute__((target("avx2,f16c")))
+#define DCOMMI_avx2_INLINE DCOMMI_avx2_TARGET __attribute__((always_inline)) static inline
+
+typedef __m256i dcommi_avx2_raw;
+typedef __m256i dcommi_avx2_int;
+typedef __m256 dcommi_avx2_f32;
+typedef __m256d dcommi_avx2_f64;
+typedef struct dcommi_avx2_pair {
+    __m256 lo, hi;
+} dcommi_avx2_pair;
+typedef dcommi_avx2_pair dcommi_avx2_f16;
+typedef dcommi_avx2_pair dcommi_avx2_bf16;
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_load(const unsigned char *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+
+DCOMMI_avx2_INLINE void dcommi_avx2_store(unsigned char *p, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, v);
+}
+
+DCOMMI_avx2_INLINE void dcommi_avx2_stream(unsigned char *p, __m256i v)
+{
+    _mm256_stream_si256((__m256i *)(void *)p, v);
+}
+
+/* The lines of four vectors. */
+DCOMMI_avx2_INLINE void dcommi_avx2_ahead(const unsigned char *at)
+{
+    const char *p = (const char *)at;
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
+}
+
+/* 1 <= n <= 32 bytes; the rest of the vector is zero. */
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
+{
+    if (n == sizeof(__m256i)) {
+        return dcommi_avx2_load(p);
+    }
+    unsigned char whole[sizeof(__m256i)] = {0};
+    memcpy(whole, p, n);
+    return dcommi_avx2_load(whole);
+}
+
+DCOMMI_avx2_INLINE void dcommi_avx2_store_part(unsigned char *p, size_t n, __m256i v)
+{
+    if (n == sizeof(__m256i)) {
+        dcommi_avx2_store(p, v);
+        return;
+    }
+    unsigned char whole[sizeof(__m256i)];
+    dcommi_avx2_store(whole, v);
+    memcpy(p, whole, n);
+}
+
+/* ---- f32, f64 ---- */
+
+#define DCOMMI_AVX2_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_unpack(__m256i v)                       \
+    {                                                                                   \
+        return _mm256_castsi256_##PS(v);                                                \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##KIND##_pack(VEC v)                         \
+    {                                                                                   \
+        return _mm256_cast##PS##_si256(v);                                              \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_add(VEC a, VEC b)                       \
+    {                                                                                   \
+        return _mm256_add_##PS(a, b);                                                   \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_mul(VEC a, VEC b)                       \
+    {                                                                                   \
+        return _mm256_mul_##PS(a, b);                                                   \
+    }                                                                                   \
+    /* See cpu_avx512.h. */                                                             \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_least(VEC a, VEC b)                     \
+    {                                                                                   \
+        return _mm256_or_##PS(_mm256_min_##PS(a, b), _mm256_min_##PS(b, a));            \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_most(VEC a, VEC b)                      \
+    {                                                                                   \
+        VEC most = _mm256_and_##PS(_mm256_max_##PS(a, b), _mm256_max_##PS(b, a));       \
+        return _mm256_or_##PS(most, _mm256_cmp_##PS(a, b, _CMP_UNORD_Q));               \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_canonical(VEC v)                        \
+    {                                                                                   \
+        return _mm256_blendv_##PS(v, _mm256_castsi256_##PS(INT_SET(NAN_BITS)),          \
+                                  _mm256_cmp_##PS(v, v, _CMP_UNORD_Q));                 \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_finish(VEC v, double divisor)           \
+    {                                                                                   \
+        if (divisor > 1) {                                                              \
+            v = _mm256_div_##PS(v, SET((SCALAR)divisor));                               \
+        }                                                                               \
+        return dcommi_avx2_##KIND##_canonical(v);                                       \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_scale(VEC v, double factor)             \
+    {                                                                                   \
+        return dcommi_avx2_##KIND##_canonical(_mm256_mul_##PS(v, SET((SCALAR)factor))); \
+    }
+
+DCOMMI_AVX2_FLOAT(f32, __m256, ps, (int)DCOMMI_F32_NAN, _mm256_set1_ps, _mm256_set1_epi32, float)
+DCOMMI_AVX2_FLOAT(f64, __m256d, pd, (long long)DCOMMI_F64_NAN, _mm256_set1_pd, _mm256_set1_epi64x,
+                  double)
+DCOMMI_SIMD_FLOAT(avx2, f32)
+DCOMMI_SIMD_FLOAT(avx2, f64)
+
+/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+
+DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_f16_unpack(__m256i v)
+{
+    dcommi_avx2_pair r = {_mm256_cvtph_ps(_mm256_castsi256_si128(v)),
+                          _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
+    return r;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_f16_pack(dcommi_avx2_pair v)
+{
+    __m128i lo = _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* lo: the even elements, hi: the odd ones, which stay where they are. */
+DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_bf16_unpack(__m256i v)
+{
+    dcommi_avx2_pair r = {
+        _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
+        _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)))};
+    return r;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_round(__m256 x)
+{
+    __m256i v = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_pack(dcommi_avx2_pair v)
+{
+    __m256i lo = _mm256_srli_epi32(dcommi_avx2_bf16_round(v.lo), 16);
+    return _mm256_blend_epi16(dcommi_avx2_bf16_round(v.hi), lo, 0x55);
+}
+
+DCOMMI_SIMD_PAIR(avx2, f16)
+DCOMMI_SIMD_PAIR(avx2, bf16)
+DCOMMI_SIMD_FLOAT(avx2, f16)
+DCOMMI_SIMD_FLOAT(avx2, bf16)
+
+/* ---- integers ---- */
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_unpack(__m256i v)
+{
+    return v;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_pack(__m256i v)
+{
+    return v;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_finish(__m256i v, double scalar)
+{
+    (void)scalar;
+    return v;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul8(__m256i a, __m256i b)
+{
+    __m256i even = _mm256_mullo_epi16(a, b);
+    __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+    return _mm256_blendv_epi8(_mm256_slli_epi16(odd, 8), even, _mm256_set1_epi16(0x00ff));
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul64(__m256i a, __m256i b)
+{
+    __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b),
+                                     _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
+    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
+}
+
+/* All ones where a > b. AVX2 compares 64-bit lanes as signed ones only. */
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_i64(__m256i a, __m256i b)
+{
+    return _mm256_cmpgt_epi64(a, b);
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_u64(__m256i a, __m256i b)
+{
+    __m256i top = _mm256_set1_epi64x(INT64_MIN);
+    return _mm256_cmpgt_epi64(_mm256_xor_si256(a, top), _mm256_xor_si256(b, top));
+}
+
+#define DCOMMI_AVX2_OP(NAME, RESULT)                                    \
+    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##NAME(__m256i a, __m256i b) \
+    {                                                                   \
+        return RESULT;                                                  \
+    }
+
+DCOMMI_AVX2_OP(add8, _mm256_add_epi8(a, b))
+DCOMMI_AVX2_OP(add32, _mm256_add_epi32(a, b))
+DCOMMI_AVX2_OP(add64, _mm256_add_epi64(a, b))
+DCOMMI_AVX2_OP(mul32, _mm256_mullo_epi32(a, b))
+DCOMMI_AVX2_OP(min_i8, _mm256_min_epi8(a, b))
+DCOMMI_AVX2_OP(min_u8, _mm256_min_epu8(a, b))
+DCOMMI_AVX2_OP(min_i32, _mm256_min_epi32(a, b))
+DCOMMI_AVX2_OP(min_u32, _mm256_min_epu32(a, b))
+DCOMMI_AVX2_OP(min_i64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_i64(a, b)))
+DCOMMI_AVX2_OP(min_u64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_u64(a, b)))
+DCOMMI_AVX2_OP(max_i8, _mm256_max_epi8(a, b))
+DCOMMI_AVX2_OP(max_u8, _mm256_max_epu8(a, b))
+DCOMMI_AVX2_OP(max_i32, _mm256_max_epi32(a, b))
+DCOMMI_AVX2_OP(max_u32, _mm256_max_epu32(a, b))
+DCOMMI_AVX2_OP(max_i64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_i64(a, b)))
+DCOMMI_AVX2_OP(max_u64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_u64(a, b)))
+
+DCOMMI_SIMD_INTS(avx2, i8, u8, 8)
+DCOMMI_SIMD_INTS(avx2, i32, u32, 32)
+DCOMMI_SIMD_INTS(avx2, i64, u64, 64)
+
+static const dcommi_fold_fn dcommi_avx2_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx2);
+
+#endif
+/* ==== kernels/cpu_avx512.h ================================================================= */
+/* cpu_avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
+#ifndef DCOMMI_CPU_AVX512_H
+#define DCOMMI_CPU_AVX512_H
+
+
+#define DCOMMI_avx512_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define DCOMMI_avx512_INLINE DCOMMI_avx512_TARGET __attribute__((always_inline)) static inline
+
+typedef __m512i dcommi_avx512_raw;
+typedef __m512i dcommi_avx512_int;
+typedef __m512 dcommi_avx512_f32;
+typedef __m512d dcommi_avx512_f64;
+typedef struct dcommi_avx512_pair {
+    __m512 lo, hi;
+} dcommi_avx512_pair;
+typedef dcommi_avx512_pair dcommi_avx512_f16;
+typedef dcommi_avx512_pair dcommi_avx512_bf16;
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_load(const unsigned char *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+DCOMMI_avx512_INLINE void dcommi_avx512_store(unsigned char *p, __m512i v)
+{
+    _mm512_storeu_si512(p, v);
+}
+
+DCOMMI_avx512_INLINE void dcommi_avx512_stream(unsigned char *p, __m512i v)
+{
+    _mm512_stream_si512((__m512i *)(void *)p, v);
+}
+
+/* The lines of four vectors. */
+DCOMMI_avx512_INLINE void dcommi_avx512_ahead(const unsigned char *at)
+{
+    const char *p = (const char *)at;
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
+    _mm_prefetch(p + 128, _MM_HINT_T1);
+    _mm_prefetch(p + 192, _MM_HINT_T1);
+}
+
+/* 1 <= n <= 64 bytes; the rest of the vector is zero. */
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
+{
+    return _mm512_maskz_loadu_epi8(~(__mmask64)0 >> (64 - n), p);
+}
+
+DCOMMI_avx512_INLINE void dcommi_avx512_store_part(unsigned char *p, size_t n, __m512i v)
+{
+    _mm512_mask_storeu_epi8(p, ~(__mmask64)0 >> (64 - n), v);
+}
+
+/* ---- f32, f64 ---- */
+
+#define DCOMMI_AVX512_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                    \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_unpack(__m512i v)                         \
+    {                                                                                         \
+        return _mm512_castsi512_##PS(v);                                                      \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##KIND##_pack(VEC v)                           \
+    {                                                                                         \
+        return _mm512_cast##PS##_si512(v);                                                    \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_add(VEC a, VEC b)                         \
+    {                                                                                         \
+        return _mm512_add_##PS(a, b);                                                         \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_mul(VEC a, VEC b)                         \
+    {                                                                                         \
+        return _mm512_mul_##PS(a, b);                                                         \
+    }                                                                                         \
+    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
+     * orders has the sign of -0, and is a NaN if one was. */                                 \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_least(VEC a, VEC b)                       \
+    {                                                                                         \
+        return _mm512_or_##PS(_mm512_min_##PS(a, b), _mm512_min_##PS(b, a));                  \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_most(VEC a, VEC b)                        \
+    {                                                                                         \
+        VEC most = _mm512_and_##PS(_mm512_max_##PS(a, b), _mm512_max_##PS(b, a));             \
+        return _mm512_mask_mov_##PS(most, _mm512_cmp_##PS##_mask(a, b, _CMP_UNORD_Q),         \
+                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_canonical(VEC v)                          \
+    {                                                                                         \
+        return _mm512_mask_mov_##PS(v, _mm512_cmp_##PS##_mask(v, v, _CMP_UNORD_Q),            \
+                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_finish(VEC v, double divisor)             \
+    {                                                                                         \
+        if (divisor > 1) {                                                                    \
+            v = _mm512_div_##PS(v, SET((SCALAR)divisor));                                     \
+        }                                                                                     \
+        return dcommi_avx512_##KIND##_canonical(v);                                           \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_scale(VEC v, double factor)               \
+    {                                                                                         \
+        return dcommi_avx512_##KIND##_canonical(_mm512_mul_##PS(v, SET((SCALAR)factor)));     \
+    }
+
+DCOMMI_AVX512_FLOAT(f32, __m512, ps, (int)DCOMMI_F32_NAN, _mm512_set1_ps, _mm512_set1_epi32, float)
+DCOMMI_AVX512_FLOAT(f64, __m512d, pd, (long long)DCOMMI_F64_NAN, _mm512_set1_pd, _mm512_set1_epi64,
+                    double)
+DCOMMI_SIMD_FLOAT(avx512, f32)
+DCOMMI_SIMD_FLOAT(avx512, f64)
+
+/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+
+DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_f16_unpack(__m512i v)
+{
+    dcommi_avx512_pair r = {_mm512_cvtph_ps(_mm512_castsi512_si256(v)),
+                            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1))};
+    return r;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_f16_pack(dcommi_avx512_pair v)
+{
+    __m256i lo = _mm512_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i hi = _mm512_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
+}
+
+/* lo: the even elements, hi: the odd ones, which stay where they are. */
+DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_bf16_unpack(__m512i v)
+{
+    dcommi_avx512_pair r = {
+        _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+        _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)))};
+    return r;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_round(__m512 x)
+{
+    __m512i v = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_pack(dcommi_avx512_pair v)
+{
+    __m512i lo = _mm512_srli_epi32(dcommi_avx512_bf16_round(v.lo), 16);
+    return _mm512_mask_mov_epi16(dcommi_avx512_bf16_round(v.hi), 0x55555555u, lo);
+}
+
+DCOMMI_SIMD_PAIR(avx512, f16)
+DCOMMI_SIMD_PAIR(avx512, bf16)
+DCOMMI_SIMD_FLOAT(avx512, f16)
+DCOMMI_SIMD_FLOAT(avx512, bf16)
+
+/* ---- integers ---- */
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_unpack(__m512i v)
+{
+    return v;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_pack(__m512i v)
+{
+    return v;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_finish(__m512i v, double scalar)
+{
+    (void)scalar;
+    return v;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_mul8(__m512i a, __m512i b)
+{
+    __m512i even = _mm512_mullo_epi16(a, b);
+    __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+    return _mm512_mask_mov_epi8(_mm512_slli_epi16(odd, 8), 0x5555555555555555u, even);
+}
+
+#define DCOMMI_AVX512_OP(NAME, INTRINSIC)                                   \
+    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##NAME(__m512i a, __m512i b) \
+    {                                                                       \
+        return INTRINSIC(a, b);                                             \
+    }
+
+DCOMMI_AVX512_OP(add8, _mm512_add_epi8)
+DCOMMI_AVX512_OP(add32, _mm512_add_epi32)
+DCOMMI_AVX512_OP(add64, _mm512_add_epi64)
+DCOMMI_AVX512_OP(mul32, _mm512_mullo_epi32)
+DCOMMI_AVX512_OP(mul64, _mm512_mullo_epi64)
+DCOMMI_AVX512_OP(min_i8, _mm512_min_epi8)
+DCOMMI_AVX512_OP(min_u8, _mm512_min_epu8)
+DCOMMI_AVX512_OP(min_i32, _mm512_min_epi32)
+DCOMMI_AVX512_OP(min_u32, _mm512_min_epu32)
+DCOMMI_AVX512_OP(min_i64, _mm512_min_epi64)
+DCOMMI_AVX512_OP(min_u64, _mm512_min_epu64)
+DCOMMI_AVX512_OP(max_i8, _mm512_max_epi8)
+DCOMMI_AVX512_OP(max_u8, _mm512_max_epu8)
+DCOMMI_AVX512_OP(max_i32, _mm512_max_epi32)
+DCOMMI_AVX512_OP(max_u32, _mm512_max_epu32)
+DCOMMI_AVX512_OP(max_i64, _mm512_max_epi64)
+DCOMMI_AVX512_OP(max_u64, _mm512_max_epu64)
+
+DCOMMI_SIMD_INTS(avx512, i8, u8, 8)
+DCOMMI_SIMD_INTS(avx512, i32, u32, 32)
+DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
+
+static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
+
+#endif
+
+#include <cpuid.h>
+#endif
+
+typedef enum dcommi_isa {
+    DCOMMI_ISA_PORTABLE = 0,
+    DCOMMI_ISA_AVX2 = 1,
+    DCOMMI_ISA_AVX512 = 2,
+    DCOMMI_ISA_COUNT = 3
+} dcommi_isa;
+
+static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
+
+/* The best that the processor and the operating system carry. */
+static dcommi_isa dcommi_isa_best(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        return DCOMMI_ISA_AVX512;
+    }
+    if (f16c && __builtin_cpu_supports("avx2")) {
+        return DCOMMI_ISA_AVX2;
+    }
+#endif
+    return DCOMMI_ISA_PORTABLE;
+}
+
+static _Atomic int dcommi_isa_chosen = -1;
+
+/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
+static dcommi_isa dcommi_isa_force(int wanted)
+{
+    dcommi_isa best = dcommi_isa_best();
+    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
+    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
+    return isa;
+}
+
+/* DCOMM_ISA=portable|avx2|avx512 forces one. */
+static dcommi_isa dcommi_isa_get(void)
+{
+    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
+    if (DCOMMI_LIKELY(known >= 0)) {
+        return (dcommi_isa)known;
+    }
+    const char *name = getenv("DCOMM_ISA");
+    int wanted = DCOMMI_ISA_COUNT - 1;
+    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
+        wanted--;
+    }
+    dcommi_isa isa = dcommi_isa_force(wanted);
+    if (name != NULL && (int)isa != wanted) {
+        static atomic_flag warned = ATOMIC_FLAG_INIT;
+        if (!atomic_flag_test_and_set(&warned)) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
+                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
+                       dcommi_isa_names[isa]);
+        }
+    }
+    return isa;
+}
+
+static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_avx512_folds[dtype][kind];
+    case DCOMMI_ISA_AVX2:
+        return dcommi_avx2_folds[dtype][kind];
+#endif
+    default:
+        return dcommi_port_folds[dtype][kind];
+    }
+}
+
+#endif
+
+#define DCOMMI_ABS_BITS 0x7fffffffu
+#define DCOMMI_INF_BITS 0x7f800000u
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
+/* Kept elements are stored in whole vectors: this many may be written behind the last. */
+#define DCOMMI_TOPK_SLACK 16
+
+/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
+                                      uint32_t first, uint32_t threshold, uint32_t *bits,
+                                      uint32_t *index, size_t have, size_t *done);
+
+static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
+                                    uint32_t first, uint32_t threshold, uint32_t *bits,
+                                    uint32_t *index, size_t have, size_t *done)
+{
+    size_t i = 0;
+    if (residual == NULL) {
+        for (; i < n; i++) {
+            uint32_t b = dcommi_f32_bits(x[i]);
+            bits[have] = b;
+            index[have] = first + (uint32_t)i;
+            have += (b & DCOMMI_ABS_BITS) >= threshold;
+        }
+    }
+    for (; i < n; i++) {
+        uint32_t b = dcommi_f32_bits(x[i] + residual[i]);
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        if (DCOMMI_UNLIKELY(key >= DCOMMI_INF_BITS)) {
+            break;
+        }
+        bits[have] = b;
+        index[have] = first + (uint32_t)i;
+        have += key >= threshold;
+        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
+    }
+    *done = i;
+    return have;
+}
+
+#if defined(__x86_64__)
+
+/* Those of 32 elements whose bit is set, read from where the vectors were. */
+static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
+                                      uint32_t *index, size_t have)
+{
+    for (; mask != 0; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        bits[have] = dcommi_f32_bits(x[lane]);
+        index[have++] = first + lane;
+    }
+    return have;
+}
+
+DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+{
+    __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
+}
+
+DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+                                                       float *next, size_t n, uint32_t first,
+                                                       uint32_t threshold, uint32_t *bits,
+                                                       uint32_t *index, size_t have, size_t *done)
+{
+    const __m256i below = _mm256_set1_epi32((int)threshold - 1);
+    const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
+    size_t i = 0;
+    for (; n - i >= 32; i += 32) {
+        const float *in = x + i;
+        uint32_t mask = 0;
+        dcommi_avx2_ahead((const unsigned char *)in + DCOMMI_SIMD_AHEAD);
+        if (residual == NULL) {
+            for (int v = 0; v < 4; v++) {
+                mask |= dcommi_topk_reach_avx2(
+                            dcommi_avx2_load((const unsigned char *)(in + 8 * v)), below)
+                        << (8 * v);
+            }
+            have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
+            continue;
+        }
+        const float *left = residual + i;
+        dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
+        __m256i sum[4];
+        uint32_t wild = 0;
+        for (int v = 0; v < 4; v++) {
+            sum[v] = _mm256_castps_si256(
+                _mm256_add_ps(_mm256_loadu_ps(in + 8 * v), _mm256_loadu_ps(left + 8 * v)));
+            mask |= dcommi_topk_reach_avx2(sum[v], below) << (8 * v);
+            wild |= dcommi_topk_reach_avx2(sum[v], finite);
+        }
+        if (DCOMMI_UNLIKELY(wild != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
+        }
+        size_t had = have;
+        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
+        for (; had < have; had++) {
+            next[index[had] - first] = 0;
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                    uint32_t *bits, uint32_t *index, size_t have)
+{
+    _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
+    _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
+    return have + (size_t)__builtin_popcount(mask);
+}
+
+DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                           float *next, size_t n, uint32_t first,
+                                                           uint32_t threshold, uint32_t *bits,
+                                                           uint32_t *index, size_t have,
+                                                           size_t *done)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
+    const __m512i step = _mm512_set1_epi32(16);
+    __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32((int)first),
+                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    size_t i = 0;
+    for (; residual == NULL && n - i >= 64; i += 64) {
+        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        for (int v = 0; v < 4; v++) {
+            __m512i b = _mm512_loadu_si512(x + i + 16 * v);
+            __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
+            have = dcommi_topk_keep_avx512(kept, b, at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    for (; residual != NULL && n - i >= 64; i += 64) {
+        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_avx512_ahead((const unsigned char *)(residual + i) + DCOMMI_SIMD_AHEAD);
+        __m512i b[4], key[4];
+        for (int v = 0; v < 4; v++) {
+            b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
+                                                     _mm512_loadu_ps(residual + i + 16 * v)));
+            key[v] = _mm512_and_si512(b[v], magnitude);
+        }
+        __m512i most =
+            _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
+        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
+            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+#endif
+
+static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_topk_scan_avx512;
+    case DCOMMI_ISA_AVX2:
+        return dcommi_topk_scan_avx2;
+#endif
+    default:
+        return dcommi_topk_scan_port;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
+#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
+#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
+#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+#define DCOMMI_TOPK_BINS 2048
+
+typedef struct dcommi_topk {
+    const float *x;
+    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    float *next;            /* may be the residual */
+    size_t count;           /* at most UINT32_MAX */
+    size_t k;               /* wanted; at most count */
+    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
+    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
+    size_t room;
+    size_t have; /* kept so far; in the end what was selected */
+    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t nonfinite, first_nonfinite;
+    size_t clipped; /* sums beyond the largest number, which they became */
+} dcommi_topk;
+
+/* How many elements `bits` and `index` must have room for. */
+static size_t dcommi_topk_room(size_t count, size_t k)
+{
+    size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
+    size_t twice = k > count / 2 ? count : 2 * k;
+    size_t most = twice + 2 * DCOMMI_TOPK_BLOCK > sample ? twice + 2 * DCOMMI_TOPK_BLOCK : sample;
+    return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
+}
+
+/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
+{
+    uint32_t low = DCOMMI_ABS_BITS, high = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    while (low < high) {
+        uint32_t bin[DCOMMI_TOPK_BINS] = {0};
+        unsigned shift = 0;
+        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
+            shift++;
+        }
+        for (size_t i = 0; i < n; i++) {
+            uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
+            if (above <= high - low) {
+                bin[above >> shift]++;
+            }
+        }
+        uint32_t b = (high - low) >> shift;
+        for (; bin[b] < k; b--) {
+            k -= bin[b];
+        }
+        uint32_t past = ((uint32_t)1 << shift) - 1;
+        low += b << shift;
+        high = high - low > past ? low + past : high;
+    }
+    *equal_p = k;
+    return low;
+}
+
+/* Count one that is not finite. */
+static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
+{
+    t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
+    t->nonfinite++;
+}
+
+/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
+static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
+{
+    uint32_t most = 0;
+    for (size_t i = t->seen; i < t->have; i++) {
+        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
+        most = key > most ? key : most;
+    }
+    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
+    for (size_t i = to; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        bool keep = true;
+        if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+            dcommi_topk_count(t, t->index[i]);
+            if (!t->pass) {
+                b = 0;
+                keep = threshold == 0;
+            }
+        }
+        t->bits[to] = b;
+        t->index[to] = t->index[i];
+        to += keep;
+    }
+    t->have = to;
+    t->seen = to;
+}
+
+/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
+static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
+{
+    dcommi_topk_tame(t, threshold);
+    if (t->have <= k) {
+        return threshold;
+    }
+    size_t equal = 0, to = 0;
+    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i], at = t->index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        t->bits[to] = b;
+        t->index[to] = at;
+        to += keep;
+        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
+            t->next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    t->have = to;
+    t->seen = to;
+    return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
+}
+
+/* The element at i, whose sum with the residual is not finite. */
+static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
+{
+    float left = t->residual[i];
+    float sum = t->x[i] + left;
+    uint32_t b = dcommi_f32_bits(sum);
+    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+        dcommi_topk_count(t, i);
+        b = t->pass ? b : dcommi_f32_bits(left);
+    } else {
+        t->clipped++;
+        b--;
+    }
+    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
+    bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
+    t->bits[t->have] = b;
+    t->index[t->have] = (uint32_t)i;
+    t->have += keep;
+    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
+}
+
+/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
+{
+    dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
+    const float *x = again ? t->next : t->x;
+    bool adds = t->residual != NULL && !again;
+    size_t room = t->room - DCOMMI_TOPK_SLACK;
+    t->have = 0;
+    t->seen = 0;
+    for (size_t i = 0; i < t->count;) {
+        size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
+        size_t done;
+        if (room - t->have < n) {
+            threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+        i += done;
+        if (done < n) {
+            dcommi_topk_odd(t, i++, threshold);
+        }
+        t->seen = adds ? t->have : t->seen;
+    }
+    dcommi_topk_tame(t, threshold);
+}
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+static size_t dcommi_topk_sample_lines(size_t count)
+{
+    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
+}
+
+/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
+ * sample tells; 0 where that cannot be told. */
+static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
+{
+    size_t lines = dcommi_topk_sample_lines(t->count);
+    if (lines == 0 || t->k == 0) {
+        return t->k == 0 ? DCOMMI_INF_BITS : 0;
+    }
+    size_t stride = t->count / lines;
+    size_t n = 0;
+    for (size_t l = 0; l < lines; l++) {
+        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
+        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
+            float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
+            t->bits[n++] = dcommi_f32_bits(sum);
+        }
+    }
+    double share = (double)t->k * ((double)n / (double)t->count);
+    double rank = share + spare * (sqrt(share) + 1);
+    if (rank >= (double)n) {
+        return 0;
+    }
+    size_t equal;
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
+    return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
+}
+
+/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
+ * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
+ * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
+ */
+static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
+{
+    t->nonfinite = 0;
+    t->clipped = 0;
+    if (exact && t->pass && t->residual != NULL) {
+        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
+    }
+    dcommi_topk_pass(t, threshold, false);
+    if (exact && t->have < t->k && threshold > 0) {
+        bool again = t->residual != NULL;
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
+        }
+        t->nonfinite = again ? t->nonfinite : 0;
+        dcommi_topk_pass(t, 0, again);
+        dcommi_topk_cut(t, t->k, 0);
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = 0;
+        }
+        return;
+    }
+    dcommi_topk_cut(t, t->k, threshold);
+}
+
+#endif
+
+enum { DCOMMI_TOPK_CHUNK = 256 };
+enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
+enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2 };
+
+static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
+                                         size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire with %zu of %zu elements %s",
+                       codec->ops->name, kept, count, what);
+}
+
+/* ---- lengths ---- */
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_TOPK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
+static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
+{
+    size_t k = dcommi_topk_wanted(codec, count);
+    return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
+}
+
+static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
+{
+    return codec->inner != NULL ? codec->inner->ops->max_bytes(codec->inner, kept)
+           : codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32 ? 4 * kept
+                                                                 : 2 * kept;
+}
+
+static size_t dcommi_topk_bytes(const dcomm_codec *codec, size_t count, size_t kept)
+{
+    size_t index = (size_t)dcommi_sparse_index_bytes(count, kept);
+    return dcommi_size_add(DCOMMI_SPARSE_HEAD + index, dcommi_topk_value_bytes(codec, kept));
+}
+
+static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
+}
+
+static size_t dcommi_topk_align(size_t bytes)
+{
+    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
+static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
+{
+    if (count > UINT32_MAX) {
+        return 0;
+    }
+    size_t most = dcommi_topk_most(codec, count);
+    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    if (codec->inner != NULL) {
+        bytes += dcommi_topk_align(4 * most);
+        bytes += codec->inner->ops->workspace == NULL
+                     ? 0
+                     : codec->inner->ops->workspace(codec->inner, most);
+    }
+    return bytes;
+}
+
+/* ---- encode ---- */
+
+static inline uint32_t dcommi_topk_flush(uint32_t bits)
+{
+    return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
+}
+
+/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
+{
+    float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
+    uint16_t infinity = bf16 ? 0x7f80 : 0x7c00;
+    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
+    if ((h & 0x7fffu) == infinity && (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+        ++*clipped;
+        h--;
+    }
+    return h;
+}
+
+static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
+{
+    return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+}
+
+/* Write the values; where there is a residual, `next` keeps what they lost. */
+static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
+                                  unsigned char *out)
+{
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        float sent;
+        if (values == DCOMMI_TOPK_F32) {
+            uint32_t flushed = dcommi_topk_flush(b);
+            memcpy(out + 4 * i, &flushed, 4);
+            if (flushed == b) { /* next is 0 there, or what the residual was */
+                continue;
+            }
+            sent = dcommi_f32_from_bits(flushed);
+        } else {
+            bool bf16 = values == DCOMMI_TOPK_BF16;
+            uint16_t h = dcommi_topk_half(b, bf16, &call->report.clipped);
+            memcpy(out + 2 * i, &h, 2);
+            sent = dcommi_topk_from_half(h, bf16);
+        }
+        if (call->residual != NULL && (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+            call->next[t->index[i]] = dcommi_f32_from_bits(b) - sent;
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi_topk *t,
+                                          dcommi_encoding *call, unsigned char *out,
+                                          unsigned char *workspace)
+{
+    const dcomm_codec *inner = codec->inner;
+    const float *sum = (const float *)(const void *)t->bits;
+    float *sent = (float *)(void *)workspace;
+    dcommi_encoding of = {.x = sum,
+                          .count = t->have,
+                          .key = call->key,
+                          .wire = out,
+                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
+    DCOMMI_TRY(inner->ops->encode(inner, &of));
+    call->report.clipped += of.report.clipped;
+    if (call->residual == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
+    for (size_t i = 0; i < t->have; i++) {
+        if (!dcommi_f32_nonfinite(sum[i])) {
+            size_t at = t->index[i];
+            /* A number that is passed on may have taken its neighbours with it. */
+            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_topk_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most)};
+    size_t column = dcommi_topk_align(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* A wire that was found good, and where its reader stands. */
+typedef struct dcommi_topk_wire {
+    dcommi_sparse_reader reader;
+    const unsigned char *values;
+    float *decoded; /* by the inner codec; to be freed */
+} dcommi_topk_wire;
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    dcommi_sparse_head head = {0};
+    *w = (dcommi_topk_wire){0};
+    if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+    }
+    memcpy(&head, wire, sizeof head);
+    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
+    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds %zu elements, where %zu were to come",
+                           codec->ops->name, kept, most);
+    }
+    size_t wanted = dcommi_topk_bytes(codec, count, kept);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
+    size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
+    if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
+        return dcommi_topk_bad_wire(codec, "has indices that are out of order or of range", kept,
+                                    count);
+    }
+    dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
+    if (codec->inner == NULL) {
+        return DCOMM_OK;
+    }
+    w->decoded = dcommi_alloc_raw(4 * kept);
+    dcomm_status status = w->decoded == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : codec->inner->ops->decode(codec->inner, w->values, value_bytes,
+                                                          w->decoded, kept, false);
+    if (status != DCOMM_OK) {
+        dcommi_free(w->decoded);
+        w->decoded = NULL;
+    }
+    return status;
+}
+
+/* Values number at .. at + n. */
+static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
+                               size_t n, float *value)
+{
+    if (w->decoded != NULL) {
+        memcpy(value, w->decoded + at, 4 * n);
+    } else if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        memcpy(value, w->values + 4 * at, 4 * n);
+    } else {
+        bool bf16 = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16;
+        for (size_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, w->values + 2 * (at + i), 2);
+            value[i] = dcommi_topk_from_half(h, bf16);
+        }
+    }
+}
+
+/* The elements of a wire below `until`, stored or added. */
+static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
+                                float *x, bool add)
+{
+    uint32_t index[DCOMMI_TOPK_CHUNK];
+    float value[DCOMMI_TOPK_CHUNK];
+    for (;;) {
+        size_t at = w->reader.at;
+        size_t n = dcommi_sparse_next(&w->reader, until, index, DCOMMI_TOPK_CHUNK);
+        if (n == 0) {
+            return;
+        }
+        dcommi_topk_values(codec, w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            x[index[i]] = add ? dcommi_f32_canonical(x[index[i]] + value[i]) : value[i];
+        }
+    }
+}
+
+/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
+static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
+                               size_t count, bool add)
+{
+    for (uint64_t from = 0; from < count; from += DCOMMI_SPARSE_BLOCK) {
+        uint64_t left = count - from;
+        if (!add) {
+            memset(x + from, 0,
+                   sizeof *x * (left < DCOMMI_SPARSE_BLOCK ? left : DCOMMI_SPARSE_BLOCK));
+        }
+        for (size_t i = 0; i < n; i++) {
+            dcommi_topk_scatter(codec, &w[i], from + DCOMMI_SPARSE_BLOCK, x, add || i > 0);
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
+{
+    dcommi_topk_wire w;
+    DCOMMI_TRY(dcommi_topk_open(codec, wire, bytes, count, &w));
+    dcommi_topk_blocks(codec, &w, 1, x, count, add);
+    dcommi_free(w.decoded);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
+{
+    dcomm_status status = DCOMM_OK;
+    dcommi_topk_wire *w = dcommi_calloc(in->n, sizeof *w);
+    if (w == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; status == DCOMM_OK && i < in->n; i++) {
+        status = dcommi_topk_open(codec, in->wires[i], in->bytes[i], count, &w[i]);
+    }
+    if (status == DCOMM_OK) {
+        dcommi_topk_blocks(codec, w, in->n, x, count, false);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        dcommi_free(w[i].decoded);
+    }
+    dcommi_free(w);
+    return status;
+}
+
+/* ---- the rows ---- */
+
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
+static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    static const double format[] = {0, 0x1p-22, 0x1p-16};
+    double c;
+    if (codec->inner != NULL) {
+        dcomm_codec_info of = {.contraction = (double)NAN};
+        if (codec->inner->ops->info != NULL) {
+            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+        }
+        c = of.contraction;
+    } else {
+        c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    if (dcommi_topk_is_exact(codec) && count > 0) {
+        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        info->contraction = 1 - share * (1 - c);
+    }
+}
+
+static unsigned dcommi_topk_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
+}
+
+#define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
+    {                                                                            \
+        "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
+    }
+
+static const dcommi_codec_option dcommi_topk_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_threshold_options[] = {
+    DCOMMI_TOPK_OPTION_K("what is aimed at, as topk's k; at most twice as many are sent"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_topk = {
+    .name = "topk",
+    .summary = "exactly the k elements of largest magnitude, ties to the lower index",
+    .options = dcommi_topk_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_ops dcommi_codec_threshold = {
+    .name = "threshold",
+    .summary = "elements above a threshold that a sample sets, about k of them",
+    .options = dcommi_threshold_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return codec->ops != &dcommi_codec_threshold;
+}
+
+#endif
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
     &dcommi_codec_bf16,
+    &dcommi_codec_topk,
+    &dcommi_codec_threshold,
     NULL,
 };
 
@@ -4419,824 +6343,6 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
                               double factor);
 /* memcpy for long, cold copies (non-temporal where that is faster). */
 static void dcommi_host_copy(void *dst, const void *src, size_t len);
-
-#endif
-/* ==== kernels/cpu.h ======================================================================== */
-/* cpu.h - which kernels this machine runs, chosen once at run time. */
-#ifndef DCOMMI_CPU_H
-#define DCOMMI_CPU_H
-
-/* ==== kernels/cpu_portable.h =============================================================== */
-/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
-#ifndef DCOMMI_CPU_PORTABLE_H
-#define DCOMMI_CPU_PORTABLE_H
-
-
-#include <stdbool.h>
-#include <stddef.h>
-
-/* What a fold kernel may do to the caches. */
-enum {
-    DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
-    DCOMMI_FOLD_AHEAD = 2   /* ask for the sources ahead of time */
-};
-
-/* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
- * average; the factor of a scaling). dst may equal any src. */
-typedef void (*dcommi_fold_fn)(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
-                               size_t len, double scalar, unsigned how);
-
-/* The kernels of one dtype. */
-typedef enum dcommi_fold_kind {
-    DCOMMI_FOLD_SUM = 0,
-    DCOMMI_FOLD_PROD = 1,
-    DCOMMI_FOLD_MIN = 2,
-    DCOMMI_FOLD_MAX = 3,
-    DCOMMI_FOLD_SCALE = 4, /* nsrc is 1 */
-    DCOMMI_FOLD_KINDS = 5
-} dcommi_fold_kind;
-
-#define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
-
-/* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
-#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                           \
-    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n, \
-        double scalar)                                                                         \
-    {                                                                                          \
-        (void)scalar;                                                                          \
-        ACC acc[DCOMMI_PORT_BLOCK];                                                            \
-        const unsigned char *from = src[0] + at;                                               \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x;                                                                          \
-            memcpy(&x, from + i * sizeof x, sizeof x);                                         \
-            acc[i] = LOAD(x);                                                                  \
-        }                                                                                      \
-        for (size_t s = 1; s < nsrc; s++) {                                                    \
-            from = src[s] + at;                                                                \
-            for (size_t i = 0; i < n; i++) {                                                   \
-                STORED x;                                                                      \
-                memcpy(&x, from + i * sizeof x, sizeof x);                                     \
-                acc[i] = OP(acc[i], LOAD(x));                                                  \
-            }                                                                                  \
-        }                                                                                      \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x = STORE(FINISH(acc[i], scalar));                                          \
-            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                     \
-        }                                                                                      \
-    }                                                                                          \
-    static void dcommi_port_fold_##NAME(unsigned char *dst, const unsigned char *const *src,   \
-                                        size_t nsrc, size_t len, double scalar, unsigned how)  \
-    {                                                                                          \
-        (void)how;                                                                             \
-        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                               \
-        size_t at = 0;                                                                         \
-        for (; len - at >= block; at += block) {                                               \
-            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);            \
-        }                                                                                      \
-        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);      \
-    }
-
-#define DCOMMI_PORT_SAME(x) (x)
-#define DCOMMI_PORT_DONE(x, scalar) (x)
-#define DCOMMI_PORT_ADD(a, b) ((a) + (b))
-#define DCOMMI_PORT_MUL(a, b) ((a) * (b))
-#define DCOMMI_PORT_LESS(a, b) ((a) < (b) ? (a) : (b))
-#define DCOMMI_PORT_MORE(a, b) ((a) > (b) ? (a) : (b))
-
-#define DCOMMI_PORT_FLOAT(DTYPE, STORED, ACC, LOAD, WIDE, STORE)                                  \
-    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_finish,     \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, ACC, LOAD, DCOMMI_PORT_MUL, dcommi_##WIDE##_finish,    \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, ACC, LOAD, dcommi_##WIDE##_min, dcommi_##WIDE##_finish, \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, ACC, LOAD, dcommi_##WIDE##_max, dcommi_##WIDE##_finish, \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_scale,    \
-                     STORE)
-
-DCOMMI_PORT_FLOAT(f64, double, double, DCOMMI_PORT_SAME, f64, DCOMMI_PORT_SAME)
-DCOMMI_PORT_FLOAT(f32, float, float, DCOMMI_PORT_SAME, f32, DCOMMI_PORT_SAME)
-DCOMMI_PORT_FLOAT(f16, uint16_t, float, dcommi_f16_to_f32, f32, dcommi_f32_to_f16)
-DCOMMI_PORT_FLOAT(bf16, uint16_t, float, dcommi_bf16_to_f32, f32, dcommi_f32_to_bf16)
-
-/* Sums and products of signed integers are those of unsigned ones. */
-#define DCOMMI_PORT_UINT(DTYPE, STORED, CAST, FACTOR)                                             \
-    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, STORED, CAST, DCOMMI_PORT_ADD, DCOMMI_PORT_DONE, CAST)  \
-    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, STORED, CAST, DCOMMI_PORT_MUL, DCOMMI_PORT_DONE, CAST) \
-    DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)
-
-#define DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)                                                 \
-    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_LESS,          \
-                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_MORE,          \
-                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_ADD, FACTOR, \
-                     DCOMMI_PORT_SAME)
-
-#define DCOMMI_PORT_U8(x) ((uint8_t)(x))
-#define DCOMMI_PORT_SCALE_I8(x, f) \
-    ((int8_t)dcommi_scale_signed((f) * (double)(x), INT8_MIN, INT8_MAX, 128.0))
-#define DCOMMI_PORT_SCALE_I32(x, f) \
-    ((int32_t)dcommi_scale_signed((f) * (double)(x), INT32_MIN, INT32_MAX, 2147483648.0))
-#define DCOMMI_PORT_SCALE_I64(x, f) \
-    dcommi_scale_signed((f) * (double)(x), INT64_MIN, INT64_MAX, 9223372036854775808.0)
-#define DCOMMI_PORT_SCALE_U8(x, f) \
-    ((uint8_t)dcommi_scale_unsigned((f) * (double)(x), UINT8_MAX, 256.0))
-#define DCOMMI_PORT_SCALE_U32(x, f) \
-    ((uint32_t)dcommi_scale_unsigned((f) * (double)(x), UINT32_MAX, 4294967296.0))
-#define DCOMMI_PORT_SCALE_U64(x, f) \
-    dcommi_scale_unsigned((f) * (double)(x), UINT64_MAX, 18446744073709551616.0)
-
-DCOMMI_PORT_UINT(u8, uint8_t, DCOMMI_PORT_U8, DCOMMI_PORT_SCALE_U8)
-DCOMMI_PORT_UINT(u32, uint32_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U32)
-DCOMMI_PORT_UINT(u64, uint64_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U64)
-DCOMMI_PORT_INT(i8, int8_t, DCOMMI_PORT_SCALE_I8)
-DCOMMI_PORT_INT(i32, int32_t, DCOMMI_PORT_SCALE_I32)
-DCOMMI_PORT_INT(i64, int64_t, DCOMMI_PORT_SCALE_I64)
-
-/* Kernels of `ISA` in the order of dcommi_fold_kind; A signs as itself, U as its unsigned kin. */
-#define DCOMMI_FOLD_ROW(ISA, A, U, SCALE)                                 \
-    {                                                                     \
-        dcommi_##ISA##_fold_##U##_sum, dcommi_##ISA##_fold_##U##_prod,    \
-            dcommi_##ISA##_fold_##A##_min, dcommi_##ISA##_fold_##A##_max, \
-            dcommi_##SCALE##_fold_##A##_scale                             \
-    }
-
-/* In the order of dcomm_dtype. SIMD does not pay for scaled integers, which few use. */
-#define DCOMMI_FOLD_TABLE(ISA)                                                          \
-    {                                                                                   \
-        DCOMMI_FOLD_ROW(ISA, f64, f64, ISA), DCOMMI_FOLD_ROW(ISA, f32, f32, ISA),       \
-            DCOMMI_FOLD_ROW(ISA, f16, f16, ISA), DCOMMI_FOLD_ROW(ISA, bf16, bf16, ISA), \
-            DCOMMI_FOLD_ROW(ISA, i8, u8, port), DCOMMI_FOLD_ROW(ISA, u8, u8, port),     \
-            DCOMMI_FOLD_ROW(ISA, i32, u32, port), DCOMMI_FOLD_ROW(ISA, u32, u32, port), \
-            DCOMMI_FOLD_ROW(ISA, i64, u64, port), DCOMMI_FOLD_ROW(ISA, u64, u64, port)  \
-    }
-
-static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(port);
-
-#endif
-
-
-#if defined(__x86_64__)
-/* ==== kernels/cpu_avx2.h =================================================================== */
-/* cpu_avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
-#ifndef DCOMMI_CPU_AVX2_H
-#define DCOMMI_CPU_AVX2_H
-
-/* ==== kernels/cpu_simd.h =================================================================== */
-/* cpu_simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
- *
- * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
- * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
- * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
- * never meet in one kernel, so that no compiler can fuse them. */
-#ifndef DCOMMI_CPU_SIMD_H
-#define DCOMMI_CPU_SIMD_H
-
-
-#include <immintrin.h>
-
-/* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
- * slower). */
-#define DCOMMI_SIMD_AHEAD 12288
-
-/* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
- * would live in memory. */
-#define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
-
-#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
-    dcommi_##ISA##_##STORE(                               \
-        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
-
-#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
-
-#define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
-    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
-        double scalar)                                                                            \
-    {                                                                                             \
-        dcommi_##ISA##_##KIND acc =                                                               \
-            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
-        for (size_t s = 1; s < nsrc; s++) {                                                       \
-            acc =                                                                                 \
-                OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
-        }                                                                                         \
-        dcommi_##ISA##_store_part(                                                                \
-            dst + i, n,                                                                           \
-            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
-    }                                                                                             \
-    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
-        double scalar, unsigned how)                                                              \
-    {                                                                                             \
-        const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
-        const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
-        size_t i = 0;                                                                             \
-        if (stream) {                                                                             \
-            size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
-            for (size_t n = 0; i < head; i += n) {                                                \
-                n = head - i < wide ? head - i : wide;                                            \
-                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
-            }                                                                                     \
-        }                                                                                         \
-        for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
-            const unsigned char *from = src[0] + i;                                               \
-            dcommi_##ISA##_##KIND a0 = DCOMMI_SIMD_GET(ISA, KIND, from);                          \
-            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + wide);                   \
-            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
-            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
-            if (how & DCOMMI_FOLD_AHEAD) {                                                        \
-                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
-            }                                                                                     \
-            for (size_t s = 1; s < nsrc; s++) {                                                   \
-                from = src[s] + i;                                                                \
-                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
-                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
-                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
-                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
-                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
-                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
-                }                                                                                 \
-            }                                                                                     \
-            if (stream) {                                                                         \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
-            } else {                                                                              \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
-            }                                                                                     \
-        }                                                                                         \
-        for (size_t n = 0; i < len; i += n) {                                                     \
-            n = len - i < wide ? len - i : wide;                                                  \
-            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
-        }                                                                                         \
-        if (stream) {                                                                             \
-            _mm_sfence();                                                                         \
-        }                                                                                         \
-    }
-
-#define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_prod, KIND, dcommi_##ISA##_##KIND##_mul, finish)  \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_min, KIND, dcommi_##ISA##_##KIND##_least, finish) \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_max, KIND, dcommi_##ISA##_##KIND##_most, finish)  \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_scale, KIND, dcommi_##ISA##_##KIND##_add, scale)
-
-/* A pair of f32 vectors takes each operation half by half. */
-#define DCOMMI_SIMD_PAIR_OP(ISA, KIND, OP)                                    \
-    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##OP( \
-        dcommi_##ISA##_##KIND a, dcommi_##ISA##_##KIND b)                     \
-    {                                                                         \
-        a.lo = dcommi_##ISA##_f32_##OP(a.lo, b.lo);                           \
-        a.hi = dcommi_##ISA##_f32_##OP(a.hi, b.hi);                           \
-        return a;                                                             \
-    }
-
-#define DCOMMI_SIMD_PAIR_END(ISA, KIND, FINISH)                                   \
-    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##FINISH( \
-        dcommi_##ISA##_##KIND a, double scalar)                                   \
-    {                                                                             \
-        a.lo = dcommi_##ISA##_f32_##FINISH(a.lo, scalar);                         \
-        a.hi = dcommi_##ISA##_f32_##FINISH(a.hi, scalar);                         \
-        return a;                                                                 \
-    }
-
-#define DCOMMI_SIMD_PAIR(ISA, KIND)         \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, add)     \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, mul)     \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, least)   \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, most)    \
-    DCOMMI_SIMD_PAIR_END(ISA, KIND, finish) \
-    DCOMMI_SIMD_PAIR_END(ISA, KIND, scale)
-
-/* Integer lanes in the order that DCOMMI_FOLD_TABLE names them. */
-#define DCOMMI_SIMD_INTS(ISA, A, U, BITS)                                  \
-    DCOMMI_SIMD_FOLD(ISA, U##_sum, int, dcommi_##ISA##_add##BITS, finish)  \
-    DCOMMI_SIMD_FOLD(ISA, U##_prod, int, dcommi_##ISA##_mul##BITS, finish) \
-    DCOMMI_SIMD_FOLD(ISA, U##_min, int, dcommi_##ISA##_min_##U, finish)    \
-    DCOMMI_SIMD_FOLD(ISA, U##_max, int, dcommi_##ISA##_max_##U, finish)    \
-    DCOMMI_SIMD_FOLD(ISA, A##_min, int, dcommi_##ISA##_min_##A, finish)    \
-    DCOMMI_SIMD_FOLD(ISA, A##_max, int, dcommi_##ISA##_max_##A, finish)
-
-#endif
-
-#define DCOMMI_avx2_TARGET __attribute__((target("avx2,f16c")))
-#define DCOMMI_avx2_INLINE DCOMMI_avx2_TARGET __attribute__((always_inline)) static inline
-
-typedef __m256i dcommi_avx2_raw;
-typedef __m256i dcommi_avx2_int;
-typedef __m256 dcommi_avx2_f32;
-typedef __m256d dcommi_avx2_f64;
-typedef struct dcommi_avx2_pair {
-    __m256 lo, hi;
-} dcommi_avx2_pair;
-typedef dcommi_avx2_pair dcommi_avx2_f16;
-typedef dcommi_avx2_pair dcommi_avx2_bf16;
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_load(const unsigned char *p)
-{
-    return _mm256_loadu_si256((const __m256i *)(const void *)p);
-}
-
-DCOMMI_avx2_INLINE void dcommi_avx2_store(unsigned char *p, __m256i v)
-{
-    _mm256_storeu_si256((__m256i *)(void *)p, v);
-}
-
-DCOMMI_avx2_INLINE void dcommi_avx2_stream(unsigned char *p, __m256i v)
-{
-    _mm256_stream_si256((__m256i *)(void *)p, v);
-}
-
-/* The lines of four vectors. */
-DCOMMI_avx2_INLINE void dcommi_avx2_ahead(const unsigned char *at)
-{
-    const char *p = (const char *)at;
-    _mm_prefetch(p, _MM_HINT_T1);
-    _mm_prefetch(p + 64, _MM_HINT_T1);
-}
-
-/* 1 <= n <= 32 bytes; the rest of the vector is zero. */
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
-{
-    if (n == sizeof(__m256i)) {
-        return dcommi_avx2_load(p);
-    }
-    unsigned char whole[sizeof(__m256i)] = {0};
-    memcpy(whole, p, n);
-    return dcommi_avx2_load(whole);
-}
-
-DCOMMI_avx2_INLINE void dcommi_avx2_store_part(unsigned char *p, size_t n, __m256i v)
-{
-    if (n == sizeof(__m256i)) {
-        dcommi_avx2_store(p, v);
-        return;
-    }
-    unsigned char whole[sizeof(__m256i)];
-    dcommi_avx2_store(whole, v);
-    memcpy(p, whole, n);
-}
-
-/* ---- f32, f64 ---- */
-
-#define DCOMMI_AVX2_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_unpack(__m256i v)                       \
-    {                                                                                   \
-        return _mm256_castsi256_##PS(v);                                                \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##KIND##_pack(VEC v)                         \
-    {                                                                                   \
-        return _mm256_cast##PS##_si256(v);                                              \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_add(VEC a, VEC b)                       \
-    {                                                                                   \
-        return _mm256_add_##PS(a, b);                                                   \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_mul(VEC a, VEC b)                       \
-    {                                                                                   \
-        return _mm256_mul_##PS(a, b);                                                   \
-    }                                                                                   \
-    /* See cpu_avx512.h. */                                                             \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_least(VEC a, VEC b)                     \
-    {                                                                                   \
-        return _mm256_or_##PS(_mm256_min_##PS(a, b), _mm256_min_##PS(b, a));            \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_most(VEC a, VEC b)                      \
-    {                                                                                   \
-        VEC most = _mm256_and_##PS(_mm256_max_##PS(a, b), _mm256_max_##PS(b, a));       \
-        return _mm256_or_##PS(most, _mm256_cmp_##PS(a, b, _CMP_UNORD_Q));               \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_canonical(VEC v)                        \
-    {                                                                                   \
-        return _mm256_blendv_##PS(v, _mm256_castsi256_##PS(INT_SET(NAN_BITS)),          \
-                                  _mm256_cmp_##PS(v, v, _CMP_UNORD_Q));                 \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_finish(VEC v, double divisor)           \
-    {                                                                                   \
-        if (divisor > 1) {                                                              \
-            v = _mm256_div_##PS(v, SET((SCALAR)divisor));                               \
-        }                                                                               \
-        return dcommi_avx2_##KIND##_canonical(v);                                       \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_scale(VEC v, double factor)             \
-    {                                                                                   \
-        return dcommi_avx2_##KIND##_canonical(_mm256_mul_##PS(v, SET((SCALAR)factor))); \
-    }
-
-DCOMMI_AVX2_FLOAT(f32, __m256, ps, (int)DCOMMI_F32_NAN, _mm256_set1_ps, _mm256_set1_epi32, float)
-DCOMMI_AVX2_FLOAT(f64, __m256d, pd, (long long)DCOMMI_F64_NAN, _mm256_set1_pd, _mm256_set1_epi64x,
-                  double)
-DCOMMI_SIMD_FLOAT(avx2, f32)
-DCOMMI_SIMD_FLOAT(avx2, f64)
-
-/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
-
-DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_f16_unpack(__m256i v)
-{
-    dcommi_avx2_pair r = {_mm256_cvtph_ps(_mm256_castsi256_si128(v)),
-                          _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
-    return r;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_f16_pack(dcommi_avx2_pair v)
-{
-    __m128i lo = _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT);
-    __m128i hi = _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
-}
-
-/* lo: the even elements, hi: the odd ones, which stay where they are. */
-DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_bf16_unpack(__m256i v)
-{
-    dcommi_avx2_pair r = {
-        _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
-        _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)))};
-    return r;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_round(__m256 x)
-{
-    __m256i v = _mm256_castps_si256(x);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_pack(dcommi_avx2_pair v)
-{
-    __m256i lo = _mm256_srli_epi32(dcommi_avx2_bf16_round(v.lo), 16);
-    return _mm256_blend_epi16(dcommi_avx2_bf16_round(v.hi), lo, 0x55);
-}
-
-DCOMMI_SIMD_PAIR(avx2, f16)
-DCOMMI_SIMD_PAIR(avx2, bf16)
-DCOMMI_SIMD_FLOAT(avx2, f16)
-DCOMMI_SIMD_FLOAT(avx2, bf16)
-
-/* ---- integers ---- */
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_unpack(__m256i v)
-{
-    return v;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_pack(__m256i v)
-{
-    return v;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_finish(__m256i v, double scalar)
-{
-    (void)scalar;
-    return v;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul8(__m256i a, __m256i b)
-{
-    __m256i even = _mm256_mullo_epi16(a, b);
-    __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    return _mm256_blendv_epi8(_mm256_slli_epi16(odd, 8), even, _mm256_set1_epi16(0x00ff));
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul64(__m256i a, __m256i b)
-{
-    __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b),
-                                     _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
-    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
-}
-
-/* All ones where a > b. AVX2 compares 64-bit lanes as signed ones only. */
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_i64(__m256i a, __m256i b)
-{
-    return _mm256_cmpgt_epi64(a, b);
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_u64(__m256i a, __m256i b)
-{
-    __m256i top = _mm256_set1_epi64x(INT64_MIN);
-    return _mm256_cmpgt_epi64(_mm256_xor_si256(a, top), _mm256_xor_si256(b, top));
-}
-
-#define DCOMMI_AVX2_OP(NAME, RESULT)                                    \
-    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##NAME(__m256i a, __m256i b) \
-    {                                                                   \
-        return RESULT;                                                  \
-    }
-
-DCOMMI_AVX2_OP(add8, _mm256_add_epi8(a, b))
-DCOMMI_AVX2_OP(add32, _mm256_add_epi32(a, b))
-DCOMMI_AVX2_OP(add64, _mm256_add_epi64(a, b))
-DCOMMI_AVX2_OP(mul32, _mm256_mullo_epi32(a, b))
-DCOMMI_AVX2_OP(min_i8, _mm256_min_epi8(a, b))
-DCOMMI_AVX2_OP(min_u8, _mm256_min_epu8(a, b))
-DCOMMI_AVX2_OP(min_i32, _mm256_min_epi32(a, b))
-DCOMMI_AVX2_OP(min_u32, _mm256_min_epu32(a, b))
-DCOMMI_AVX2_OP(min_i64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_i64(a, b)))
-DCOMMI_AVX2_OP(min_u64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_u64(a, b)))
-DCOMMI_AVX2_OP(max_i8, _mm256_max_epi8(a, b))
-DCOMMI_AVX2_OP(max_u8, _mm256_max_epu8(a, b))
-DCOMMI_AVX2_OP(max_i32, _mm256_max_epi32(a, b))
-DCOMMI_AVX2_OP(max_u32, _mm256_max_epu32(a, b))
-DCOMMI_AVX2_OP(max_i64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_i64(a, b)))
-DCOMMI_AVX2_OP(max_u64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_u64(a, b)))
-
-DCOMMI_SIMD_INTS(avx2, i8, u8, 8)
-DCOMMI_SIMD_INTS(avx2, i32, u32, 32)
-DCOMMI_SIMD_INTS(avx2, i64, u64, 64)
-
-static const dcommi_fold_fn dcommi_avx2_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx2);
-
-#endif
-/* ==== kernels/cpu_avx512.h ================================================================= */
-/* cpu_avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
-#ifndef DCOMMI_CPU_AVX512_H
-#define DCOMMI_CPU_AVX512_H
-
-
-#define DCOMMI_avx512_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
-#define DCOMMI_avx512_INLINE DCOMMI_avx512_TARGET __attribute__((always_inline)) static inline
-
-typedef __m512i dcommi_avx512_raw;
-typedef __m512i dcommi_avx512_int;
-typedef __m512 dcommi_avx512_f32;
-typedef __m512d dcommi_avx512_f64;
-typedef struct dcommi_avx512_pair {
-    __m512 lo, hi;
-} dcommi_avx512_pair;
-typedef dcommi_avx512_pair dcommi_avx512_f16;
-typedef dcommi_avx512_pair dcommi_avx512_bf16;
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_load(const unsigned char *p)
-{
-    return _mm512_loadu_si512(p);
-}
-
-DCOMMI_avx512_INLINE void dcommi_avx512_store(unsigned char *p, __m512i v)
-{
-    _mm512_storeu_si512(p, v);
-}
-
-DCOMMI_avx512_INLINE void dcommi_avx512_stream(unsigned char *p, __m512i v)
-{
-    _mm512_stream_si512((__m512i *)(void *)p, v);
-}
-
-/* The lines of four vectors. */
-DCOMMI_avx512_INLINE void dcommi_avx512_ahead(const unsigned char *at)
-{
-    const char *p = (const char *)at;
-    _mm_prefetch(p, _MM_HINT_T1);
-    _mm_prefetch(p + 64, _MM_HINT_T1);
-    _mm_prefetch(p + 128, _MM_HINT_T1);
-    _mm_prefetch(p + 192, _MM_HINT_T1);
-}
-
-/* 1 <= n <= 64 bytes; the rest of the vector is zero. */
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
-{
-    return _mm512_maskz_loadu_epi8(~(__mmask64)0 >> (64 - n), p);
-}
-
-DCOMMI_avx512_INLINE void dcommi_avx512_store_part(unsigned char *p, size_t n, __m512i v)
-{
-    _mm512_mask_storeu_epi8(p, ~(__mmask64)0 >> (64 - n), v);
-}
-
-/* ---- f32, f64 ---- */
-
-#define DCOMMI_AVX512_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                    \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_unpack(__m512i v)                         \
-    {                                                                                         \
-        return _mm512_castsi512_##PS(v);                                                      \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##KIND##_pack(VEC v)                           \
-    {                                                                                         \
-        return _mm512_cast##PS##_si512(v);                                                    \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_add(VEC a, VEC b)                         \
-    {                                                                                         \
-        return _mm512_add_##PS(a, b);                                                         \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_mul(VEC a, VEC b)                         \
-    {                                                                                         \
-        return _mm512_mul_##PS(a, b);                                                         \
-    }                                                                                         \
-    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
-     * orders has the sign of -0, and is a NaN if one was. */                                 \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_least(VEC a, VEC b)                       \
-    {                                                                                         \
-        return _mm512_or_##PS(_mm512_min_##PS(a, b), _mm512_min_##PS(b, a));                  \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_most(VEC a, VEC b)                        \
-    {                                                                                         \
-        VEC most = _mm512_and_##PS(_mm512_max_##PS(a, b), _mm512_max_##PS(b, a));             \
-        return _mm512_mask_mov_##PS(most, _mm512_cmp_##PS##_mask(a, b, _CMP_UNORD_Q),         \
-                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_canonical(VEC v)                          \
-    {                                                                                         \
-        return _mm512_mask_mov_##PS(v, _mm512_cmp_##PS##_mask(v, v, _CMP_UNORD_Q),            \
-                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_finish(VEC v, double divisor)             \
-    {                                                                                         \
-        if (divisor > 1) {                                                                    \
-            v = _mm512_div_##PS(v, SET((SCALAR)divisor));                                     \
-        }                                                                                     \
-        return dcommi_avx512_##KIND##_canonical(v);                                           \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_scale(VEC v, double factor)               \
-    {                                                                                         \
-        return dcommi_avx512_##KIND##_canonical(_mm512_mul_##PS(v, SET((SCALAR)factor)));     \
-    }
-
-DCOMMI_AVX512_FLOAT(f32, __m512, ps, (int)DCOMMI_F32_NAN, _mm512_set1_ps, _mm512_set1_epi32, float)
-DCOMMI_AVX512_FLOAT(f64, __m512d, pd, (long long)DCOMMI_F64_NAN, _mm512_set1_pd, _mm512_set1_epi64,
-                    double)
-DCOMMI_SIMD_FLOAT(avx512, f32)
-DCOMMI_SIMD_FLOAT(avx512, f64)
-
-/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
-
-DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_f16_unpack(__m512i v)
-{
-    dcommi_avx512_pair r = {_mm512_cvtph_ps(_mm512_castsi512_si256(v)),
-                            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1))};
-    return r;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_f16_pack(dcommi_avx512_pair v)
-{
-    __m256i lo = _mm512_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256i hi = _mm512_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
-}
-
-/* lo: the even elements, hi: the odd ones, which stay where they are. */
-DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_bf16_unpack(__m512i v)
-{
-    dcommi_avx512_pair r = {
-        _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
-        _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)))};
-    return r;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_round(__m512 x)
-{
-    __m512i v = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_pack(dcommi_avx512_pair v)
-{
-    __m512i lo = _mm512_srli_epi32(dcommi_avx512_bf16_round(v.lo), 16);
-    return _mm512_mask_mov_epi16(dcommi_avx512_bf16_round(v.hi), 0x55555555u, lo);
-}
-
-DCOMMI_SIMD_PAIR(avx512, f16)
-DCOMMI_SIMD_PAIR(avx512, bf16)
-DCOMMI_SIMD_FLOAT(avx512, f16)
-DCOMMI_SIMD_FLOAT(avx512, bf16)
-
-/* ---- integers ---- */
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_unpack(__m512i v)
-{
-    return v;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_pack(__m512i v)
-{
-    return v;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_finish(__m512i v, double scalar)
-{
-    (void)scalar;
-    return v;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_mul8(__m512i a, __m512i b)
-{
-    __m512i even = _mm512_mullo_epi16(a, b);
-    __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-    return _mm512_mask_mov_epi8(_mm512_slli_epi16(odd, 8), 0x5555555555555555u, even);
-}
-
-#define DCOMMI_AVX512_OP(NAME, INTRINSIC)                                   \
-    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##NAME(__m512i a, __m512i b) \
-    {                                                                       \
-        return INTRINSIC(a, b);                                             \
-    }
-
-DCOMMI_AVX512_OP(add8, _mm512_add_epi8)
-DCOMMI_AVX512_OP(add32, _mm512_add_epi32)
-DCOMMI_AVX512_OP(add64, _mm512_add_epi64)
-DCOMMI_AVX512_OP(mul32, _mm512_mullo_epi32)
-DCOMMI_AVX512_OP(mul64, _mm512_mullo_epi64)
-DCOMMI_AVX512_OP(min_i8, _mm512_min_epi8)
-DCOMMI_AVX512_OP(min_u8, _mm512_min_epu8)
-DCOMMI_AVX512_OP(min_i32, _mm512_min_epi32)
-DCOMMI_AVX512_OP(min_u32, _mm512_min_epu32)
-DCOMMI_AVX512_OP(min_i64, _mm512_min_epi64)
-DCOMMI_AVX512_OP(min_u64, _mm512_min_epu64)
-DCOMMI_AVX512_OP(max_i8, _mm512_max_epi8)
-DCOMMI_AVX512_OP(max_u8, _mm512_max_epu8)
-DCOMMI_AVX512_OP(max_i32, _mm512_max_epi32)
-DCOMMI_AVX512_OP(max_u32, _mm512_max_epu32)
-DCOMMI_AVX512_OP(max_i64, _mm512_max_epi64)
-DCOMMI_AVX512_OP(max_u64, _mm512_max_epu64)
-
-DCOMMI_SIMD_INTS(avx512, i8, u8, 8)
-DCOMMI_SIMD_INTS(avx512, i32, u32, 32)
-DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
-
-static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
-
-#endif
-
-#include <cpuid.h>
-#endif
-
-typedef enum dcommi_isa {
-    DCOMMI_ISA_PORTABLE = 0,
-    DCOMMI_ISA_AVX2 = 1,
-    DCOMMI_ISA_AVX512 = 2,
-    DCOMMI_ISA_COUNT = 3
-} dcommi_isa;
-
-static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
-
-/* The best that the processor and the operating system carry. */
-static dcommi_isa dcommi_isa_best(void)
-{
-#if defined(__x86_64__)
-    unsigned a, b, c, d;
-    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        return DCOMMI_ISA_AVX512;
-    }
-    if (f16c && __builtin_cpu_supports("avx2")) {
-        return DCOMMI_ISA_AVX2;
-    }
-#endif
-    return DCOMMI_ISA_PORTABLE;
-}
-
-static _Atomic int dcommi_isa_chosen = -1;
-
-/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
-static dcommi_isa dcommi_isa_force(int wanted)
-{
-    dcommi_isa best = dcommi_isa_best();
-    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
-    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
-    return isa;
-}
-
-/* DCOMM_ISA=portable|avx2|avx512 forces one. */
-static dcommi_isa dcommi_isa_get(void)
-{
-    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
-    if (DCOMMI_LIKELY(known >= 0)) {
-        return (dcommi_isa)known;
-    }
-    const char *name = getenv("DCOMM_ISA");
-    int wanted = DCOMMI_ISA_COUNT - 1;
-    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
-        wanted--;
-    }
-    dcommi_isa isa = dcommi_isa_force(wanted);
-    if (name != NULL && (int)isa != wanted) {
-        static atomic_flag warned = ATOMIC_FLAG_INIT;
-        if (!atomic_flag_test_and_set(&warned)) {
-            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
-                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
-                       dcommi_isa_names[isa]);
-        }
-    }
-    return isa;
-}
-
-static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
-{
-    switch (dcommi_isa_get()) {
-#if defined(__x86_64__)
-    case DCOMMI_ISA_AVX512:
-        return dcommi_avx512_folds[dtype][kind];
-    case DCOMMI_ISA_AVX2:
-        return dcommi_avx2_folds[dtype][kind];
-#endif
-    default:
-        return dcommi_port_folds[dtype][kind];
-    }
-}
 
 #endif
 
@@ -30684,6 +31790,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #endif
 
 /* ==== helper macros end here =========================================================== */
+#undef DCOMMI_ABS_BITS
 #undef DCOMMI_AHEAD_MIN
 #undef DCOMMI_ALIKE_ALL
 #undef DCOMMI_ALIKE_MIN
@@ -30759,6 +31866,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ID_FIRST
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
+#undef DCOMMI_INF_BITS
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
@@ -30778,6 +31886,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
+#undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
@@ -30870,10 +31979,20 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SOCK_ADDRS
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
+#undef DCOMMI_SPARSE_BLOCK
+#undef DCOMMI_SPARSE_HD
+#undef DCOMMI_SPARSE_HEAD
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_TOPK_BINS
+#undef DCOMMI_TOPK_BLOCK
+#undef DCOMMI_TOPK_LEAST
+#undef DCOMMI_TOPK_LINE
+#undef DCOMMI_TOPK_OPTION_K
+#undef DCOMMI_TOPK_SAMPLE
+#undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_FARTHEST
