@@ -269,6 +269,239 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 }
 #endif
 #endif
+/* ==== include/dcomm/ledger.h =============================================================== */
+/* ledger.h - what a lossy encoding did to numbers: errors, bits, and what error feedback holds.
+ *
+ * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
+ * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
+ * on the count alone. */
+#ifndef DCOMM_LEDGER_H
+#define DCOMM_LEDGER_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_ledger {
+    uint64_t count; /* elements compared */
+    double nmse;    /* sum (y-x)^2 / sum x^2: 0 is exact; 0 too where all x and y are 0 */
+    double cosine;  /* of the angle between x and y; NaN where one of them is 0 */
+    /* sum sign(x)(y-x) / sum |x|: below 0, y is too small; where rounding is unbiased, near 0 */
+    double mean_signed_error;
+    uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
+    uint64_t encoded;                  /* elements */
+    uint64_t wire_bytes;
+    double bits;          /* on the wire per encoded element */
+    double residual_norm; /* two-norm of what error feedback holds back since the last encoding */
+    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2, e being gradient + residual */
+    double sums[8];       /* what the rest is computed from */
+} dcomm_ledger;
+
+/* Compare y with x. Elements where one of them is not finite are left out. */
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count);
+/* The same where x is known in f64: a sum over ranks. */
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count);
+/* Count an encoding of `count` elements. */
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report);
+/* Add what another ledger saw (of another piece, or received from another rank). */
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/feedback.h ============================================================= */
+/* feedback.h - error feedback: what a codec rounds away is kept and sent later.
+ *
+ * One state per tensor and rank. It holds the worker residual, of the whole tensor, and the owner
+ * residual, of the shard whose sum this rank encodes again in a two-shot exchange. A step:
+ *
+ *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
+ *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
+ *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
+ *     dcomm_feedback_finish(fb, result);                    EF21: differences become gradients
+ *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
+ *
+ * Until the commit the residuals are those of the step before: a step that failed can be begun
+ * again. But other ranks may have used what they got of it, so the state is then stale, and begin
+ * refuses it until dcomm_feedback_recover says how to go on.
+ *
+ * What is kept, with g the gradient, r the residual and C what arrives after rounding:
+ *     classic   e = g + r, sends C(e), r = e - C(e)                      (Seide 2014; Karimireddy
+ * 2019) ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
+ *                                                                        (Richtarik 2021)
+ *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
+ *                                                                        (Lin 2018)
+ * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
+ * rounding of f32 additions (with bf16 residuals: of bf16).
+ *
+ * A state is used by one thread at a time. The collectives of coll.h do all this by themselves. */
+#ifndef DCOMM_FEEDBACK_H
+#define DCOMM_FEEDBACK_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_feedback dcomm_feedback;
+
+typedef enum dcomm_feedback_variant {
+    DCOMM_FEEDBACK_CLASSIC = 0,
+    DCOMM_FEEDBACK_EF21 = 1,
+    DCOMM_FEEDBACK_DGC = 2,
+    DCOMM_FEEDBACK_VARIANT_COUNT = 3
+} dcomm_feedback_variant;
+
+/* All zero means the defaults. */
+typedef struct dcomm_feedback_opts {
+    dcomm_feedback_variant variant; /* (default: classic) */
+    bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
+                                       2^-9 of itself in every step (default: f32) */
+    bool
+        in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
+    bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
+                     1/(1+omega), which makes it contractive (default: it is refused) */
+    uint64_t seed;   /* of the random numbers of stochastic codecs (default: 0) */
+    uint32_t tensor; /* likewise, which tensor this is (default: 0) */
+    double momentum; /* dgc: m; below 0: none (default: 0.9) */
+    double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
+                        clip / sqrt(nranks) (default: no clipping) */
+    uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
+                              6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
+                              codec's own k (default: 0, none) */
+} dcomm_feedback_opts;
+
+/* The gradient of a step, and what this rank has to do with it. The same ranges in each step: when
+ * they change, an owner residual that nobody owns any more goes into the worker residual. */
+typedef struct dcomm_feedback_step {
+    const float *x;   /* the gradient from element `first` on; in use until the commit */
+    size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
+    size_t count;     /* ... (default, with both 0: all of it) */
+    size_t own_first; /* it owns [own_first, own_first + own_count) of the sum (default: nothing) */
+    size_t own_count;
+    uint32_t rank, nranks; /* nranks 0 is taken as 1 */
+    bool average;          /* the result is the average over the ranks (default: the sum) */
+} dcomm_feedback_step;
+
+/* What a state holds. */
+typedef struct dcomm_feedback_info {
+    dcomm_feedback_variant variant;
+    size_t count;
+    uint64_t step; /* steps committed */
+    bool stale, begun;
+    size_t own_first, own_count;
+    double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
+    double factor;                  /* what is encoded is multiplied by this: 1, or 1/(1+omega) */
+    size_t state_bytes;             /* memory */
+} dcomm_feedback_info;
+
+/* A state of zeros for a tensor of `count` elements. The codec must live as long.
+ * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
+ * DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts,
+                                             dcomm_feedback **fb_p);
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
+/* The codec of the step that comes or is under way, by which its wires are decoded: the one of
+ * create, except while DGC warms up. The same on every rank. */
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
+/* The most bytes that one encoding of `count` elements writes in any step. */
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
+/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
+ * a pass over the numbers for each encoding. */
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
+
+/* ---- a step ---- */
+
+/* Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
+/* Encode elements [first, first + count) of the tensor with their residual. Ranges of one step must
+ * not overlap, and together be what begin was told. Non-finite gradients count as 0, and the error
+ * says so when the codec's policy is to fail. */
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report);
+/* Decode n wires of elements [first, first + count) of the owned shard, add them in order, multiply
+ * by `factor` (1: a sum; 1/nranks: an average), encode that again with the owner residual. */
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report);
+/* The same where the sum is already there: sum[0] is element `first`. */
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report);
+/* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
+ * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
+ * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. */
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed);
+/* For linear codecs, which are no wire of one rank: e = gradient + residual, whole, in memory of
+ * the state that the caller may read until the commit ... */
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p);
+/* ... and e - part becomes the residual of elements [first, first + count). */
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part);
+/* The result of the exchange, as all ranks have it: elements [first, first + count). With EF21 it
+ * becomes the estimate of the gradients' sum, else nothing changes. */
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result);
+/* The step is through on every rank: its residuals are now the state's.
+ * Errors: DCOMM_ERR_INVALID (no step was begun, or parts of it are missing). */
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
+/* The step failed: the state is stale until it is recovered. */
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
+
+typedef enum dcomm_feedback_recovery {
+    DCOMM_FEEDBACK_RETRY = 0, /* as before the step (not in place): right if no rank used it */
+    DCOMM_FEEDBACK_RESET = 1  /* all residuals zero, on every rank */
+} dcomm_feedback_recovery;
+/* Make a stale state (or any other) usable; every rank must do the same. *lost_p (may be NULL): the
+ * two-norm of the residuals that were thrown away. */
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p);
+
+/* ---- between steps ---- */
+
+/* Multiply what is held back by `factor`, old learning rate over new one: it was meant for steps of
+ * the old size. */
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);
+
+/* Write the state to memory of dcomm_feedback_save_bytes. */
+DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
+DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
+/* Read it back. The codec's spec must be the one that was saved.
+ * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
+                                           dcomm_feedback **fb_p);
+
+typedef struct dcomm_feedback_loss {
+    size_t missing;     /* states that were not given: what they held is lost */
+    double carried;     /* two-norm of the sum of all residuals that were given, owners' included */
+    double lost;        /* two-norm of what the new states' sum lacks of it (rounding); EF21: of
+                           what the missing states had contributed to the estimate */
+    double lost_signed; /* sum of those elements */
+} dcomm_feedback_loss;
+/* The state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
+ * another size; NULL where one is missing. Old rank r goes to rank r mod nranks, owner residuals
+ * into worker residuals. loss may be NULL; it is the same on each rank. */
+DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
+                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
+                                              dcomm_feedback_loss *loss);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 
 #ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/plan.h ================================================================= */
@@ -1990,659 +2223,280 @@ static const dcommi_codec_ops dcommi_codec_bf16 = {
 };
 
 #endif
+/* ==== include/dcomm/impl/codec_topk.h ====================================================== */
+/* codec_topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
+ * sampled threshold), and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
+#ifndef DCOMMI_CODEC_TOPK_H
+#define DCOMMI_CODEC_TOPK_H
 
-static const dcommi_codec_ops *const dcommi_codec_table[] = {
-    &dcommi_codec_bf16,
-    NULL,
-};
+/* ==== include/dcomm/impl/codec_sparse.h ==================================================== */
+/* codec_sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
+#ifndef DCOMMI_CODEC_SPARSE_H
+#define DCOMMI_CODEC_SPARSE_H
+
+/* ==== kernels/wire_sparse.h ================================================================ */
+/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
+ *
+ *   u32 kept | kept values | their indices, in ascending order
+ *
+ * Values come first, so that those of 32 bits are aligned; the value format gives their length.
+ * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
+ * so that nothing has to say which it is. Numbers are little-endian. */
+#ifndef DCOMMI_WIRE_SPARSE_H
+#define DCOMMI_WIRE_SPARSE_H
+
+#include <stdint.h>
+
+typedef struct dcommi_sparse_head {
+    uint32_t kept;
+} dcommi_sparse_head;
+
+#define DCOMMI_SPARSE_HEAD 4
+#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
+
+typedef enum dcommi_sparse_form {
+    DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
+    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
+    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
+} dcommi_sparse_form;
+
+#ifdef __cplusplus
+static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#else
+_Static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#endif
+
+#ifdef __CUDACC__
+#define DCOMMI_SPARSE_HD __host__ __device__
+#else
+#define DCOMMI_SPARSE_HD
+#endif
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_blocks(uint64_t count)
+{
+    return count / DCOMMI_SPARSE_BLOCK + (count % DCOMMI_SPARSE_BLOCK != 0);
+}
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_form_bytes(dcommi_sparse_form form,
+                                                                 uint64_t count, uint64_t kept)
+{
+    return form == DCOMMI_SPARSE_FLAT     ? 4 * kept
+           : form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(count) + 2 * kept
+                                          : count / 8 + (count % 8 != 0);
+}
+
+DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t count,
+                                                                        uint64_t kept)
+{
+    uint64_t flat = dcommi_sparse_form_bytes(DCOMMI_SPARSE_FLAT, count, kept);
+    uint64_t blocks = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BLOCKS, count, kept);
+    uint64_t bitmap = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BITMAP, count, kept);
+    return flat <= blocks && flat <= bitmap ? DCOMMI_SPARSE_FLAT
+           : blocks <= bitmap               ? DCOMMI_SPARSE_BLOCKS
+                                            : DCOMMI_SPARSE_BITMAP;
+}
+
+/* Grows with `kept`. */
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
+{
+    return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);
+}
 
 #endif
 
-#include <math.h>
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dcomm: packed indices are little-endian, and so must be the processor"
+#endif
 
-static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
-                                                        DCOMMI_CODEC_CHOICE,
-                                                        "fail|zero|pass",
-                                                        0,
-                                                        0,
-                                                        0,
-                                                        "what becomes of NaN and infinity"};
-
-/* Text with room that it does not leave. */
-typedef struct dcommi_codec_text {
-    char *at;
-    size_t room, used;
-} dcommi_codec_text;
-
-static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+/* The first of the ascending indices that is not below `bound`. */
+static size_t dcommi_sparse_lower(const uint32_t *index, size_t kept, uint64_t bound)
 {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
-    va_end(args);
-    if (n > 0) {
-        text->used += (size_t)n;
-        text->used = text->used < text->room ? text->used : text->room - 1;
-    }
-}
-
-static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
-{
-    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-        const char *known = dcommi_codec_table[i]->name;
-        if (strlen(known) == len && memcmp(known, name, len) == 0) {
-            return dcommi_codec_table[i];
+    size_t low = 0;
+    while (low < kept) {
+        size_t middle = low + (kept - low) / 2;
+        if (index[middle] < bound) {
+            low = middle + 1;
+        } else {
+            kept = middle;
         }
     }
-    return NULL;
+    return low;
 }
 
-/* The position of a word in "a|b|c", -1: it is not there. */
-static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+/* Write the ascending indices, each below count; dcommi_sparse_index_bytes are needed. */
+static void dcommi_sparse_pack(const uint32_t *index, size_t kept, size_t count, unsigned char *out)
 {
-    for (int i = 0;; i++) {
-        size_t n = strcspn(choices, "|");
-        if (n == len && memcmp(choices, word, len) == 0) {
-            return i;
+    switch (dcommi_sparse_form_of(count, kept)) {
+    case DCOMMI_SPARSE_FLAT:
+        memcpy(out, index, 4 * kept);
+        return;
+    case DCOMMI_SPARSE_BLOCKS: {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count);
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end =
+                (uint32_t)dcommi_sparse_lower(index, kept, (uint64_t)(b + 1) * DCOMMI_SPARSE_BLOCK);
+            memcpy(out + 4 * b, &end, 4);
         }
-        if (choices[n] == '\0') {
-            return -1;
+        out += 4 * blocks;
+        for (size_t i = 0; i < kept; i++) {
+            uint16_t offset = (uint16_t)index[i];
+            memcpy(out + 2 * i, &offset, 2);
         }
-        choices += n + 1;
-    }
-}
-
-/* What an option may be, for people. */
-static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
-{
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        dcommi_codec_print(text, "%s", option->choices);
-    } else {
-        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
-                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
-                           option->most);
-    }
-}
-
-/* A value as it is written: the shortest decimal that reads back as the same number. */
-static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
-                              double value)
-{
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        const char *word = option->choices;
-        for (int i = 0; i < (int)value; i++) {
-            word += strcspn(word, "|") + 1;
-        }
-        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
         return;
     }
-    char number[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(number, sizeof number, "%.*g", digits, value);
-        if (strtod(number, NULL) == value) {
-            break;
+    case DCOMMI_SPARSE_BITMAP:
+        memset(out, 0, count / 8 + (count % 8 != 0));
+        for (size_t i = 0; i < kept; i++) {
+            out[index[i] / 8] |= (unsigned char)(1u << index[i] % 8);
         }
     }
-    dcommi_codec_print(text, "%s", number);
 }
 
-/* One value, `len` characters of it. */
-static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
-                                      const dcommi_codec_option *option, const char *text,
-                                      size_t len, double *value)
+/* Where a reader stands in packed indices that dcommi_sparse_check found good. */
+typedef struct dcommi_sparse_reader {
+    const unsigned char *in; /* of BLOCKS: the offsets */
+    const unsigned char *ends;
+    dcommi_sparse_form form;
+    size_t kept, count;
+    size_t at;      /* indices that were read */
+    uint64_t place; /* BLOCKS: the block; BITMAP: the first element that was not looked at */
+} dcommi_sparse_reader;
+
+static void dcommi_sparse_open(dcommi_sparse_reader *r, const unsigned char *in, size_t kept,
+                               size_t count)
 {
-    bool good = false;
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        int i = dcommi_codec_choice(option->choices, text, len);
-        *value = i;
-        good = i >= 0;
-    } else {
-        char number[40];
-        char *end = number;
-        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
-            memcpy(number, text, len);
-            number[len] = '\0';
-            *value = strtod(number, &end);
-            good = *end == '\0' && end != number && *value >= option->least &&
-                   *value <= option->most &&
-                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
-        }
-    }
-    if (good) {
-        return DCOMM_OK;
-    }
-    char allowed[200];
-    dcommi_codec_text to = {allowed, sizeof allowed, 0};
-    dcommi_codec_allowed(&to, option);
-    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
-                       option->name, (int)(len < 40 ? len : 40), text,
-                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+    dcommi_sparse_form form = dcommi_sparse_form_of(count, kept);
+    size_t ends = form == DCOMMI_SPARSE_BLOCKS ? 4 * (size_t)dcommi_sparse_blocks(count) : 0;
+    *r = (dcommi_sparse_reader){
+        .in = in + ends, .ends = in, .form = form, .kept = kept, .count = count};
 }
 
-static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
-                                                size_t len)
+/* The 64 elements of a bitmap from `first`, a multiple of 64; those behind its end are 0. */
+static inline uint64_t dcommi_sparse_word(const dcommi_sparse_reader *r, uint64_t first)
 {
-    char known[200];
-    dcommi_codec_text to = {known, sizeof known, 0};
-    known[0] = '\0';
-    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_print(&to, "%s, ", o->name);
-    }
-    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
-                       ops->name, (int)(len < 40 ? len : 40), name, known,
-                       dcommi_codec_common.name);
+    uint64_t word = 0;
+    size_t bytes = r->count / 8 + (r->count % 8 != 0), from = (size_t)first / 8;
+    memcpy(&word, r->in + from, bytes - from < 8 ? bytes - from : 8);
+    return word;
 }
 
-/* The part behind the colon. */
-static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+/* The next indices below `until`, at most `most`; how many. `most` is at least 64, and `until` a
+ * multiple of DCOMMI_SPARSE_BLOCK or not below count. */
+static size_t dcommi_sparse_next(dcommi_sparse_reader *r, uint64_t until, uint32_t *index,
+                                 size_t most)
 {
-    const dcommi_codec_ops *ops = codec->ops;
-    bool given_common = false;
-    for (const char *next; *text != '\0'; text = next) {
-        size_t len = strcspn(text, ",");
-        size_t name = strcspn(text, "=");
-        next = text + len + (text[len] == ',');
-        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
-                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
-        }
-        const char *value = text + name + 1;
-        size_t value_len = len - name - 1;
-        int i = 0;
-        while (ops->options[i].kind != DCOMMI_CODEC_END &&
-               (strlen(ops->options[i].name) != name ||
-                memcmp(ops->options[i].name, text, name) != 0)) {
-            i++;
-        }
-        bool *given = &codec->given[i];
-        if (ops->options[i].kind != DCOMMI_CODEC_END) {
-            DCOMMI_TRY(
-                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
-        } else if (name == strlen(dcommi_codec_common.name) &&
-                   memcmp(text, dcommi_codec_common.name, name) == 0) {
-            double policy = 0;
-            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
-            codec->nonfinite = (int)policy;
-            given = &given_common;
-        } else {
-            return dcommi_codec_unknown_option(ops, text, name);
-        }
-        if (*given) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
-                               (int)name, text);
-        }
-        *given = true;
-    }
-    return DCOMM_OK;
-}
-
-/* Fill in codec->ops, values and policy. */
-static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
-{
-    size_t len = strcspn(spec, ":");
-    codec->ops = dcommi_codec_find(spec, len);
-    if (codec->ops == NULL) {
-        char known[200];
-        dcommi_codec_text to = {known, sizeof known, 0};
-        known[0] = '\0';
-        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
-        }
-        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
-                           (int)(len < 40 ? len : 40), spec, known);
-    }
-    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        codec->value[i] = codec->ops->options[i].preset;
-    }
-    if (spec[len] == ':' && spec[len + 1] == '\0') {
-        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
-                           codec->ops->name);
-    }
-    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
-}
-
-/* The canonical spec, from the values. */
-static void dcommi_codec_write_spec(dcomm_codec *codec)
-{
-    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s:", codec->ops->name);
-    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
-        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
-        dcommi_codec_print(&to, ",");
-    }
-    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
-    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
-}
-
-#endif
-
-#include <float.h>
-
-/* ---- life ---- */
-
-DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
-{
-    if (spec == NULL || codec_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
-                           spec == NULL ? "spec" : "codec_p");
-    }
-    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
-    if (codec == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcomm_status status = dcommi_codec_parse(codec, spec);
-    if (status == DCOMM_OK && codec->ops->make != NULL) {
-        status = codec->ops->make(codec);
-    }
-    if (status != DCOMM_OK) {
-        dcomm_codec_destroy(&codec);
-        return status;
-    }
-    dcommi_codec_write_spec(codec);
-    *codec_p = codec;
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
-{
-    if (codec_p != NULL && *codec_p != NULL) {
-        dcomm_codec_destroy(&(*codec_p)->inner);
-        dcommi_free(*codec_p);
-        *codec_p = NULL;
-    }
-    return DCOMM_OK;
-}
-
-/* ---- what is known of it ---- */
-
-DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
-{
-    return codec != NULL ? codec->spec : "";
-}
-
-DCOMM_API const char *dcomm_codec_name(size_t i)
-{
-    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
-    return i < n ? dcommi_codec_table[i]->name : NULL;
-}
-
-static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
-                                   double preset)
-{
-    dcommi_codec_print(to, "  %s=", option->name);
-    dcommi_codec_show(to, option, preset);
-    dcommi_codec_print(to, "  (");
-    dcommi_codec_allowed(to, option);
-    dcommi_codec_print(to, ")  %s\n", option->meaning);
-}
-
-DCOMM_API const char *dcomm_codec_help(const char *name)
-{
-    static _Thread_local char help[2048];
-    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
-    if (ops == NULL) {
-        return NULL;
-    }
-    dcommi_codec_text to = {help, sizeof help, 0};
-    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
-    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_help_line(&to, o, o->preset);
-    }
-    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
-    return help;
-}
-
-DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
-{
-    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
-}
-
-static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
-{
-    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
-    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* An array of f32 in a workspace. */
-static size_t dcommi_codec_array_bytes(size_t count)
-{
-    size_t bytes = dcommi_size_mul(count, sizeof(float));
-    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
-static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
-{
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
-    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
-}
-
-DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    return codec == NULL ? 0
-                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
-                                           dcommi_codec_feedback_bytes(codec, count));
-}
-
-DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
-    return codec == NULL || codec->ops->recode != NULL
-               ? bytes
-               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
-}
-
-DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
-                                            dcomm_codec_info *info)
-{
-    if (codec == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
-                           codec == NULL ? "codec" : "info");
-    }
-    unsigned traits = codec->ops->traits(codec);
-    *info = (dcomm_codec_info){.name = codec->ops->name,
-                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
-                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
-                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
-                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
-                               .granule = 1,
-                               .max_bytes = codec->ops->max_bytes(codec, count),
-                               .omega = (double)NAN,
-                               .contraction = (double)NAN};
-    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
-    if (codec->ops->info != NULL) {
-        codec->ops->info(codec, count, info);
-    }
-    return DCOMM_OK;
-}
-
-/* ---- encoding ---- */
-
-static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
-                                             const void *wire, size_t capacity, size_t count,
-                                             const size_t *bytes_p)
-{
-    if (codec == NULL || bytes_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
-                           codec == NULL ? "codec" : "bytes_p");
-    }
-    size_t need = codec->ops->max_bytes(codec, count);
-    if (need == SIZE_MAX || capacity < need) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
-                           codec->ops->name, need, count, capacity);
-    }
-    if (wire == NULL && need > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
-    }
-    return DCOMM_OK;
-}
-
-/* The caller's workspace, or one for this call; *own is then to be freed. */
-static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
-{
-    *own = NULL;
-    if (*workspace == NULL && bytes > 0) {
-        *workspace = *own = dcommi_alloc_raw(bytes);
-    }
-    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
-
-/* Feedback for a codec that encodes a plain array only. */
-static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    const float *x = call->x, *residual = call->residual;
-    unsigned char *at = call->workspace;
-    float *e = (float *)(void *)at;
-    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
-    size_t clipped = 0;
-    dcommi_encoding plain = *call;
-    for (size_t i = 0; i < call->count; i++) {
-        if (!dcommi_f32_nonfinite(x[i])) {
-            e[i] = x[i] + residual[i];
-            if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = copysignf(FLT_MAX, e[i]);
-                clipped++;
+    size_t n = 0;
+    until = until < r->count ? until : r->count;
+    if (r->form == DCOMMI_SPARSE_FLAT) {
+        for (; n < most && r->at < r->kept; n++, r->at++) {
+            memcpy(&index[n], r->in + 4 * r->at, 4);
+            if (index[n] >= until) {
+                break;
             }
-        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
-            e[i] = x[i];
-        } else {
-            dcommi_codec_nonfinite(&plain, i);
-            e[i] = residual[i];
         }
-    }
-    plain.x = e;
-    plain.residual = NULL;
-    plain.next = NULL;
-    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
-    DCOMMI_TRY(codec->ops->encode(codec, &plain));
-    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
-    for (size_t i = 0; i < call->count; i++) {
-        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
-    }
-    call->bytes = plain.bytes;
-    call->report = plain.report;
-    call->report.clipped += clipped;
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
-    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
-                                            : codec->ops->encode(codec, call);
-}
-
-static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
-                                         size_t count, const dcomm_codec_key *key, void *wire)
-{
-    dcommi_encoding call = {.x = x,
-                            .residual = residual,
-                            .next = next,
-                            .count = count,
-                            .wire = wire,
-                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
-    if (key != NULL) {
-        call.key = *key;
-    }
-    return call;
-}
-
-/* What is left to do when the codec is through: the outputs, and the policy. */
-static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
-                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
-                                         dcomm_codec_report *report)
-{
-    if (status != DCOMM_OK) {
-        return status;
-    }
-    *bytes_p = call->report.bytes = call->bytes;
-    if (report != NULL) {
-        *report = call->report;
-    }
-    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        size_t at = call->report.first_nonfinite;
-        char value[32] = "a sum of wires";
-        if (call->x != NULL) {
-            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+    } else if (r->form == DCOMMI_SPARSE_BLOCKS) {
+        for (; r->place * DCOMMI_SPARSE_BLOCK < until; r->place++) {
+            uint32_t end;
+            memcpy(&end, r->ends + 4 * r->place, 4);
+            for (; n < most && r->at < end; n++, r->at++) {
+                uint16_t offset;
+                memcpy(&offset, r->in + 2 * r->at, 2);
+                index[n] = (uint32_t)(r->place * DCOMMI_SPARSE_BLOCK) + offset;
+            }
+            if (r->at < end) {
+                break;
+            }
         }
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
-                           what, call->report.nonfinite, call->count, at, value);
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
-                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
-                                     void *workspace, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
-    if (call->x == NULL && call->count > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
-    }
-    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
-                                         : dcomm_codec_workspace_bytes(codec, call->count);
-    void *own;
-    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
-    call->workspace = workspace;
-    dcomm_status status = dcommi_codec_encode(codec, call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
-}
-
-DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
-{
-    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
-    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
-}
-
-DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
-                                             const float *residual, float *next, size_t count,
-                                             const dcomm_codec_key *key, void *wire,
-                                             size_t capacity, size_t *bytes_p, void *workspace,
-                                             dcomm_codec_report *report)
-{
-    if ((residual == NULL || next == NULL) && count > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
-                           residual == NULL ? "residual" : "next");
-    }
-    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
-    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
-                            report);
-}
-
-/* ---- decoding ---- */
-
-static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
-                                             const void *const *wires, const size_t *bytes,
-                                             size_t n, const void *x, size_t count)
-{
-    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
-                           codec == NULL   ? "codec is NULL"
-                           : n == 0        ? "there are no wires"
-                           : wires == NULL ? "wires is NULL"
-                           : bytes == NULL ? "bytes is NULL"
-                                           : "x is NULL");
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (wires[i] == NULL && bytes[i] > 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+    } else {
+        for (; r->place < until && n + 64 <= most; r->place += 64) {
+            for (uint64_t word = dcommi_sparse_word(r, r->place); word != 0; word &= word - 1) {
+                index[n++] = (uint32_t)(r->place + (unsigned)__builtin_ctzll(word));
+            }
         }
+        r->at += n;
     }
-    return DCOMM_OK;
+    return n;
 }
 
-DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                    float *x, size_t count)
+/* Whether these dcommi_sparse_index_bytes hold `kept` ascending indices below count. */
+static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t count)
 {
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
-    return codec->ops->decode(codec, wire, bytes, x, count, false);
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint64_t bad = 0;
+    if (r.form == DCOMMI_SPARSE_FLAT) {
+        uint64_t least = 0;
+        for (size_t i = 0; i < kept; i++) {
+            uint32_t index;
+            memcpy(&index, in + 4 * i, 4);
+            bad |= index < least;
+            least = (uint64_t)index + 1;
+        }
+        return bad == 0 && least <= count;
+    }
+    if (r.form == DCOMMI_SPARSE_BLOCKS) {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count), from = 0;
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end, least = 0;
+            memcpy(&end, in + 4 * b, 4);
+            if (end < from || end > kept) {
+                return false;
+            }
+            for (; from < end; from++) {
+                uint16_t offset;
+                memcpy(&offset, r.in + 2 * from, 2);
+                bad |= offset < least;
+                least = (uint32_t)offset + 1;
+            }
+            bad |= (uint64_t)b * DCOMMI_SPARSE_BLOCK + least > count;
+        }
+        return bad == 0 && from == kept;
+    }
+    size_t set = 0;
+    uint64_t last = 0;
+    for (uint64_t first = 0; first < count; first += 64) {
+        last = dcommi_sparse_word(&r, first);
+        set += (size_t)__builtin_popcountll(last);
+    }
+    return set == kept && (count % 64 == 0 || last >> count % 64 == 0);
 }
 
-DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                        float *acc, size_t count)
+/* All of them at once. */
+static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, size_t count,
+                                        uint32_t *index)
 {
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
-    return codec->ops->decode(codec, wire, bytes, acc, count, true);
-}
-
-static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
-                                     size_t count)
-{
-    if (in->n > 1 && codec->ops->decode_sum != NULL) {
-        return codec->ops->decode_sum(codec, in, x, count);
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint32_t some[256];
+    for (size_t n, at = 0; (n = dcommi_sparse_next(&r, count, some, 256)) > 0; at += n) {
+        memcpy(index + at, some, n * sizeof *some);
     }
-    for (size_t i = 0; i < in->n; i++) {
-        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
-    }
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
-                                        const size_t *bytes, size_t n, float *x, size_t count)
-{
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
-    dcommi_wires in = {wires, bytes, n};
-    return dcommi_codec_sum(codec, &in, x, count);
-}
-
-/* ---- decoding and encoding again ---- */
-
-static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
-                                        float factor, dcommi_encoding *call)
-{
-    if (codec->ops->recode != NULL) {
-        return codec->ops->recode(codec, in, factor, call);
-    }
-    float *sum = call->workspace;
-    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
-    for (size_t i = 0; factor != 1 && i < call->count; i++) {
-        sum[i] *= factor;
-    }
-    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
-    call->x = sum;
-    dcomm_status status = dcommi_codec_encode(codec, call);
-    call->x = NULL;
-    return status;
-}
-
-DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
-                                    const size_t *bytes, size_t n, float factor,
-                                    const float *residual, float *next, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
-    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
-                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
-    }
-    void *own;
-    DCOMMI_TRY(
-        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
-    dcommi_wires in = {wires, bytes, n};
-    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
-    call.workspace = workspace;
-    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
 }
 
 #endif
+/* ==== kernels/cpu_topk.h =================================================================== */
+/* cpu_topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
+ *
+ * One pass keeps what reaches a threshold that a sample of the input suggests: a little below the
+ * k-th magnitude, so that few more than k are kept, and the choice among them is exact. The
+ * threshold decides the time alone: when too many are kept they are cut to the k largest in between
+ * (the first of equals, so that later elements must exceed the least of them), and when fewer than
+ * k are, a second pass starts from nothing. A number that is not finite reaches every threshold, so
+ * that none is missed. */
+#ifndef DCOMMI_CPU_TOPK_H
+#define DCOMMI_CPU_TOPK_H
 
-#ifndef DCOMM_NO_COMM
-/* ==== include/dcomm/impl/device_host.h ===================================================== */
-/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
-#ifndef DCOMMI_DEVICE_HOST_H
-#define DCOMMI_DEVICE_HOST_H
+/* ==== kernels/cpu_topk_scan.h ============================================================== */
+/* cpu_topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
+ *
+ * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
+ * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
+ * With a residual, x + residual is what is looked at, and what is not kept is stored in `next`;
+ * where an element is kept, next is zero. Such a scan ends early before a sum that is not finite,
+ * so that no such number is stored; the caller decides what it counts as. */
+#ifndef DCOMMI_CPU_TOPK_SCAN_H
+#define DCOMMI_CPU_TOPK_SCAN_H
 
-/* ==== include/dcomm/impl/device.h ========================================================== */
-/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
- * their own table. The device layer knows no rank. */
-#ifndef DCOMMI_DEVICE_H
-#define DCOMMI_DEVICE_H
-
-
-/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
- * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
- * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
- * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
- * rounding of the f64 product towards zero; dst may equal src. */
-static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
-                              double factor);
-/* memcpy for long, cold copies (non-temporal where that is faster). */
-static void dcommi_host_copy(void *dst, const void *src, size_t len);
-
-#endif
 /* ==== kernels/cpu.h ======================================================================== */
 /* cpu.h - which kernels this machine runs, chosen once at run time. */
 #ifndef DCOMMI_CPU_H
@@ -3446,7 +3300,7 @@ static dcommi_isa dcommi_isa_get(void)
     return isa;
 }
 
-static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
     switch (dcommi_isa_get()) {
 #if defined(__x86_64__)
@@ -3459,6 +3313,3036 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
         return dcommi_port_folds[dtype][kind];
     }
 }
+
+#endif
+
+#define DCOMMI_ABS_BITS 0x7fffffffu
+#define DCOMMI_INF_BITS 0x7f800000u
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
+/* Kept elements are stored in whole vectors: this many may be written behind the last. */
+#define DCOMMI_TOPK_SLACK 16
+
+/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
+                                      uint32_t first, uint32_t threshold, uint32_t *bits,
+                                      uint32_t *index, size_t have, size_t *done);
+
+static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
+                                    uint32_t first, uint32_t threshold, uint32_t *bits,
+                                    uint32_t *index, size_t have, size_t *done)
+{
+    size_t i = 0;
+    if (residual == NULL) {
+        for (; i < n; i++) {
+            uint32_t b = dcommi_f32_bits(x[i]);
+            bits[have] = b;
+            index[have] = first + (uint32_t)i;
+            have += (b & DCOMMI_ABS_BITS) >= threshold;
+        }
+    }
+    for (; i < n; i++) {
+        uint32_t b = dcommi_f32_bits(x[i] + residual[i]);
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        if (DCOMMI_UNLIKELY(key >= DCOMMI_INF_BITS)) {
+            break;
+        }
+        bits[have] = b;
+        index[have] = first + (uint32_t)i;
+        have += key >= threshold;
+        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
+    }
+    *done = i;
+    return have;
+}
+
+#if defined(__x86_64__)
+
+/* Those of 32 elements whose bit is set, read from where the vectors were. */
+static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
+                                      uint32_t *index, size_t have)
+{
+    for (; mask != 0; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        bits[have] = dcommi_f32_bits(x[lane]);
+        index[have++] = first + lane;
+    }
+    return have;
+}
+
+DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+{
+    __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
+}
+
+DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+                                                       float *next, size_t n, uint32_t first,
+                                                       uint32_t threshold, uint32_t *bits,
+                                                       uint32_t *index, size_t have, size_t *done)
+{
+    const __m256i below = _mm256_set1_epi32((int)threshold - 1);
+    const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
+    size_t i = 0;
+    for (; n - i >= 32; i += 32) {
+        const float *in = x + i;
+        uint32_t mask = 0;
+        dcommi_avx2_ahead((const unsigned char *)in + DCOMMI_SIMD_AHEAD);
+        if (residual == NULL) {
+            for (int v = 0; v < 4; v++) {
+                mask |= dcommi_topk_reach_avx2(
+                            dcommi_avx2_load((const unsigned char *)(in + 8 * v)), below)
+                        << (8 * v);
+            }
+            have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
+            continue;
+        }
+        const float *left = residual + i;
+        dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
+        __m256i sum[4];
+        uint32_t wild = 0;
+        for (int v = 0; v < 4; v++) {
+            sum[v] = _mm256_castps_si256(
+                _mm256_add_ps(_mm256_loadu_ps(in + 8 * v), _mm256_loadu_ps(left + 8 * v)));
+            mask |= dcommi_topk_reach_avx2(sum[v], below) << (8 * v);
+            wild |= dcommi_topk_reach_avx2(sum[v], finite);
+        }
+        if (DCOMMI_UNLIKELY(wild != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
+        }
+        size_t had = have;
+        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
+        for (; had < have; had++) {
+            next[index[had] - first] = 0;
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                    uint32_t *bits, uint32_t *index, size_t have)
+{
+    _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
+    _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
+    return have + (size_t)__builtin_popcount(mask);
+}
+
+DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                           float *next, size_t n, uint32_t first,
+                                                           uint32_t threshold, uint32_t *bits,
+                                                           uint32_t *index, size_t have,
+                                                           size_t *done)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
+    const __m512i step = _mm512_set1_epi32(16);
+    __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32((int)first),
+                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    size_t i = 0;
+    for (; residual == NULL && n - i >= 64; i += 64) {
+        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        for (int v = 0; v < 4; v++) {
+            __m512i b = _mm512_loadu_si512(x + i + 16 * v);
+            __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
+            have = dcommi_topk_keep_avx512(kept, b, at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    for (; residual != NULL && n - i >= 64; i += 64) {
+        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_avx512_ahead((const unsigned char *)(residual + i) + DCOMMI_SIMD_AHEAD);
+        __m512i b[4], key[4];
+        for (int v = 0; v < 4; v++) {
+            b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
+                                                     _mm512_loadu_ps(residual + i + 16 * v)));
+            key[v] = _mm512_and_si512(b[v], magnitude);
+        }
+        __m512i most =
+            _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
+        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
+            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+#endif
+
+static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_topk_scan_avx512;
+    case DCOMMI_ISA_AVX2:
+        return dcommi_topk_scan_avx2;
+#endif
+    default:
+        return dcommi_topk_scan_port;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
+#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
+#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
+#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+#define DCOMMI_TOPK_BINS 2048
+
+typedef struct dcommi_topk {
+    const float *x;
+    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    float *next;            /* may be the residual */
+    size_t count;           /* at most UINT32_MAX */
+    size_t k;               /* wanted; at most count */
+    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
+    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
+    size_t room;
+    size_t have; /* kept so far; in the end what was selected */
+    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t nonfinite, first_nonfinite;
+    size_t clipped; /* sums beyond the largest number, which they became */
+} dcommi_topk;
+
+/* How many elements `bits` and `index` must have room for. */
+static size_t dcommi_topk_room(size_t count, size_t k)
+{
+    size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
+    size_t twice = k > count / 2 ? count : 2 * k;
+    size_t most = twice + 2 * DCOMMI_TOPK_BLOCK > sample ? twice + 2 * DCOMMI_TOPK_BLOCK : sample;
+    return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
+}
+
+/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
+{
+    uint32_t low = DCOMMI_ABS_BITS, high = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    while (low < high) {
+        uint32_t bin[DCOMMI_TOPK_BINS] = {0};
+        unsigned shift = 0;
+        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
+            shift++;
+        }
+        for (size_t i = 0; i < n; i++) {
+            uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
+            if (above <= high - low) {
+                bin[above >> shift]++;
+            }
+        }
+        uint32_t b = (high - low) >> shift;
+        for (; bin[b] < k; b--) {
+            k -= bin[b];
+        }
+        uint32_t past = ((uint32_t)1 << shift) - 1;
+        low += b << shift;
+        high = high - low > past ? low + past : high;
+    }
+    *equal_p = k;
+    return low;
+}
+
+/* Count one that is not finite. */
+static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
+{
+    t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
+    t->nonfinite++;
+}
+
+/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
+static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
+{
+    uint32_t most = 0;
+    for (size_t i = t->seen; i < t->have; i++) {
+        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
+        most = key > most ? key : most;
+    }
+    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
+    for (size_t i = to; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        bool keep = true;
+        if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+            dcommi_topk_count(t, t->index[i]);
+            if (!t->pass) {
+                b = 0;
+                keep = threshold == 0;
+            }
+        }
+        t->bits[to] = b;
+        t->index[to] = t->index[i];
+        to += keep;
+    }
+    t->have = to;
+    t->seen = to;
+}
+
+/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
+static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
+{
+    dcommi_topk_tame(t, threshold);
+    if (t->have <= k) {
+        return threshold;
+    }
+    size_t equal = 0, to = 0;
+    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i], at = t->index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        t->bits[to] = b;
+        t->index[to] = at;
+        to += keep;
+        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
+            t->next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    t->have = to;
+    t->seen = to;
+    return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
+}
+
+/* The element at i, whose sum with the residual is not finite. */
+static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
+{
+    float left = t->residual[i];
+    float sum = t->x[i] + left;
+    uint32_t b = dcommi_f32_bits(sum);
+    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+        dcommi_topk_count(t, i);
+        b = t->pass ? b : dcommi_f32_bits(left);
+    } else {
+        t->clipped++;
+        b--;
+    }
+    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
+    bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
+    t->bits[t->have] = b;
+    t->index[t->have] = (uint32_t)i;
+    t->have += keep;
+    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
+}
+
+/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
+{
+    dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
+    const float *x = again ? t->next : t->x;
+    bool adds = t->residual != NULL && !again;
+    size_t room = t->room - DCOMMI_TOPK_SLACK;
+    t->have = 0;
+    t->seen = 0;
+    for (size_t i = 0; i < t->count;) {
+        size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
+        size_t done;
+        if (room - t->have < n) {
+            threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+        i += done;
+        if (done < n) {
+            dcommi_topk_odd(t, i++, threshold);
+        }
+        t->seen = adds ? t->have : t->seen;
+    }
+    dcommi_topk_tame(t, threshold);
+}
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+static size_t dcommi_topk_sample_lines(size_t count)
+{
+    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
+}
+
+/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
+ * sample tells; 0 where that cannot be told. */
+static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
+{
+    size_t lines = dcommi_topk_sample_lines(t->count);
+    if (lines == 0 || t->k == 0) {
+        return t->k == 0 ? DCOMMI_INF_BITS : 0;
+    }
+    size_t stride = t->count / lines;
+    size_t n = 0;
+    for (size_t l = 0; l < lines; l++) {
+        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
+        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
+            float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
+            t->bits[n++] = dcommi_f32_bits(sum);
+        }
+    }
+    double share = (double)t->k * ((double)n / (double)t->count);
+    double rank = share + spare * (sqrt(share) + 1);
+    if (rank >= (double)n) {
+        return 0;
+    }
+    size_t equal;
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
+    return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
+}
+
+/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
+ * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
+ * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
+ */
+static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
+{
+    t->nonfinite = 0;
+    t->clipped = 0;
+    if (exact && t->pass && t->residual != NULL) {
+        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
+    }
+    dcommi_topk_pass(t, threshold, false);
+    if (exact && t->have < t->k && threshold > 0) {
+        bool again = t->residual != NULL;
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
+        }
+        t->nonfinite = again ? t->nonfinite : 0;
+        dcommi_topk_pass(t, 0, again);
+        dcommi_topk_cut(t, t->k, 0);
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = 0;
+        }
+        return;
+    }
+    dcommi_topk_cut(t, t->k, threshold);
+}
+
+#endif
+
+enum { DCOMMI_TOPK_CHUNK = 256 };
+enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
+enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2 };
+
+static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
+                                         size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire with %zu of %zu elements %s",
+                       codec->ops->name, kept, count, what);
+}
+
+/* ---- lengths ---- */
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_TOPK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
+static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
+{
+    size_t k = dcommi_topk_wanted(codec, count);
+    return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
+}
+
+static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
+{
+    return codec->inner != NULL ? codec->inner->ops->max_bytes(codec->inner, kept)
+           : codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32 ? 4 * kept
+                                                                 : 2 * kept;
+}
+
+static size_t dcommi_topk_bytes(const dcomm_codec *codec, size_t count, size_t kept)
+{
+    size_t index = (size_t)dcommi_sparse_index_bytes(count, kept);
+    return dcommi_size_add(DCOMMI_SPARSE_HEAD + index, dcommi_topk_value_bytes(codec, kept));
+}
+
+static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
+}
+
+static size_t dcommi_topk_align(size_t bytes)
+{
+    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
+static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
+{
+    if (count > UINT32_MAX) {
+        return 0;
+    }
+    size_t most = dcommi_topk_most(codec, count);
+    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    if (codec->inner != NULL) {
+        bytes += dcommi_topk_align(4 * most);
+        bytes += codec->inner->ops->workspace == NULL
+                     ? 0
+                     : codec->inner->ops->workspace(codec->inner, most);
+    }
+    return bytes;
+}
+
+/* ---- encode ---- */
+
+static inline uint32_t dcommi_topk_flush(uint32_t bits)
+{
+    return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
+}
+
+/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
+{
+    float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
+    uint16_t infinity = bf16 ? 0x7f80 : 0x7c00;
+    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
+    if ((h & 0x7fffu) == infinity && (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+        ++*clipped;
+        h--;
+    }
+    return h;
+}
+
+static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
+{
+    return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+}
+
+/* Write the values; where there is a residual, `next` keeps what they lost. */
+static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
+                                  unsigned char *out)
+{
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        float sent;
+        if (values == DCOMMI_TOPK_F32) {
+            uint32_t flushed = dcommi_topk_flush(b);
+            memcpy(out + 4 * i, &flushed, 4);
+            if (flushed == b) { /* next is 0 there, or what the residual was */
+                continue;
+            }
+            sent = dcommi_f32_from_bits(flushed);
+        } else {
+            bool bf16 = values == DCOMMI_TOPK_BF16;
+            uint16_t h = dcommi_topk_half(b, bf16, &call->report.clipped);
+            memcpy(out + 2 * i, &h, 2);
+            sent = dcommi_topk_from_half(h, bf16);
+        }
+        if (call->residual != NULL && (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+            call->next[t->index[i]] = dcommi_f32_from_bits(b) - sent;
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi_topk *t,
+                                          dcommi_encoding *call, unsigned char *out,
+                                          unsigned char *workspace)
+{
+    const dcomm_codec *inner = codec->inner;
+    const float *sum = (const float *)(const void *)t->bits;
+    float *sent = (float *)(void *)workspace;
+    dcommi_encoding of = {.x = sum,
+                          .count = t->have,
+                          .key = call->key,
+                          .wire = out,
+                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
+    DCOMMI_TRY(inner->ops->encode(inner, &of));
+    call->report.clipped += of.report.clipped;
+    if (call->residual == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
+    for (size_t i = 0; i < t->have; i++) {
+        if (!dcommi_f32_nonfinite(sum[i])) {
+            size_t at = t->index[i];
+            /* A number that is passed on may have taken its neighbours with it. */
+            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_topk_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most)};
+    size_t column = dcommi_topk_align(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* A wire that was found good, and where its reader stands. */
+typedef struct dcommi_topk_wire {
+    dcommi_sparse_reader reader;
+    const unsigned char *values;
+    float *decoded; /* by the inner codec; to be freed */
+} dcommi_topk_wire;
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    dcommi_sparse_head head = {0};
+    *w = (dcommi_topk_wire){0};
+    if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+    }
+    memcpy(&head, wire, sizeof head);
+    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
+    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds %zu elements, where %zu were to come",
+                           codec->ops->name, kept, most);
+    }
+    size_t wanted = dcommi_topk_bytes(codec, count, kept);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
+    size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
+    if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
+        return dcommi_topk_bad_wire(codec, "has indices that are out of order or of range", kept,
+                                    count);
+    }
+    dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
+    if (codec->inner == NULL) {
+        return DCOMM_OK;
+    }
+    w->decoded = dcommi_alloc_raw(4 * kept);
+    dcomm_status status = w->decoded == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : codec->inner->ops->decode(codec->inner, w->values, value_bytes,
+                                                          w->decoded, kept, false);
+    if (status != DCOMM_OK) {
+        dcommi_free(w->decoded);
+        w->decoded = NULL;
+    }
+    return status;
+}
+
+/* Values number at .. at + n. */
+static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
+                               size_t n, float *value)
+{
+    if (w->decoded != NULL) {
+        memcpy(value, w->decoded + at, 4 * n);
+    } else if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        memcpy(value, w->values + 4 * at, 4 * n);
+    } else {
+        bool bf16 = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16;
+        for (size_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, w->values + 2 * (at + i), 2);
+            value[i] = dcommi_topk_from_half(h, bf16);
+        }
+    }
+}
+
+/* The elements of a wire below `until`, stored or added. */
+static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
+                                float *x, bool add)
+{
+    uint32_t index[DCOMMI_TOPK_CHUNK];
+    float value[DCOMMI_TOPK_CHUNK];
+    for (;;) {
+        size_t at = w->reader.at;
+        size_t n = dcommi_sparse_next(&w->reader, until, index, DCOMMI_TOPK_CHUNK);
+        if (n == 0) {
+            return;
+        }
+        dcommi_topk_values(codec, w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            x[index[i]] = add ? dcommi_f32_canonical(x[index[i]] + value[i]) : value[i];
+        }
+    }
+}
+
+/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
+static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
+                               size_t count, bool add)
+{
+    for (uint64_t from = 0; from < count; from += DCOMMI_SPARSE_BLOCK) {
+        uint64_t left = count - from;
+        if (!add) {
+            memset(x + from, 0,
+                   sizeof *x * (left < DCOMMI_SPARSE_BLOCK ? left : DCOMMI_SPARSE_BLOCK));
+        }
+        for (size_t i = 0; i < n; i++) {
+            dcommi_topk_scatter(codec, &w[i], from + DCOMMI_SPARSE_BLOCK, x, add || i > 0);
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
+{
+    dcommi_topk_wire w;
+    DCOMMI_TRY(dcommi_topk_open(codec, wire, bytes, count, &w));
+    dcommi_topk_blocks(codec, &w, 1, x, count, add);
+    dcommi_free(w.decoded);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
+{
+    dcomm_status status = DCOMM_OK;
+    dcommi_topk_wire *w = dcommi_calloc(in->n, sizeof *w);
+    if (w == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; status == DCOMM_OK && i < in->n; i++) {
+        status = dcommi_topk_open(codec, in->wires[i], in->bytes[i], count, &w[i]);
+    }
+    if (status == DCOMM_OK) {
+        dcommi_topk_blocks(codec, w, in->n, x, count, false);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        dcommi_free(w[i].decoded);
+    }
+    dcommi_free(w);
+    return status;
+}
+
+/* ---- the rows ---- */
+
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
+static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    static const double format[] = {0, 0x1p-22, 0x1p-16};
+    double c;
+    if (codec->inner != NULL) {
+        dcomm_codec_info of = {.contraction = (double)NAN};
+        if (codec->inner->ops->info != NULL) {
+            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+        }
+        c = of.contraction;
+    } else {
+        c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    if (dcommi_topk_is_exact(codec) && count > 0) {
+        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        info->contraction = 1 - share * (1 - c);
+    }
+}
+
+static unsigned dcommi_topk_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
+}
+
+#define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
+    {                                                                            \
+        "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
+    }
+
+static const dcommi_codec_option dcommi_topk_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_threshold_options[] = {
+    DCOMMI_TOPK_OPTION_K("what is aimed at, as topk's k; at most twice as many are sent"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_topk = {
+    .name = "topk",
+    .summary = "exactly the k elements of largest magnitude, ties to the lower index",
+    .options = dcommi_topk_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_ops dcommi_codec_threshold = {
+    .name = "threshold",
+    .summary = "elements above a threshold that a sample sets, about k of them",
+    .options = dcommi_threshold_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return codec->ops != &dcommi_codec_threshold;
+}
+
+#endif
+
+static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_bf16,
+    &dcommi_codec_topk,
+    &dcommi_codec_threshold,
+    NULL,
+};
+
+#endif
+
+#include <math.h>
+
+static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
+                                                        DCOMMI_CODEC_CHOICE,
+                                                        "fail|zero|pass",
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        "what becomes of NaN and infinity"};
+
+/* Text with room that it does not leave. */
+typedef struct dcommi_codec_text {
+    char *at;
+    size_t room, used;
+} dcommi_codec_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    va_end(args);
+    if (n > 0) {
+        text->used += (size_t)n;
+        text->used = text->used < text->room ? text->used : text->room - 1;
+    }
+}
+
+static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
+{
+    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+        const char *known = dcommi_codec_table[i]->name;
+        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+            return dcommi_codec_table[i];
+        }
+    }
+    return NULL;
+}
+
+/* The position of a word in "a|b|c", -1: it is not there. */
+static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+{
+    for (int i = 0;; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && memcmp(choices, word, len) == 0) {
+            return i;
+        }
+        if (choices[n] == '\0') {
+            return -1;
+        }
+        choices += n + 1;
+    }
+}
+
+/* What an option may be, for people. */
+static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        dcommi_codec_print(text, "%s", option->choices);
+    } else {
+        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
+                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                           option->most);
+    }
+}
+
+/* A value as it is written: the shortest decimal that reads back as the same number. */
+static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+                              double value)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        const char *word = option->choices;
+        for (int i = 0; i < (int)value; i++) {
+            word += strcspn(word, "|") + 1;
+        }
+        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        return;
+    }
+    char number[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) {
+            break;
+        }
+    }
+    dcommi_codec_print(text, "%s", number);
+}
+
+/* One value, `len` characters of it. */
+static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
+                                      const dcommi_codec_option *option, const char *text,
+                                      size_t len, double *value)
+{
+    bool good = false;
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        int i = dcommi_codec_choice(option->choices, text, len);
+        *value = i;
+        good = i >= 0;
+    } else {
+        char number[40];
+        char *end = number;
+        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+            memcpy(number, text, len);
+            number[len] = '\0';
+            *value = strtod(number, &end);
+            good = *end == '\0' && end != number && *value >= option->least &&
+                   *value <= option->most &&
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+        }
+    }
+    if (good) {
+        return DCOMM_OK;
+    }
+    char allowed[200];
+    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_codec_allowed(&to, option);
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
+                       option->name, (int)(len < 40 ? len : 40), text,
+                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+}
+
+static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
+                                                size_t len)
+{
+    char known[200];
+    dcommi_codec_text to = {known, sizeof known, 0};
+    known[0] = '\0';
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_print(&to, "%s, ", o->name);
+    }
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
+                       ops->name, (int)(len < 40 ? len : 40), name, known,
+                       dcommi_codec_common.name);
+}
+
+/* The part behind the colon. */
+static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+{
+    const dcommi_codec_ops *ops = codec->ops;
+    bool given_common = false;
+    for (const char *next; *text != '\0'; text = next) {
+        size_t len = strcspn(text, ",");
+        size_t name = strcspn(text, "=");
+        next = text + len + (text[len] == ',');
+        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
+                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
+        }
+        const char *value = text + name + 1;
+        size_t value_len = len - name - 1;
+        int i = 0;
+        while (ops->options[i].kind != DCOMMI_CODEC_END &&
+               (strlen(ops->options[i].name) != name ||
+                memcmp(ops->options[i].name, text, name) != 0)) {
+            i++;
+        }
+        bool *given = &codec->given[i];
+        if (ops->options[i].kind != DCOMMI_CODEC_END) {
+            DCOMMI_TRY(
+                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
+        } else if (name == strlen(dcommi_codec_common.name) &&
+                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+            double policy = 0;
+            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
+            codec->nonfinite = (int)policy;
+            given = &given_common;
+        } else {
+            return dcommi_codec_unknown_option(ops, text, name);
+        }
+        if (*given) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
+                               (int)name, text);
+        }
+        *given = true;
+    }
+    return DCOMM_OK;
+}
+
+/* Fill in codec->ops, values and policy. */
+static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
+{
+    size_t len = strcspn(spec, ":");
+    codec->ops = dcommi_codec_find(spec, len);
+    if (codec->ops == NULL) {
+        char known[200];
+        dcommi_codec_text to = {known, sizeof known, 0};
+        known[0] = '\0';
+        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
+                           (int)(len < 40 ? len : 40), spec, known);
+    }
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        codec->value[i] = codec->ops->options[i].preset;
+    }
+    if (spec[len] == ':' && spec[len + 1] == '\0') {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
+                           codec->ops->name);
+    }
+    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
+}
+
+/* The canonical spec, from the values. */
+static void dcommi_codec_write_spec(dcomm_codec *codec)
+{
+    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
+        dcommi_codec_print(&to, ",");
+    }
+    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
+}
+
+#endif
+
+#include <float.h>
+
+/* ---- life ---- */
+
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
+{
+    if (spec == NULL || codec_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
+                           spec == NULL ? "spec" : "codec_p");
+    }
+    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
+    if (codec == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_codec_parse(codec, spec);
+    if (status == DCOMM_OK && codec->ops->make != NULL) {
+        status = codec->ops->make(codec);
+    }
+    if (status != DCOMM_OK) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    dcommi_codec_write_spec(codec);
+    *codec_p = codec;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
+{
+    if (codec_p != NULL && *codec_p != NULL) {
+        dcomm_codec_destroy(&(*codec_p)->inner);
+        dcommi_free(*codec_p);
+        *codec_p = NULL;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- what is known of it ---- */
+
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
+{
+    return codec != NULL ? codec->spec : "";
+}
+
+DCOMM_API const char *dcomm_codec_name(size_t i)
+{
+    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
+    return i < n ? dcommi_codec_table[i]->name : NULL;
+}
+
+static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+                                   double preset)
+{
+    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_codec_show(to, option, preset);
+    dcommi_codec_print(to, "  (");
+    dcommi_codec_allowed(to, option);
+    dcommi_codec_print(to, ")  %s\n", option->meaning);
+}
+
+DCOMM_API const char *dcomm_codec_help(const char *name)
+{
+    static _Thread_local char help[2048];
+    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
+    if (ops == NULL) {
+        return NULL;
+    }
+    dcommi_codec_text to = {help, sizeof help, 0};
+    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_help_line(&to, o, o->preset);
+    }
+    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
+    return help;
+}
+
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
+}
+
+static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
+{
+    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
+    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* An array of f32 in a workspace. */
+static size_t dcommi_codec_array_bytes(size_t count)
+{
+    size_t bytes = dcommi_size_mul(count, sizeof(float));
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
+static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec == NULL ? 0
+                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
+                                           dcommi_codec_feedback_bytes(codec, count));
+}
+
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
+    return codec == NULL || codec->ops->recode != NULL
+               ? bytes
+               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info)
+{
+    if (codec == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
+                           codec == NULL ? "codec" : "info");
+    }
+    unsigned traits = codec->ops->traits(codec);
+    *info = (dcomm_codec_info){.name = codec->ops->name,
+                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
+                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
+                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
+                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
+                               .granule = 1,
+                               .max_bytes = codec->ops->max_bytes(codec, count),
+                               .omega = (double)NAN,
+                               .contraction = (double)NAN};
+    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
+    if (codec->ops->info != NULL) {
+        codec->ops->info(codec, count, info);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
+                                             const void *wire, size_t capacity, size_t count,
+                                             const size_t *bytes_p)
+{
+    if (codec == NULL || bytes_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
+                           codec == NULL ? "codec" : "bytes_p");
+    }
+    size_t need = codec->ops->max_bytes(codec, count);
+    if (need == SIZE_MAX || capacity < need) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
+                           codec->ops->name, need, count, capacity);
+    }
+    if (wire == NULL && need > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's workspace, or one for this call; *own is then to be freed. */
+static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
+{
+    *own = NULL;
+    if (*workspace == NULL && bytes > 0) {
+        *workspace = *own = dcommi_alloc_raw(bytes);
+    }
+    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
+
+/* Feedback for a codec that encodes a plain array only. */
+static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    const float *x = call->x, *residual = call->residual;
+    unsigned char *at = call->workspace;
+    float *e = (float *)(void *)at;
+    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
+    size_t clipped = 0;
+    dcommi_encoding plain = *call;
+    for (size_t i = 0; i < call->count; i++) {
+        if (!dcommi_f32_nonfinite(x[i])) {
+            e[i] = x[i] + residual[i];
+            if (dcommi_f32_nonfinite(e[i])) {
+                e[i] = copysignf(FLT_MAX, e[i]);
+                clipped++;
+            }
+        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+            e[i] = x[i];
+        } else {
+            dcommi_codec_nonfinite(&plain, i);
+            e[i] = residual[i];
+        }
+    }
+    plain.x = e;
+    plain.residual = NULL;
+    plain.next = NULL;
+    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
+    DCOMMI_TRY(codec->ops->encode(codec, &plain));
+    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
+    for (size_t i = 0; i < call->count; i++) {
+        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    }
+    call->bytes = plain.bytes;
+    call->report = plain.report;
+    call->report.clipped += clipped;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
+                                            : codec->ops->encode(codec, call);
+}
+
+static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
+                                         size_t count, const dcomm_codec_key *key, void *wire)
+{
+    dcommi_encoding call = {.x = x,
+                            .residual = residual,
+                            .next = next,
+                            .count = count,
+                            .wire = wire,
+                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
+    if (key != NULL) {
+        call.key = *key;
+    }
+    return call;
+}
+
+/* What is left to do when the codec is through: the outputs, and the policy. */
+static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
+                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
+                                         dcomm_codec_report *report)
+{
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    *bytes_p = call->report.bytes = call->bytes;
+    if (report != NULL) {
+        *report = call->report;
+    }
+    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        size_t at = call->report.first_nonfinite;
+        char value[32] = "a sum of wires";
+        if (call->x != NULL) {
+            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
+                           what, call->report.nonfinite, call->count, at, value);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
+                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
+                                     void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
+    if (call->x == NULL && call->count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
+    }
+    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
+                                         : dcomm_codec_workspace_bytes(codec, call->count);
+    void *own;
+    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
+    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report)
+{
+    if ((residual == NULL || next == NULL) && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
+                           residual == NULL ? "residual" : "next");
+    }
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
+                            report);
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
+                                             const void *const *wires, const size_t *bytes,
+                                             size_t n, const void *x, size_t count)
+{
+    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
+                           codec == NULL   ? "codec is NULL"
+                           : n == 0        ? "there are no wires"
+                           : wires == NULL ? "wires is NULL"
+                           : bytes == NULL ? "bytes is NULL"
+                                           : "x is NULL");
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (wires[i] == NULL && bytes[i] > 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
+    return codec->ops->decode(codec, wire, bytes, x, count, false);
+}
+
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
+    return codec->ops->decode(codec, wire, bytes, acc, count, true);
+}
+
+static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                                     size_t count)
+{
+    if (in->n > 1 && codec->ops->decode_sum != NULL) {
+        return codec->ops->decode_sum(codec, in, x, count);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
+    dcommi_wires in = {wires, bytes, n};
+    return dcommi_codec_sum(codec, &in, x, count);
+}
+
+/* ---- decoding and encoding again ---- */
+
+static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                        float factor, dcommi_encoding *call)
+{
+    if (codec->ops->recode != NULL) {
+        return codec->ops->recode(codec, in, factor, call);
+    }
+    float *sum = call->workspace;
+    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
+    for (size_t i = 0; factor != 1 && i < call->count; i++) {
+        sum[i] *= factor;
+    }
+    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
+    call->x = sum;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    call->x = NULL;
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
+    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
+                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
+    }
+    void *own;
+    DCOMMI_TRY(
+        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    dcommi_wires in = {wires, bytes, n};
+    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
+    call.workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+}
+
+#endif
+/* ==== include/dcomm/impl/feedback_save.h =================================================== */
+/* feedback_save.h - error feedback beyond one run: saved, loaded, and moved to another number of
+ * ranks. What is loaded comes from outside and is not trusted. */
+#ifndef DCOMMI_FEEDBACK_SAVE_H
+#define DCOMMI_FEEDBACK_SAVE_H
+
+/* ==== include/dcomm/impl/feedback.h ======================================================== */
+/* feedback.h - a step of error feedback: begin, encode, recode, commit. */
+#ifndef DCOMMI_FEEDBACK_H
+#define DCOMMI_FEEDBACK_H
+
+/* ==== include/dcomm/impl/feedback_state.h ================================================== */
+/* feedback_state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
+ * the one that comes; which codec a step takes. */
+#ifndef DCOMMI_FEEDBACK_STATE_H
+#define DCOMMI_FEEDBACK_STATE_H
+
+/* ==== include/dcomm/impl/ledger.h ========================================================== */
+/* ledger.h - the sums behind a ledger, in one pass and in a fixed order. */
+#ifndef DCOMMI_LEDGER_H
+#define DCOMMI_LEDGER_H
+
+
+#include <math.h>
+
+/* Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Elements are dealt to this many sums, so that the compiler may use vectors without changing the
+ * order of any addition. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+static void dcommi_ledger_derive(dcomm_ledger *l)
+{
+    const double *s = l->sums;
+    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
+    l->nmse = ee > 0 ? ee / xx : 0;
+    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->mean_signed_error =
+        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
+    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
+    l->contraction =
+        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
+}
+
+/* One element's part of the sums. The error is taken in f64, where the difference of two numbers of
+ * which neither is tiny beside the other is exact. */
+#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                      \
+    do {                                                                   \
+        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;           \
+        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;           \
+        x_ = good_ ? x_ : 0;                                               \
+        y_ = good_ ? y_ : 0;                                               \
+        e_ = good_ ? e_ : 0;                                               \
+        seen[LANE] += good_;                                               \
+        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                            \
+        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                            \
+        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                            \
+        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                            \
+        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0; \
+        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                            \
+    } while (0)
+
+#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                               \
+    static void NAME(dcomm_ledger *ledger, const TYPE *x, const float *y, size_t count) \
+    {                                                                                   \
+        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                   \
+        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                       \
+        size_t i = 0;                                                                   \
+        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {            \
+            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                             \
+                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);               \
+            }                                                                           \
+        }                                                                               \
+        for (int k = 0; i < count; i++, k++) {                                          \
+            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                           \
+        }                                                                               \
+        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                 \
+            ledger->count += seen[k];                                                   \
+            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                                \
+                ledger->sums[s] += sum[s][k];                                           \
+            }                                                                           \
+        }                                                                               \
+        dcommi_ledger_derive(ledger);                                                   \
+    }
+
+DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_f32, float)
+DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_wide, double)
+
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count)
+{
+    dcommi_ledger_compare_f32(ledger, x, y, count);
+}
+
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count)
+{
+    dcommi_ledger_compare_wide(ledger, x, y, count);
+}
+
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report)
+{
+    ledger->encoded += count;
+    ledger->wire_bytes += report->bytes;
+    ledger->kept += report->kept;
+    ledger->clipped += report->clipped;
+    ledger->nonfinite += report->nonfinite;
+    dcommi_ledger_derive(ledger);
+}
+
+/* Count what an encoding with feedback held back: of e, `next` is left. */
+static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
+                               size_t count)
+{
+    double encoded[DCOMMI_LEDGER_LANES] = {0}, held[DCOMMI_LEDGER_LANES] = {0};
+    for (size_t i = 0; i < count; i++) {
+        double r = (double)next[i], e = (double)sent[i] + r;
+        bool good = fabs(e) <= 1.7e308; /* the wire may carry what is not finite */
+        encoded[i % DCOMMI_LEDGER_LANES] += good ? e * e : 0;
+        held[i % DCOMMI_LEDGER_LANES] += good ? r * r : 0;
+    }
+    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
+        ledger->sums[DCOMMI_LEDGER_ENCODED] += encoded[k];
+        ledger->sums[DCOMMI_LEDGER_RESIDUAL] += held[k];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
+{
+    ledger->count += other->count;
+    ledger->encoded += other->encoded;
+    ledger->wire_bytes += other->wire_bytes;
+    ledger->kept += other->kept;
+    ledger->clipped += other->clipped;
+    ledger->nonfinite += other->nonfinite;
+    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += other->sums[s];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+#undef DCOMMI_LEDGER_ONE
+#undef DCOMMI_LEDGER_COMPARE
+#endif
+
+#include <math.h>
+
+/* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
+ * needed: both NULL. In place: both the same. */
+typedef struct dcommi_feedback_store {
+    void *now, *next;
+    size_t count;
+    bool bf16;
+} dcommi_feedback_store;
+
+/* f32 arrays as long as the longest range so far. */
+enum {
+    DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
+    DCOMMI_FEEDBACK_SENT,     /* the wire, decoded */
+    DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
+    DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
+    DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
+    DCOMMI_FEEDBACK_SCRATCH
+};
+
+enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
+
+struct dcomm_feedback {
+    const dcomm_codec *codec;
+    dcomm_codec *warm[DCOMMI_FEEDBACK_STAGES]; /* made when they are needed */
+    dcomm_feedback_opts opts;
+    size_t count;
+    uint64_t step;
+    bool begun, stale;
+    double factor;       /* 1, or 1/(1+omega) */
+    double owner_factor; /* the owner residual is in units of the sum times this */
+    double next_factor;  /* likewise, from the commit on */
+    bool average;        /* EF21: the estimate is of the average, over `nranks` */
+    uint32_t nranks;
+    dcommi_feedback_store worker;   /* residual; EF21: the estimate w */
+    dcommi_feedback_store owner;    /* residual of the owned shard */
+    dcommi_feedback_store velocity; /* DGC's u */
+    dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    size_t own_first;
+    /* of the step under way */
+    dcomm_feedback_step now;
+    float clip;                      /* DGC: factor on the gradient */
+    size_t encoded, owned, finished; /* elements done */
+    size_t last_first, last_count;   /* of the step before: where now and next differ */
+    float *gathered;                 /* e of a linear codec */
+    size_t gathered_room;
+    double held; /* squares of the residuals of this step */
+    float *scratch[DCOMMI_FEEDBACK_SCRATCH];
+    size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
+    void *workspace;
+    size_t workspace_room;
+    dcomm_ledger *ledger;
+};
+
+/* ---- stores ---- */
+
+static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
+{
+    return s->bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+static void dcommi_feedback_store_free(dcommi_feedback_store *s)
+{
+    if (s->next != s->now) {
+        dcommi_free(s->next);
+    }
+    dcommi_free(s->now);
+    *s = (dcommi_feedback_store){.bf16 = s->bf16};
+}
+
+/* Zeros. */
+static dcomm_status dcommi_feedback_store_make(dcommi_feedback_store *s, size_t count, bool bf16,
+                                               bool in_place)
+{
+    *s = (dcommi_feedback_store){.count = count, .bf16 = bf16};
+    s->now = dcommi_calloc(count, dcommi_feedback_width(s));
+    s->next = in_place ? s->now : dcommi_calloc(count, dcommi_feedback_width(s));
+    if (s->now == NULL || s->next == NULL) {
+        dcommi_feedback_store_free(s);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+static inline void *dcommi_feedback_at(const dcommi_feedback_store *s, void *base, size_t at)
+{
+    return (unsigned char *)base + at * dcommi_feedback_width(s);
+}
+
+static void dcommi_feedback_widen(const uint16_t *from, float *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        to[i] = dcommi_bf16_to_f32(from[i]);
+    }
+}
+
+static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint16_t h = dcommi_f32_to_bf16(from[i]);
+        to[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h); /* not up to infinity */
+    }
+}
+
+/* Elements [at, at + count) of `base` as f32: where they lie, or in `room`. */
+static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, size_t at,
+                                   size_t count, float *room)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    dcommi_feedback_widen(from, room, count);
+    return room;
+}
+
+static void dcommi_feedback_write(const dcommi_feedback_store *s, size_t at, size_t count,
+                                  const float *from)
+{
+    void *to = dcommi_feedback_at(s, s->next, at);
+    if (s->bf16) {
+        dcommi_feedback_narrow(from, to, count);
+    } else if (to != (const void *)from) {
+        memcpy(to, from, count * sizeof *from);
+    }
+}
+
+static inline float dcommi_feedback_get(const dcommi_feedback_store *s, const void *base, size_t i)
+{
+    return s->bf16 ? dcommi_bf16_to_f32(((const uint16_t *)base)[i]) : ((const float *)base)[i];
+}
+
+static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *base, size_t i,
+                                       float x)
+{
+    if (s->bf16) {
+        dcommi_feedback_narrow(&x, (uint16_t *)base + i, 1);
+    } else {
+        ((float *)base)[i] = x;
+    }
+}
+
+static double dcommi_feedback_norm2(const dcommi_feedback_store *s)
+{
+    double sum = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        double x = (double)dcommi_feedback_get(s, s->now, i);
+        sum += x * x;
+    }
+    return sum;
+}
+
+static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
+{
+    if (s->now != NULL) {
+        memset(s->now, 0, s->count * dcommi_feedback_width(s));
+        memset(s->next, 0, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* A scratch array of at least `count` floats; NULL without memory. */
+static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
+{
+    if (fb->scratch[which] == NULL || count > fb->scratch_room[which]) {
+        size_t bytes = dcommi_size_mul(count, sizeof(float));
+        dcommi_free(fb->scratch[which]);
+        fb->scratch[which] = dcommi_alloc_raw(bytes);
+        fb->scratch_room[which] = fb->scratch[which] != NULL ? count : 0;
+    }
+    return fb->scratch[which];
+}
+
+/* ---- which codec ---- */
+
+/* The codec's spec with another k; *codec_p is NULL where that would not be denser. */
+static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
+                                           dcomm_codec **codec_p)
+{
+    const char *spec = dcomm_codec_spec(fb->codec), *at = strstr(spec, "k=");
+    while (at != NULL && at > spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    if (at == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "DGC's warm-up changes option k, which %s does not have", spec);
+    }
+    char *end;
+    double own = strtod(at + 2, &end);
+    *codec_p = NULL;
+    if (own >= 1 ? own >= k * (double)fb->count : own >= k) {
+        return DCOMM_OK;
+    }
+    char denser[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(denser, sizeof denser, "%.*sk=%.8g%s", (int)(at - spec), spec, k, end);
+    return dcomm_codec_create(denser, codec_p);
+}
+
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return NULL;
+    }
+    if (fb->step >= fb->opts.warmup_steps) {
+        return fb->codec;
+    }
+    double done = (double)fb->step / (double)fb->opts.warmup_steps;
+    const dcomm_codec *warm = fb->warm[(int)(done * DCOMMI_FEEDBACK_STAGES)];
+    return warm != NULL ? warm : fb->codec;
+}
+
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count)
+{
+    size_t most = fb != NULL ? dcomm_codec_max_bytes(fb->codec, count) : 0;
+    for (int i = 0; fb != NULL && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        size_t warm = dcomm_codec_max_bytes(fb->warm[i], count);
+        most = warm > most ? warm : most;
+    }
+    return most;
+}
+
+/* ---- life ---- */
+
+static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
+{
+    const char *wrong = (unsigned)o->variant >= DCOMM_FEEDBACK_VARIANT_COUNT
+                            ? "opts.variant is not known"
+                        : !(o->momentum < 1) ? "opts.momentum is not below 1"
+                        : !(o->clip >= 0)    ? "opts.clip is below 0"
+                        : o->bf16 && o->variant == DCOMM_FEEDBACK_EF21
+                            ? "EF21 with bf16: the ranks' estimates would drift from their sum"
+                        : o->variant != DCOMM_FEEDBACK_DGC && (o->warmup_steps > 0 || o->clip > 0)
+                            ? "opts.warmup_steps and opts.clip are DGC's"
+                            : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
+}
+
+/* Is the codec one that error feedback converges with, and by what is it scaled. */
+static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
+{
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(fb->codec, fb->count, &info));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC && !info.sparse) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_create: DGC forgets the momentum of what is sent, so it "
+                           "needs a codec that does not send everything; %s does",
+                           info.name);
+    }
+    fb->factor = 1;
+    if (info.unbiased && info.omega >= 1) {
+        if (!fb->opts.scale) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_create: an unbiased codec whose variance factor "
+                               "omega is 1 or more is not contractive, and error feedback would "
+                               "grow without bound: %s has omega %.3g for %zu elements; "
+                               "opts.scale multiplies it by 1/(1+omega)",
+                               fb->codec->spec, info.omega, fb->count);
+        }
+        fb->factor = 1 / (1 + info.omega);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_make(dcomm_feedback *fb)
+{
+    dcomm_feedback_opts *o = &fb->opts;
+    DCOMMI_TRY(dcommi_feedback_check_codec(fb));
+    fb->owner.bf16 = o->bf16;
+    DCOMMI_TRY(dcommi_feedback_store_make(&fb->worker, fb->count, o->bf16, o->in_place));
+    if (o->variant == DCOMM_FEEDBACK_DGC) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->velocity, fb->count, o->bf16, o->in_place));
+    }
+    if (o->variant == DCOMM_FEEDBACK_EF21) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->estimate, fb->count, false, o->in_place));
+    }
+    double k = 1;
+    for (int i = 0; o->warmup_steps > 0 && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        k /= 4;
+        DCOMMI_TRY(dcommi_feedback_denser(fb, k, &fb->warm[i]));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
+{
+    static const dcomm_feedback_opts defaults;
+    if (codec == NULL || fb_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s is NULL",
+                           codec == NULL ? "codec" : "fb_p");
+    }
+    opts = opts != NULL ? opts : &defaults;
+    DCOMMI_TRY(dcommi_feedback_check_opts(opts));
+    dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
+    if (fb == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->codec = codec;
+    fb->count = count;
+    fb->opts = *opts;
+    fb->owner_factor = fb->next_factor = 1;
+    fb->nranks = 1;
+    /* Zero is the default; any negative number is none. */
+    fb->opts.momentum = opts->momentum < 0 ? -1 : opts->momentum == 0 ? 0.9 : opts->momentum;
+    dcomm_status status = dcommi_feedback_make(fb);
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
+{
+    if (fb_p == NULL || *fb_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_feedback *fb = *fb_p;
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        dcommi_feedback_store_free(stores[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_SCRATCH; i++) {
+        dcommi_free(fb->scratch[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_STAGES; i++) {
+        dcomm_codec_destroy(&fb->warm[i]);
+    }
+    dcommi_free(fb->gathered);
+    dcommi_free(fb->workspace);
+    dcommi_free(fb);
+    *fb_p = NULL;
+    return DCOMM_OK;
+}
+
+static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
+{
+    return (s->next != s->now ? 2 : 1) * s->count * dcommi_feedback_width(s);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
+{
+    if (fb == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
+                           fb == NULL ? "fb" : "info");
+    }
+    *info = (dcomm_feedback_info){
+        .variant = fb->opts.variant,
+        .count = fb->count,
+        .step = fb->step,
+        .stale = fb->stale,
+        .begun = fb->begun,
+        .own_first = fb->own_first,
+        .own_count = fb->owner.count,
+        .worker_norm = sqrt(dcommi_feedback_norm2(&fb->worker)),
+        .owner_norm = sqrt(dcommi_feedback_norm2(&fb->owner)),
+        .factor = fb->factor,
+        .state_bytes =
+            dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
+            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+    };
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_set_ledger: fb is NULL");
+    }
+    fb->ledger = ledger;
+    return DCOMM_OK;
+}
+
+#endif
+
+#include <float.h>
+
+/* The owner's encodings draw other random numbers than the worker's. */
+#define DCOMMI_FEEDBACK_OWNER 0x80000000u
+
+/* One encoding of elements [at, at + count) of a store. */
+typedef struct dcommi_feedback_call {
+    const float *x;  /* what is encoded ... */
+    dcommi_wires in; /* ... or, where that is NULL, the wires whose sum is */
+    float factor;    /* on the sum */
+    dcommi_feedback_store *store;
+    size_t at, count;
+    dcomm_codec_key key;
+    void *wire;
+    size_t capacity, bytes;
+    dcomm_codec_report report;
+    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+} dcommi_feedback_call;
+
+/* ---- the beginning ---- */
+
+static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
+    }
+    if (fb->begun != begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
+                           begun ? "no step was begun" : "a step is under way");
+    }
+    return DCOMM_OK;
+}
+
+/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
+ * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
+static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
+    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    float factor = (float)(sign / fb->owner_factor);
+    for (size_t i = 0; i < o->count; i++) {
+        size_t at = fb->own_first + i;
+        float sum = dcommi_feedback_get(w, w->now, at) + dcommi_feedback_get(o, o->now, i) * factor;
+        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        dcommi_feedback_set(w, w->now, at, sum);
+        dcommi_feedback_set(w, w->next, at, sum);
+    }
+    dcommi_feedback_store_free(o);
+}
+
+static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
+{
+    if (first == fb->own_first && count == fb->owner.count) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_store owner;
+    DCOMMI_TRY(dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
+    dcommi_feedback_fold_owner(fb);
+    fb->owner = owner;
+    fb->own_first = first;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
+{
+    if (s->now != s->next) {
+        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
+static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
+{
+    double sum = 0;
+    for (size_t i = 0; fb->opts.clip > 0 && i < step->count; i++) {
+        double x = dcommi_f32_nonfinite(step->x[i]) ? 0 : (double)step->x[i];
+        sum += x * x;
+    }
+    double most = fb->opts.clip / sqrt((double)step->nranks);
+    return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
+    if (given == NULL || (given->x == NULL && fb->count > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_begin: %s is NULL",
+                           given == NULL ? "step" : "step->x");
+    }
+    dcomm_feedback_step step = *given;
+    step.count = step.count == 0 && step.first == 0 ? fb->count : step.count;
+    step.nranks = step.nranks == 0 ? 1 : step.nranks;
+    step.own_first = step.own_count == 0 ? 0 : step.own_first;
+    if (step.first > fb->count || step.count > fb->count - step.first ||
+        step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
+                           "tensor's %zu elements",
+                           step.first, step.count, step.own_first, step.own_count, fb->count);
+    }
+    if (fb->stale) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
+            "not fit together any more; see dcomm_feedback_recover");
+    }
+    DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
+        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    }
+    fb->last_first = step.first;
+    fb->last_count = step.count;
+    fb->now = step;
+    fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
+    fb->encoded = fb->owned = fb->finished = 0;
+    fb->held = 0;
+    fb->next_factor = fb->owner_factor;
+    fb->begun = true;
+    return DCOMM_OK;
+}
+
+/* ---- one encoding ---- */
+
+static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
+                                              size_t count)
+{
+    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
+    if (need > fb->workspace_room || fb->workspace == NULL) {
+        dcommi_free(fb->workspace);
+        fb->workspace = dcommi_alloc_raw(need);
+        fb->workspace_room = fb->workspace != NULL ? need : 0;
+    }
+    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* The codec does all in one pass. */
+static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *widened = NULL, *next = dcommi_feedback_at(s, s->next, c->at);
+    if (s->bf16) {
+        widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+        next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+        if (widened == NULL || next == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcomm_status status =
+        c->x != NULL
+            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
+                                    c->capacity, &c->bytes, fb->workspace, &c->report)
+            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
+                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
+                           &c->report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        dcommi_feedback_write(s, c->at, c->count, next);
+    }
+    return status;
+}
+
+static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
+{
+    if (dcommi_f32_nonfinite(e)) {
+        report->clipped++;
+        return copysignf(FLT_MAX, e);
+    }
+    return e;
+}
+
+/* x and the store become e, in the scratch array INPUT; counts what is not finite. */
+static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
+                                  dcomm_codec_report *report)
+{
+    report->first_nonfinite = SIZE_MAX;
+    for (size_t i = 0; i < c->count; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
+            report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
+            e[i] = c->estimates ? 0 : held[i];
+        } else {
+            e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
+                                           report);
+        }
+    }
+}
+
+/* For a scaled codec, and for EF21: what is encoded is not gradient + residual. */
+static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *e = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_INPUT, c->count);
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (e == NULL || sent == NULL || widened == NULL || next == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (c->x == NULL) {
+        DCOMMI_TRY(dcomm_decode_sum(codec, c->in.wires, c->in.bytes, c->in.n, next, c->count));
+        for (size_t i = 0; i < c->count; i++) {
+            next[i] *= c->factor;
+        }
+        c->x = next;
+    }
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_feedback_input(c, held, e, &seen);
+    for (size_t i = 0; i < c->count; i++) {
+        sent[i] = e[i] * (float)fb->factor;
+    }
+    DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
+                            fb->workspace, &c->report));
+    DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
+    }
+    dcommi_feedback_write(s, c->at, c->count, next);
+    c->report.clipped += seen.clipped;
+    c->report.nonfinite = seen.nonfinite;
+    c->report.first_nonfinite = seen.first_nonfinite;
+    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "error feedback: %zu of %zu inputs are not finite; the first is number "
+                           "%zu",
+                           seen.nonfinite, c->count, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+/* x: the gradient; NULL for an owner's sum. */
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         const float *x)
+{
+    const dcommi_feedback_store *s = c->store;
+    dcomm_ledger *ledger = fb->ledger;
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (sent == NULL || widened == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
+    if (x != NULL) {
+        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
+    }
+    if (c->estimates) { /* what is held back is what the estimate lacks */
+        for (size_t i = 0; i < c->count; i++) {
+            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+        }
+        next = widened;
+    }
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_held(ledger, sent, next, c->count);
+    fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    ledger->residual_norm = sqrt(fb->held);
+    return DCOMM_OK;
+}
+
+/* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
+ * is then as if they had been 0. */
+static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
+                                        size_t *bytes_p, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
+                                                          : dcommi_feedback_fused(fb, c);
+    if (status != DCOMM_OK && c->report.nonfinite == 0) {
+        return status;
+    }
+    *bytes_p = c->bytes;
+    if (report != NULL) {
+        *report = c->report;
+    }
+    if (fb->ledger != NULL) {
+        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+    }
+    return status;
+}
+
+/* ---- the worker ---- */
+
+static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t count, size_t from,
+                                          size_t length, size_t done)
+{
+    if (first < from || first - from > length || count > length - (first - from) ||
+        count > length - done) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: [%zu, +%zu) is not within [%zu, +%zu), of which %zu elements are "
+                           "done",
+                           what, first, count, from, length, done);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_codec_key dcommi_feedback_key(const dcomm_feedback *fb, size_t first, uint32_t owner)
+{
+    return (dcomm_codec_key){.seed = fb->opts.seed,
+                             .step = fb->step,
+                             .first = first,
+                             .rank = fb->now.rank | owner,
+                             .tensor = fb->opts.tensor};
+}
+
+/* u = m u + clip g, where g is finite. Returns the array that holds it, for the range. */
+static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_t at, size_t count)
+{
+    dcommi_feedback_store *s = &fb->velocity;
+    float *u = s->bf16 ? dcommi_feedback_room(fb, DCOMMI_FEEDBACK_VELOCITY, count)
+                       : dcommi_feedback_at(s, s->next, at);
+    if (u == NULL) {
+        return NULL;
+    }
+    const float *before = dcommi_feedback_read(s, s->now, at, count, u);
+    float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    for (size_t i = 0; i < count; i++) {
+        u[i] = m * before[i] + (dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i]);
+    }
+    return u;
+}
+
+/* The momentum of what was sent is forgotten, else it would be sent twice. */
+static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         float *u)
+{
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    if (sent == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        u[i] = sent[i] != 0 || dcommi_f32_nonfinite(u[i]) ? 0 : u[i];
+    }
+    dcommi_feedback_write(&fb->velocity, c->at, c->count, u);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    const float *g = fb->now.x + (first - fb->now.first);
+    bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
+    float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
+    if (dgc && u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {.x = dgc ? u : g,
+                              .store = &fb->worker,
+                              .at = first,
+                              .count = count,
+                              .key = dcommi_feedback_key(fb, first, 0),
+                              .wire = wire,
+                              .capacity = capacity,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_status status = dcommi_feedback_run(fb, &c, g, bytes_p, report);
+    if (dgc && (status == DCOMM_OK || c.report.nonfinite > 0)) {
+        DCOMMI_TRY(dcommi_feedback_mask(fb, &c, u));
+    }
+    if (status == DCOMM_OK || c.report.nonfinite > 0) {
+        fb->encoded += count;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_give_back", fb, true));
+    if (n > 0 && (index == NULL || value == NULL || (agreed == NULL && nagreed > 0))) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_give_back: %s is NULL",
+                           index == NULL   ? "index"
+                           : value == NULL ? "value"
+                                           : "agreed");
+    }
+    dcommi_feedback_store *s = &fb->worker;
+    float sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        while (k < nagreed && agreed[k] < index[i]) {
+            k++;
+        }
+        if (k < nagreed && agreed[k] == index[i]) {
+            continue;
+        }
+        DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
+                                         fb->now.first, fb->now.count, 0));
+        size_t at = first + index[i];
+        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + sign * value[i]);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the owner ---- */
+
+static dcomm_status dcommi_feedback_owned(const char *what, dcomm_feedback *fb,
+                                          dcommi_feedback_call *c, size_t first, size_t *bytes_p,
+                                          dcomm_codec_report *report)
+{
+    DCOMMI_TRY(
+        dcommi_feedback_range(what, first, c->count, fb->own_first, fb->owner.count, fb->owned));
+    if (!(c->factor != 0) || dcommi_f32_nonfinite(c->factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor %g", what, (double)c->factor);
+    }
+    c->store = &fb->owner;
+    c->at = first - fb->own_first;
+    c->key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER);
+    dcomm_status status = dcommi_feedback_run(fb, c, NULL, bytes_p, report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        fb->owned += c->count;
+        fb->next_factor = (double)c->factor;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recode", fb, true));
+    dcommi_feedback_call c = {.in = {wires, bytes, n},
+                              .factor = factor,
+                              .count = count,
+                              .wire = wire,
+                              .capacity = capacity};
+    return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode_owned", fb, true));
+    if (sum == NULL && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_encode_owned: sum is NULL");
+    }
+    dcommi_feedback_call c = {
+        .x = sum, .factor = factor, .count = count, .wire = wire, .capacity = capacity};
+    if (factor != 1) {
+        float *scaled = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, count);
+        if (scaled == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            scaled[i] = sum[i] * factor;
+        }
+        c.x = scaled;
+    }
+    return dcommi_feedback_owned("dcomm_feedback_encode_owned", fb, &c, first, bytes_p, report);
+}
+
+/* ---- linear codecs ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
+        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_feedback_gather: %s",
+                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
+    }
+    size_t n = fb->now.count;
+    if (fb->gathered == NULL || n > fb->gathered_room) {
+        dcommi_free(fb->gathered);
+        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
+        fb->gathered_room = fb->gathered != NULL ? n : 0;
+    }
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
+    if (fb->gathered == NULL || room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {
+        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
+    dcommi_feedback_input(&c, held, fb->gathered, &seen);
+    *e_p = fb->gathered;
+    if (fb->ledger != NULL) {
+        dcomm_ledger_encoded(fb->ledger, 0, &seen);
+    }
+    if (seen.nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
+                           "number %zu",
+                           seen.nonfinite, n, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_keep", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    dcommi_feedback_store *s = &fb->worker;
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, count);
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
+    if (fb->gathered == NULL || part == NULL || next == NULL || room == NULL) {
+        return fb->gathered != NULL && part != NULL
+                   ? DCOMM_ERR_NO_MEMORY
+                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
+                                 part == NULL ? "part is NULL" : "gather comes first");
+    }
+    const float *e = fb->gathered + (first - fb->now.first);
+    bool estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
+    for (size_t i = 0; i < count; i++) {
+        next[i] = estimates ? held[i] + part[i] : e[i] - part[i];
+    }
+    if (fb->ledger != NULL) {
+        dcomm_ledger_compare(fb->ledger, fb->now.x + (first - fb->now.first),
+                             estimates ? next : part, count);
+        for (size_t i = 0; i < count; i++) {
+            room[i] = e[i] - part[i];
+        }
+        double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+        dcommi_ledger_held(fb->ledger, part, room, count);
+        fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+        fb->ledger->residual_norm = sqrt(fb->held);
+    }
+    dcommi_feedback_write(s, first, count, next);
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+
+/* ---- the end ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_finish", fb, true));
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(
+        dcommi_feedback_range("dcomm_feedback_finish", first, count, 0, fb->count, fb->finished));
+    const float *now = (const float *)fb->estimate.now + first;
+    float *next = (float *)fb->estimate.next + first;
+    for (size_t i = 0; i < count; i++) {
+        next[i] = result[i] = now[i] + result[i];
+    }
+    fb->finished += count;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
+{
+    void *now = s->now;
+    s->now = s->next;
+    s->next = now;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_commit", fb, true));
+    bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    if (fb->encoded != fb->now.count || fb->owned != fb->owner.count ||
+        (ef21 && fb->finished < fb->now.count)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_commit: %zu of %zu elements were encoded, %zu of %zu "
+                           "owned ones, and %zu of the result finished",
+                           fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
+    }
+    dcommi_feedback_swap(&fb->worker);
+    dcommi_feedback_swap(&fb->owner);
+    dcommi_feedback_swap(&fb->velocity);
+    dcommi_feedback_swap(&fb->estimate);
+    fb->owner_factor = fb->next_factor;
+    fb->average = fb->now.average;
+    fb->nranks = fb->now.nranks;
+    fb->begun = false;
+    fb->step++;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_fail: fb is NULL");
+    }
+    fb->begun = false;
+    fb->stale = true;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    double lost = 0;
+    if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_recover: in place, the residuals before the step are "
+                           "gone; they can only be reset");
+    }
+    if (how == DCOMM_FEEDBACK_RETRY) {
+        dcommi_feedback_store_level(&fb->worker);
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    } else {
+        lost = sqrt(dcommi_feedback_norm2(&fb->worker) + dcommi_feedback_norm2(&fb->owner));
+        dcommi_feedback_store_clear(&fb->worker);
+        dcommi_feedback_store_clear(&fb->owner);
+        dcommi_feedback_store_clear(&fb->velocity);
+        dcommi_feedback_store_clear(&fb->estimate);
+    }
+    fb->stale = false;
+    if (lost_p != NULL) {
+        *lost_p = lost;
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    if (!(fabs(factor) <= DBL_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
+    }
+    if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
+    }
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity};
+    for (int k = 0; k < 3; k++) {
+        dcommi_feedback_store *s = stores[k];
+        for (size_t i = 0; i < s->count; i++) {
+            float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
+            x = dcommi_f32_nonfinite(x) ? copysignf(FLT_MAX, x) : x;
+            dcommi_feedback_set(s, s->now, i, x);
+            dcommi_feedback_set(s, s->next, i, x);
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
+
+/* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
+ * variant has, worker, owner, velocity, estimate, each padded to 8 bytes; a hash of all that. All
+ * in little-endian order. */
+typedef struct dcommi_feedback_head {
+    uint64_t magic;
+    uint32_t variant, bf16, in_place, scale;
+    uint32_t tensor, average, nranks, spec_bytes;
+    uint64_t count, seed, step, warmup_steps;
+    uint64_t own_first, own_count;
+    double momentum, clip, owner_factor;
+} dcommi_feedback_head;
+
+_Static_assert(sizeof(dcommi_feedback_head) == 112, "no padding");
+
+static inline size_t dcommi_feedback_padded(size_t bytes)
+{
+    return dcommi_size_add(bytes, 7) & ~(size_t)7;
+}
+
+static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
+{
+    uint64_t hash = bytes;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t word;
+        memcpy(&word, from + i, sizeof word);
+        hash = dcommi_mix(hash, word);
+    }
+    return hash;
+}
+
+/* The arrays in the order of the file. */
+static inline void dcommi_feedback_stores(const dcomm_feedback *fb,
+                                          const dcommi_feedback_store *stores[4])
+{
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+}
+
+static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
+{
+    return dcommi_feedback_padded(dcommi_size_mul(s->count, dcommi_feedback_width(s)));
+}
+
+DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return 0;
+    }
+    const dcommi_feedback_store *stores[4];
+    dcommi_feedback_stores(fb, stores);
+    size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
+                   sizeof(uint64_t);
+    for (int i = 0; i < 4; i++) {
+        bytes += dcommi_feedback_store_saved(stores[i]);
+    }
+    return bytes;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_save", fb, false));
+    size_t bytes = dcomm_feedback_save_bytes(fb);
+    if (fb->stale || to == NULL || capacity < bytes) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_save: %s; it takes %zu bytes, and capacity is %zu",
+                           fb->stale    ? "the state is stale"
+                           : to == NULL ? "to is NULL"
+                                        : "there is no room",
+                           bytes, capacity);
+    }
+    size_t spec = strlen(fb->codec->spec);
+    dcommi_feedback_head head = {.magic = DCOMMI_FEEDBACK_MAGIC,
+                                 .variant = (uint32_t)fb->opts.variant,
+                                 .bf16 = fb->opts.bf16,
+                                 .in_place = fb->opts.in_place,
+                                 .scale = fb->opts.scale,
+                                 .tensor = fb->opts.tensor,
+                                 .average = fb->average,
+                                 .nranks = fb->nranks,
+                                 .spec_bytes = (uint32_t)spec,
+                                 .count = fb->count,
+                                 .seed = fb->opts.seed,
+                                 .step = fb->step,
+                                 .warmup_steps = fb->opts.warmup_steps,
+                                 .own_first = fb->own_first,
+                                 .own_count = fb->owner.count,
+                                 .momentum = fb->opts.momentum,
+                                 .clip = fb->opts.clip,
+                                 .owner_factor = fb->owner_factor};
+    unsigned char *at = to;
+    memset(at, 0, bytes);
+    memcpy(at, &head, sizeof head);
+    at += sizeof head;
+    memcpy(at, fb->codec->spec, spec);
+    at += dcommi_feedback_padded(spec);
+    const dcommi_feedback_store *stores[4];
+    dcommi_feedback_stores(fb, stores);
+    for (int i = 0; i < 4; i++) {
+        if (stores[i]->count > 0) {
+            memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
+        }
+        at += dcommi_feedback_store_saved(stores[i]);
+    }
+    uint64_t hash = dcommi_feedback_hash(to, bytes - sizeof hash);
+    memcpy(at, &hash, sizeof hash);
+    return DCOMM_OK;
+}
+
+/* ---- loading ---- */
+
+static dcomm_status dcommi_feedback_corrupt(const char *what)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_feedback_load: %s", what);
+}
+
+/* Everything of the head that memory is allocated by, against the bytes that are there. */
+static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, size_t bytes)
+{
+    if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
+        return dcommi_feedback_corrupt("this is no saved state");
+    }
+    if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
+        h->scale > 1 || h->average > 1 || h->nranks == 0 ||
+        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX || !(fabs(h->momentum) <= 1) ||
+        !(h->clip >= 0 && h->clip <= DBL_MAX) ||
+        !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
+        h->own_first > h->count || h->own_count > h->count - h->own_first) {
+        return dcommi_feedback_corrupt("a value of its head is out of range");
+    }
+    size_t width = h->bf16 ? sizeof(uint16_t) : sizeof(float);
+    size_t one = dcommi_feedback_padded(dcommi_size_mul(h->count, width));
+    size_t need =
+        dcommi_size_add(sizeof *h + sizeof(uint64_t), dcommi_feedback_padded(h->spec_bytes));
+    need = dcommi_size_add(need, one);
+    need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
+    need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
+    if (need != bytes) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "dcomm_feedback_load: a state of %" PRIu64
+                           " elements takes %zu bytes, not %zu",
+                           h->count, need, bytes);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigned char **at)
+{
+    if (s->count > 0) {
+        memcpy(s->now, *at, s->count * dcommi_feedback_width(s));
+    }
+    *at += dcommi_feedback_store_saved(s);
+    for (size_t i = 0; i < s->count; i++) {
+        if (dcommi_f32_nonfinite(dcommi_feedback_get(s, s->now, i))) {
+            return dcommi_feedback_corrupt("a residual is not finite");
+        }
+    }
+    dcommi_feedback_store_level(s);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
+                                             const unsigned char *at)
+{
+    fb->step = h->step;
+    fb->average = h->average != 0;
+    fb->nranks = h->nranks;
+    fb->owner_factor = h->owner_factor;
+    DCOMMI_TRY(dcommi_feedback_own(fb, h->own_count > 0 ? h->own_first : 0, h->own_count));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->worker, &at));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->owner, &at));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->velocity, &at));
+    return dcommi_feedback_fill(&fb->estimate, &at);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
+                                           dcomm_feedback **fb_p)
+{
+    if (codec == NULL || fb_p == NULL || (from == NULL && bytes > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_load: %s is NULL",
+                           codec == NULL  ? "codec"
+                           : fb_p == NULL ? "fb_p"
+                                          : "from");
+    }
+    dcommi_feedback_head head;
+    uint64_t hash;
+    if (bytes < sizeof head + sizeof hash) {
+        return dcommi_feedback_corrupt("it is too short");
+    }
+    const unsigned char *at = from;
+    memcpy(&head, at, sizeof head);
+    DCOMMI_TRY(dcommi_feedback_check_head(&head, bytes));
+    memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
+    if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
+        return dcommi_feedback_corrupt("its hash is not that of its bytes");
+    }
+    at += sizeof head;
+    if (strlen(codec->spec) != head.spec_bytes || memcmp(codec->spec, at, head.spec_bytes) != 0) {
+        char spec[DCOMMI_CODEC_SPEC_MAX] = "";
+        for (uint32_t i = 0; i < head.spec_bytes; i++) {
+            spec[i] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '?');
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
+                           codec->spec);
+    }
+    dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
+                                .bf16 = head.bf16 != 0,
+                                .in_place = head.in_place != 0,
+                                .scale = head.scale != 0,
+                                .seed = head.seed,
+                                .tensor = head.tensor,
+                                .momentum = head.momentum,
+                                .clip = head.clip,
+                                .warmup_steps = head.warmup_steps};
+    dcomm_feedback *fb;
+    DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
+    dcomm_status status =
+        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes));
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+/* ---- another number of ranks ---- */
+
+/* The first of the states that are there; an error unless all of them are of one job and tensor. */
+static dcomm_status dcommi_feedback_alike(const dcomm_feedback *const *old, size_t nold,
+                                          const dcomm_feedback **first_p)
+{
+    const dcomm_feedback *first = NULL;
+    for (size_t r = 0; r < nold; r++) {
+        const dcomm_feedback *fb = old[r];
+        if (fb == NULL) {
+            continue;
+        }
+        first = first == NULL ? fb : first;
+        if (fb->begun || fb->stale || fb->count != first->count || fb->step != first->step ||
+            fb->opts.variant != first->opts.variant || fb->opts.bf16 != first->opts.bf16 ||
+            strcmp(fb->codec->spec, first->codec->spec) != 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_reshard: the state of rank %zu is %s", r,
+                               fb->stale   ? "stale"
+                               : fb->begun ? "in the middle of a step"
+                                           : "of another tensor, codec, variant or step");
+        }
+    }
+    *first_p = first;
+    return first != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_reshard: no state was given");
+}
+
+/* What rank r has still to send of element i; EF21: what its estimate may claim. */
+static double dcommi_feedback_owed(const dcomm_feedback *fb, size_t i)
+{
+    double owed = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i);
+    if (i >= fb->own_first && i - fb->own_first < fb->owner.count) {
+        double owner = (double)dcommi_feedback_get(&fb->owner, fb->owner.now, i - fb->own_first) /
+                       fb->owner_factor;
+        owed += fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -owner : owner;
+    }
+    return owed;
+}
+
+/* Element i of every new rank; only the one that is asked for is kept. Returns their sum. */
+static double dcommi_feedback_deal(const dcomm_feedback *const *old, size_t nold,
+                                   dcomm_feedback *fb, uint32_t rank, uint32_t nranks, size_t i)
+{
+    double total = 0;
+    for (uint32_t to = 0; to < nranks && to < nold; to++) {
+        double sum = 0;
+        for (size_t r = to; r < nold; r += nranks) {
+            sum += old[r] != NULL ? dcommi_feedback_owed(old[r], i) : 0;
+        }
+        float kept = dcommi_feedback_bounded((float)sum, &(dcomm_codec_report){0});
+        if (fb->worker.bf16) {
+            uint16_t half;
+            dcommi_feedback_narrow(&kept, &half, 1);
+            kept = dcommi_bf16_to_f32(half);
+        }
+        if (to == rank) {
+            dcommi_feedback_set(&fb->worker, fb->worker.now, i, kept);
+        }
+        total += (double)kept;
+    }
+    return total;
+}
+
+static void dcommi_feedback_redistribute(const dcomm_feedback *const *old, size_t nold,
+                                         const dcomm_feedback *like, dcomm_feedback *fb,
+                                         uint32_t rank, uint32_t nranks, dcomm_feedback_loss *loss)
+{
+    double carried = 0, lost = 0;
+    double scale = like->average ? (double)like->nranks : 1;
+    for (size_t i = 0; i < fb->count; i++) {
+        double had = 0;
+        for (size_t r = 0; r < nold; r++) {
+            had += old[r] != NULL ? dcommi_feedback_owed(old[r], i) : 0;
+        }
+        double has = dcommi_feedback_deal(old, nold, fb, rank, nranks, i);
+        carried += had * had;
+        if (fb->estimate.count > 0) { /* the estimate must be what the workers claim, exactly */
+            had = scale * (double)((const float *)like->estimate.now)[i];
+            ((float *)fb->estimate.now)[i] = (float)(like->average ? has / nranks : has);
+        }
+        lost += (had - has) * (had - has);
+        loss->lost_signed += had - has;
+        double u = 0;
+        for (size_t r = rank; fb->velocity.count > 0 && r < nold; r += nranks) {
+            u += old[r] != NULL
+                     ? (double)dcommi_feedback_get(&old[r]->velocity, old[r]->velocity.now, i)
+                     : 0;
+        }
+        if (fb->velocity.count > 0) {
+            dcommi_feedback_set(&fb->velocity, fb->velocity.now, i, (float)u);
+        }
+    }
+    loss->carried = sqrt(carried);
+    loss->lost = sqrt(lost);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
+                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
+                                              dcomm_feedback_loss *loss)
+{
+    if (old == NULL || fb_p == NULL || rank >= nranks) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_reshard: %s is NULL, or rank %" PRIu32
+                           " is not one of %" PRIu32,
+                           old == NULL ? "old" : "fb_p", rank, nranks);
+    }
+    const dcomm_feedback *like;
+    DCOMMI_TRY(dcommi_feedback_alike(old, nold, &like));
+    dcomm_feedback *fb;
+    DCOMMI_TRY(dcomm_feedback_create(like->codec, like->count, &like->opts, &fb));
+    dcomm_feedback_loss seen = {0};
+    for (size_t r = 0; r < nold; r++) {
+        seen.missing += old[r] == NULL;
+    }
+    dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
+    dcommi_feedback_store_level(&fb->worker);
+    dcommi_feedback_store_level(&fb->velocity);
+    dcommi_feedback_store_level(&fb->estimate);
+    fb->step = like->step;
+    fb->average = like->average;
+    fb->nranks = nranks;
+    *fb_p = fb;
+    if (loss != NULL) {
+        *loss = seen;
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+#ifndef DCOMM_NO_COMM
+/* ==== include/dcomm/impl/device_host.h ===================================================== */
+/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+#ifndef DCOMMI_DEVICE_HOST_H
+#define DCOMMI_DEVICE_HOST_H
+
+/* ==== include/dcomm/impl/device.h ========================================================== */
+/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
+ * their own table. The device layer knows no rank. */
+#ifndef DCOMMI_DEVICE_H
+#define DCOMMI_DEVICE_H
+
+
+/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
+ * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
+ * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+ * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
+ * rounding of the f64 product towards zero; dst may equal src. */
+static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor);
+/* memcpy for long, cold copies (non-temporal where that is faster). */
+static void dcommi_host_copy(void *dst, const void *src, size_t len);
 
 #endif
 
@@ -28906,6 +31790,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #endif
 
 /* ==== helper macros end here =========================================================== */
+#undef DCOMMI_ABS_BITS
 #undef DCOMMI_AHEAD_MIN
 #undef DCOMMI_ALIKE_ALL
 #undef DCOMMI_ALIKE_MIN
@@ -28953,6 +31838,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FEEDBACK_MAGIC
+#undef DCOMMI_FEEDBACK_OWNER
 #undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
@@ -28979,6 +31866,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ID_FIRST
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
+#undef DCOMMI_INF_BITS
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
@@ -28998,6 +31886,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
+#undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
@@ -29090,10 +31979,20 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SOCK_ADDRS
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
+#undef DCOMMI_SPARSE_BLOCK
+#undef DCOMMI_SPARSE_HD
+#undef DCOMMI_SPARSE_HEAD
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_TOPK_BINS
+#undef DCOMMI_TOPK_BLOCK
+#undef DCOMMI_TOPK_LEAST
+#undef DCOMMI_TOPK_LINE
+#undef DCOMMI_TOPK_OPTION_K
+#undef DCOMMI_TOPK_SAMPLE
+#undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_FARTHEST

@@ -1,6 +1,8 @@
 /* all.h - every part in order; tools/amalgamate.py turns this file into include/dcomm.h. */
 #include "base.h"
 #include "compress.h"
+#include "ledger.h"
+#include "feedback.h"
 
 #ifndef DCOMM_NO_COMM
 #include "plan.h"
@@ -14,6 +16,7 @@
 #include "impl/util.h"
 #include "impl/base_impl.h"
 #include "impl/api_codec.h"
+#include "impl/feedback_save.h"
 
 #ifndef DCOMM_NO_COMM
 #include "impl/device_host.h"

@@ -3,9 +3,12 @@
 #define DCOMMI_CODEC_TABLE_H
 
 #include "codec_cast.h"
+#include "codec_topk.h"
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
     &dcommi_codec_bf16,
+    &dcommi_codec_topk,
+    &dcommi_codec_threshold,
     NULL,
 };
 
