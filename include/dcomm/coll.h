@@ -14,7 +14,7 @@
 #define DCOMM_COLL_H
 
 #include "comm.h"
-#include "compress.h"
+#include "feedback.h"
 #include "plan.h"
 
 #ifdef __cplusplus
@@ -38,7 +38,12 @@ typedef struct dcomm_coll_opts {
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
     const dcomm_codec *codec;
-    uint64_t codec_seed; /* of the codec's random numbers (default: 0) */
+    dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
+                                 per tensor and rank, in use until the operation is complete, of
+                                 `count` elements. Its codec is taken where codec is NULL, and its
+                                 seed. Committed when the operation succeeds, stale when it fails
+                                 (default: NULL, none) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
     dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until

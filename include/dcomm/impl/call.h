@@ -76,6 +76,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
+    if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
+                        coll != DCOMM_COLL_ALLREDUCE)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
+                           name);
+    }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
     s->rank = comm->rank;
@@ -385,9 +390,9 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
 /* Options that say nothing. */
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
-    return opts == NULL ||
-           (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
-            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 && opts->codec == NULL);
+    return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
+                            opts->codec == NULL && opts->feedback == NULL);
 }
 
 /* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
@@ -474,7 +479,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
     }
     if (coded != NULL) {
-        dcommi_coded_numbered(coded, opts, run->seq);
+        dcommi_coded_numbered(coded, opts, run->plan, run->seq);
         run->coded = coded;
     }
     dcommi_comm_unlock(comm);

@@ -4,7 +4,7 @@
 #define DCOMMI_CODED_H
 
 #include "../coll.h"
-#include "api_codec.h"
+#include "feedback.h"
 #include "select.h"
 #include "types.h"
 
@@ -16,6 +16,9 @@ typedef struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
     const dcomm_codec *codec;
     dcomm_codec_key key;
+    dcomm_feedback *feedback;   /* NULL: none */
+    dcomm_feedback_step begins; /* what it is told before the first encoding */
+    bool begun;
     uint32_t rank;
     dcomm_codec_report *report; /* NULL: not wanted */
     void *workspace;
@@ -60,6 +63,18 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
     all->nonfinite += r->nonfinite;
 }
 
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    c->begins.x = src - first;
+    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    c->begun = true;
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
                                              size_t dst_len, size_t *encoded)
@@ -71,9 +86,16 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
     if (c == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
-    DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-    dcomm_status status =
-        dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+    dcomm_status status;
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
+        status =
+            dcomm_feedback_encode(c->feedback, place->first, count, dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+        status =
+            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+    }
     dcommi_coded_tell(c, place, &report);
     return status;
 }
@@ -96,7 +118,9 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
-    return dcommi_coded_divide(dst, dst_len, place);
+    DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
+                               : DCOMM_OK;
 }
 
 static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
@@ -127,9 +151,15 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
     dcomm_codec_key key = dcommi_coded_key(c, place);
     dcomm_codec_report report;
     float factor = 1.0f / (float)place->divisor;
-    DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
-    dcomm_status status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count,
-                                       &key, dst, dst_len, encoded, c->workspace, &report);
+    dcomm_status status;
+    if (c->feedback != NULL) {
+        status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
+                                       dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
+        status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
+                              dst_len, encoded, c->workspace, &report);
+    }
     if (status >= 0) {
         dcommi_coded_tell(c, place, &report);
     }
@@ -151,9 +181,17 @@ static size_t dcommi_coding_max_bytes(const void *sizes, size_t count)
     return dcomm_codec_max_bytes(sizes, count);
 }
 
-/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
-static dcomm_status dcommi_coding_of(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+/* The codec of a call; NULL: none. While DGC warms up, it is not that of the call's options. */
+static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
 {
+    return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
+}
+
+/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
+                                     dcommi_coding *coding)
+{
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
     dcomm_codec_info info;
     DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
     memset(coding, 0, sizeof *coding);
@@ -165,6 +203,35 @@ static dcomm_status dcommi_coding_of(const dcomm_codec *codec, size_t count, dco
     coding->hash = 0x5851f42d4c957f2du;
     for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
         coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
+    }
+    if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
+        bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+        coding->feedback = true;
+        coding->hash = dcommi_mix(coding->hash, differences);
+        coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
+    }
+    return DCOMM_OK;
+}
+
+/* Whether error feedback fits a call. */
+static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    const dcomm_feedback *fb = opts->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    if (fb->count != s->count ||
+        (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           opts->codec != NULL ? opts->codec->spec : "the same");
+    }
+    if (fb->stale || fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
+                           fb->stale ? "stale, for a collective with it failed; see "
+                                       "dcomm_feedback_recover"
+                                     : "in use by another call");
     }
     return DCOMM_OK;
 }
@@ -182,20 +249,17 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
                                        dcommi_coding *coding)
 {
     s->coding = NULL;
-    if (opts->codec == NULL) {
+    if (opts->codec == NULL && opts->feedback == NULL) {
         return DCOMM_OK;
     }
-    if (s->coll != DCOMM_COLL_ALLREDUCE) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
-                           dcomm_coll_name(s->coll));
-    }
+    DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
     if (s->op != DCOMM_SUM && s->op != DCOMM_AVG && s->op != DCOMM_PREMUL_SUM) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "%s: opts.codec with operator %s; sums and averages can be compressed",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
     }
     if (dcommi_coded_wanted(s, opts)) {
-        DCOMMI_TRY(dcommi_coding_of(opts->codec, s->count, coding));
+        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
         s->coding = coding;
     }
     return DCOMM_OK;
@@ -211,7 +275,9 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     } else if ((c = dcommi_alloc(sizeof *c)) == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    c->codec = opts->codec;
+    c->codec = dcommi_coded_codec_of(opts);
+    c->feedback = opts->feedback;
+    c->begun = false;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
     if (c->report != NULL) {
@@ -221,11 +287,29 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     return DCOMM_OK;
 }
 
-/* The call has its number. */
-static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts, uint64_t seq)
+/* The call has its plan and its number. */
+static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
+                                  const dcomm_plan *plan, uint64_t seq)
 {
+    c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
+                                      .own_count = (size_t)plan->recoded_count,
+                                      .rank = c->rank,
+                                      .nranks = (uint32_t)plan->nranks};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* The run is over: residuals are those of the next step now, or nobody knows what they are. */
+static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
+{
+    if (c->feedback == NULL) {
+        return;
+    }
+    if (status < 0) {
+        dcomm_feedback_fail(c->feedback);
+    } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
+        dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    }
 }
 
 /* With comm->lock. */

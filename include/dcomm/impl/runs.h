@@ -149,6 +149,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
             }
         }
     }
+    if (run->coded != NULL) {
+        dcommi_coded_end(run->coded, status);
+    }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);
     dcommi_free(run->peers);

@@ -447,10 +447,10 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
         break;
     }
     if (status < 0) {
-        return dcommi_step_error(lane, status, "%s cannot %s %zu bytes%s%s", codec->name,
-                                 step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode",
-                                 o.n > 0 ? o.len[0] : 0, dcommi_message[0] != 0 ? ": " : "",
-                                 dcommi_message);
+        return dcommi_step_error(
+            lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,
+            step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
+            o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
     }
     if (encoded > dst_len) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,

@@ -365,6 +365,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
 static inline void dcommi_run_event(dcommi_run *run);
 static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
 static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
 static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
 static void dcommi_coded_free_all(dcomm_comm *comm);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
