@@ -16704,7 +16704,7 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
 #define DCOMMI_ALGO_CODED_H
 
 
-#define DCOMMI_CODED_CHUNK (512 << 10) /* bytes of f32 in a chunk, by default */
+#define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
 #define DCOMMI_CODED_WINDOW 4          /* chunks of a track that have slots */
 #define DCOMMI_CODED_TRACKS 2
 #define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
