@@ -1813,9 +1813,17 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 #define DCOMMI_CODEC_TABLE_H
 
 /* ==== include/dcomm/impl/codec_cast.h ====================================================== */
-/* codec_cast.h - casts to 16 bits: bf16. One 16-bit number an element, in order. */
+/* codec_cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
 #ifndef DCOMMI_CODEC_CAST_H
 #define DCOMMI_CODEC_CAST_H
+
+/* ==== include/dcomm/impl/codec_bucket.h ==================================================== */
+/* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
+ * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
+ * measure the next bucket while they code this one. What is no whole line, or holds something that
+ * is not finite, goes through a stage: a padded copy. */
+#ifndef DCOMMI_CODEC_BUCKET_H
+#define DCOMMI_CODEC_BUCKET_H
 
 /* ==== include/dcomm/impl/codec.h =========================================================== */
 /* codec.h - what a codec is to the library: a row of one table. A family of codecs is one file
@@ -1847,6 +1855,15 @@ enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
 /* What `nonfinite` says, which every codec has. */
 enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
 
+/* What the options of a codec with buckets come to (codec_bucket.h). */
+typedef struct dcommi_bucketing {
+    int format;    /* dcommi_format */
+    size_t bucket; /* elements, a multiple of `group` */
+    size_t group;  /* elements of whole lines and random groups */
+    bool two_norm; /* else the maximum, or for signs the mean */
+    bool stochastic;
+} dcommi_bucketing;
+
 typedef struct dcommi_codec_ops dcommi_codec_ops;
 
 struct dcomm_codec {
@@ -1854,6 +1871,7 @@ struct dcomm_codec {
     double value[DCOMMI_CODEC_OPTIONS]; /* in the order of ops->options */
     bool given[DCOMMI_CODEC_OPTIONS];   /* in the spec, and not by default */
     int nonfinite;
+    dcommi_bucketing bucketing;
     dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
     char spec[DCOMMI_CODEC_SPEC_MAX];
 };
@@ -1958,6 +1976,104 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
 }
 
 #endif
+/* ==== kernels/codec_isa.h ================================================================== */
+/* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
+#ifndef DCOMMI_CODEC_ISA_H
+#define DCOMMI_CODEC_ISA_H
+
+/* ==== kernels/isa.h ======================================================================== */
+/* isa.h - which instruction set this machine runs, chosen once at run time. */
+#ifndef DCOMMI_ISA_H
+#define DCOMMI_ISA_H
+
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+typedef enum dcommi_isa {
+    DCOMMI_ISA_PORTABLE = 0,
+    DCOMMI_ISA_AVX2 = 1,
+    DCOMMI_ISA_AVX512 = 2,
+    DCOMMI_ISA_COUNT = 3
+} dcommi_isa;
+
+static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
+
+/* The best that the processor and the operating system carry. */
+static dcommi_isa dcommi_isa_best(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    bool f16c =
+        __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
+    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        return DCOMMI_ISA_AVX512;
+    }
+    if (f16c && __builtin_cpu_supports("avx2")) {
+        return DCOMMI_ISA_AVX2;
+    }
+#endif
+    return DCOMMI_ISA_PORTABLE;
+}
+
+static _Atomic int dcommi_isa_chosen = -1;
+
+/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
+static dcommi_isa dcommi_isa_force(int wanted)
+{
+    dcommi_isa best = dcommi_isa_best();
+    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
+    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
+    return isa;
+}
+
+/* DCOMM_ISA=portable|avx2|avx512 forces one. */
+static dcommi_isa dcommi_isa_get(void)
+{
+    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
+    if (DCOMMI_LIKELY(known >= 0)) {
+        return (dcommi_isa)known;
+    }
+    const char *name = getenv("DCOMM_ISA");
+    int wanted = DCOMMI_ISA_COUNT - 1;
+    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
+        wanted--;
+    }
+    dcommi_isa isa = dcommi_isa_force(wanted);
+    if (name != NULL && (int)isa != wanted) {
+        static atomic_flag warned = ATOMIC_FLAG_INIT;
+        if (!atomic_flag_test_and_set(&warned)) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
+                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
+                       dcommi_isa_names[isa]);
+        }
+    }
+    return isa;
+}
+
+#endif
+/* ==== kernels/lanes_portable.h ============================================================= */
+/* lanes_portable.h - sixteen 32-bit lanes in plain C. lanes_avx2.h and lanes_avx512.h have the same
+ * functions with the same results; the loops of codec_loops.h are written in them once.
+ *
+ * NAME_i are lanes of integers, NAME_f of f32, NAME_h sixteen packed 16-bit numbers. */
+#ifndef DCOMMI_LANES_PORTABLE_H
+#define DCOMMI_LANES_PORTABLE_H
+
+/* ==== kernels/rng.h ======================================================================== */
+/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
+ * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
+ * CUDA alike.
+ *
+ * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
+ * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
+ * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
+ * bits that it shares with three others. */
+#ifndef DCOMMI_RNG_H
+#define DCOMMI_RNG_H
+
 /* ==== kernels/math.h ======================================================================= */
 /* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
  *
@@ -2162,12 +2278,2921 @@ DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t 
 
 #endif
 
-static const dcommi_codec_option dcommi_cast_options[] = {{.kind = DCOMMI_CODEC_END}};
+#define DCOMMI_RNG_GROUP 128
+#define DCOMMI_RNG_ROUNDS 10
+#define DCOMMI_PHILOX_M0 0xd2511f53u
+#define DCOMMI_PHILOX_M1 0xcd9e8d57u
+#define DCOMMI_PHILOX_W0 0x9e3779b9u
+#define DCOMMI_PHILOX_W1 0xbb67ae85u
+
+/* The random numbers of one array. */
+typedef struct dcommi_rng {
+    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
+    uint32_t high[2];                    /* the upper half of every counter */
+    uint64_t group;                      /* of the array's first element */
+} dcommi_rng;
+
+DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Arrays that begin inside a group draw from counters of their own. */
+DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
+                                                   uint64_t rank, uint64_t first)
+{
+    dcommi_rng rng;
+    uint64_t key = dcommi_rng_mix(seed, tensor);
+    uint64_t high = dcommi_rng_mix(step, rank);
+    if (first % DCOMMI_RNG_GROUP != 0) {
+        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
+    }
+    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
+    }
+    rng.high[0] = (uint32_t)high;
+    rng.high[1] = (uint32_t)(high >> 32);
+    rng.group = first / DCOMMI_RNG_GROUP;
+    return rng;
+}
+
+DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
+                                              uint32_t word[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
+    uint32_t c2 = rng->high[0], c3 = rng->high[1];
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
+        c3 = (uint32_t)p0;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+/* The random number of element `at` of the array. */
+DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
+{
+    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
+    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
+    unsigned turn = 8 * (k % 4);
+    uint32_t word[4];
+    dcommi_rng_block(rng, 8 * group + i / 2, word);
+    uint32_t w = word[2 * (k / 4) + i % 2];
+    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
+}
+
+#endif
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define DCOMMI_vport_TARGET
+#define DCOMMI_vport_INLINE __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_vport_i {
+    uint32_t v[16];
+} dcommi_vport_i;
+typedef struct dcommi_vport_f {
+    float v[16];
+} dcommi_vport_f;
+typedef struct dcommi_vport_h {
+    uint16_t v[16];
+} dcommi_vport_h;
+
+#define DCOMMI_VPORT(RESULT, NAME, ARGUMENTS, EXPRESSION)                   \
+    DCOMMI_vport_INLINE dcommi_vport_##RESULT dcommi_vport_##NAME ARGUMENTS \
+    {                                                                       \
+        dcommi_vport_##RESULT r;                                            \
+        for (int l = 0; l < 16; l++) {                                      \
+            r.v[l] = (EXPRESSION);                                          \
+        }                                                                   \
+        return r;                                                           \
+    }
+
+DCOMMI_VPORT(i, set_i, (int32_t x), (uint32_t)x)
+DCOMMI_VPORT(f, set_f, (float x), x)
+DCOMMI_VPORT(i, as_i, (dcommi_vport_f a), dcommi_f32_bits(a.v[l]))
+DCOMMI_VPORT(f, as_f, (dcommi_vport_i a), dcommi_f32_from_bits(a.v[l]))
+DCOMMI_VPORT(i, add_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] + b.v[l])
+DCOMMI_VPORT(i, sub_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] - b.v[l])
+DCOMMI_VPORT(i, and_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] & b.v[l])
+DCOMMI_VPORT(i, or_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] | b.v[l])
+DCOMMI_VPORT(i, xor_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] ^ b.v[l])
+/* (a & b) | c */
+DCOMMI_VPORT(i, and_or, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
+             (a.v[l] & b.v[l]) | c.v[l])
+/* (a & b) ^ c */
+DCOMMI_VPORT(i, and_xor, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
+             (a.v[l] & b.v[l]) ^ c.v[l])
+/* Signed; for f32 without sign, the order of the numbers, NaN on top. */
+DCOMMI_VPORT(i, max_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] > (int32_t)b.v[l] ? a.v[l] : b.v[l])
+DCOMMI_VPORT(i, min_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? a.v[l] : b.v[l])
+/* Counts from 0 to 31. */
+DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
+DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
+DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
+             (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
+             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+/* All ones where a < b, signed. */
+DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
+/* a where the mask is all ones, b where it is 0. */
+DCOMMI_VPORT(i, pick, (dcommi_vport_i mask, dcommi_vport_i a, dcommi_vport_i b),
+             (mask.v[l] & a.v[l]) | (~mask.v[l] & b.v[l]))
+/* Denormals become 0. */
+DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
+             dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
+                                      ? dcommi_f32_bits(a.v[l])
+                                      : 0))
+DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
+DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
+DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
+/* a * b + c and c - a * b where the product is exact, so that it does not show whether it is fused.
+ */
+DCOMMI_VPORT(f, exact_add, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
+             a.v[l] * b.v[l] + c.v[l])
+DCOMMI_VPORT(f, exact_sub, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
+             c.v[l] - a.v[l] * b.v[l])
+/* Towards zero; |a| < 2^31. And back. */
+DCOMMI_VPORT(i, to_int, (dcommi_vport_f a), (uint32_t)(int32_t)a.v[l])
+DCOMMI_VPORT(f, from_int, (dcommi_vport_i a), (float)(int32_t)a.v[l])
+DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
+DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
+DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
+DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
+
+/* ---- memory: any alignment, but 64 where streaming ---- */
+
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_f(const float *p)
+{
+    dcommi_vport_f r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_i(const void *p)
+{
+    dcommi_vport_i r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
+{
+    dcommi_vport_h r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+/* Sixteen bytes, as numbers from 0 to 255. */
+DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_b(const unsigned char *p)
+{
+    dcommi_vport_i r;
+    for (int l = 0; l < 16; l++) {
+        r.v[l] = p[l];
+    }
+    return r;
+}
+
+/* The first n of sixteen; the others are 0, and are not touched. */
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_part(const float *p, size_t n)
+{
+    dcommi_vport_f r = {{0}};
+    memcpy(&r, p, n * sizeof *p);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_f(float *p, dcommi_vport_f a, bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_i(void *p, dcommi_vport_i a, bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi_vport_h b,
+                                               bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+    memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
+}
+
+/* The low bytes of four vectors, in order. */
+DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
+                                               dcommi_vport_i c, dcommi_vport_i d, bool stream)
+{
+    (void)stream;
+    for (int l = 0; l < 16; l++) {
+        p[l] = (unsigned char)a.v[l];
+        p[16 + l] = (unsigned char)b.v[l];
+        p[32 + l] = (unsigned char)c.v[l];
+        p[48 + l] = (unsigned char)d.v[l];
+    }
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_part(float *p, dcommi_vport_f a, size_t n)
+{
+    memcpy(p, &a, n * sizeof *p);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_fence(void)
+{
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_vport_INLINE uint32_t dcommi_vport_most(dcommi_vport_i a)
+{
+    uint32_t most = a.v[0];
+    for (int l = 1; l < 16; l++) {
+        most = (int32_t)a.v[l] > (int32_t)most ? a.v[l] : most;
+    }
+    return most;
+}
+
+DCOMMI_vport_INLINE bool dcommi_vport_any(dcommi_vport_i a)
+{
+    uint32_t any = 0;
+    for (int l = 0; l < 16; l++) {
+        any |= a.v[l];
+    }
+    return any != 0;
+}
+
+/* In this order: l and l + 8, then + 4, + 2, + 1. */
+DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
+{
+    for (int half = 8; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) {
+            a.v[l] += a.v[l + half];
+        }
+    }
+    return a.v[0];
+}
+
+/* Squares in f64, which are exact, added to eight sums: first lanes 0 to 7, then 8 to 15. */
+typedef struct dcommi_vport_d {
+    double v[8];
+} dcommi_vport_d;
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_no_squares(void)
+{
+    dcommi_vport_d r = {{0}};
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int half = 0; half < 16; half += 8) {
+        for (int l = 0; l < 8; l++) {
+            sum.v[l] += (double)a.v[half + l] * (double)a.v[half + l];
+        }
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
+{
+    for (int half = 4; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) {
+            a.v[l] += a.v[l + half];
+        }
+    }
+    return a.v[0];
+}
+
+/* The words of group `group` that elements with k < 4 share, and those with k >= 4. */
+typedef struct dcommi_vport_random {
+    dcommi_vport_i word[2];
+} dcommi_vport_random;
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_vport_random r;
+    for (int i = 0; i < 8; i++) {
+        uint32_t word[4];
+        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        for (int j = 0; j < 4; j++) {
+            r.word[j / 2].v[2 * i + j % 2] = word[j];
+        }
+    }
+    return r;
+}
+
+#endif
+/* ==== kernels/wire.h ======================================================================= */
+/* wire.h - packed formats. C, C++ and CUDA alike.
+ *
+ * Codes of 1, 2, 4 or 8 bits come in lines of 64 bytes: sixteen little-endian 32-bit words, and
+ * code k of word i (from the low end) is that of element 16k+i. What does not fill a line follows
+ * one behind the other: code e at bit e*bits. Numbers of 8 and 16 bits are in order. Steps (one f32
+ * for each bucket) stand behind the codes, from a multiple of four bytes on; bits between are zero.
+ *
+ * A step has 16 significant bits, so that its product with a code of up to 8 bits is exact: whether
+ * a compiler fuses it with an addition does not show. */
+#ifndef DCOMMI_WIRE_H
+#define DCOMMI_WIRE_H
+
+
+#include <stddef.h>
+
+#define DCOMMI_WIRE_LINE 64
+#define DCOMMI_WIRE_STAGE 512 /* elements: the longest line */
+
+/* The formats of codec_loops.h. */
+typedef enum dcommi_format {
+    DCOMMI_FORMAT_Q1 = 0, /* +step or -step */
+    DCOMMI_FORMAT_Q2 = 1, /* code * step; the lowest code does not occur */
+    DCOMMI_FORMAT_Q4 = 2,
+    DCOMMI_FORMAT_Q8 = 3,
+    DCOMMI_FORMAT_SIGN = 4, /* step with the sign that the bit is */
+    DCOMMI_FORMAT_E4M3 = 5, /* number * step */
+    DCOMMI_FORMAT_E5M2 = 6,
+    DCOMMI_FORMAT_COUNT = 7
+} dcommi_format;
+
+/* A float of few bits: fraction bits, what the exponent is less by (as f32 bits), its smallest
+ * normal number, one over its smallest number, the largest code. */
+typedef struct dcommi_mini {
+    int fraction;
+    uint32_t rebias;
+    float least, units;
+    uint32_t most;
+} dcommi_mini;
+
+static const dcommi_mini dcommi_mini_f16 = {10, 0x38000000u, 0x1p-14f, 0x1p24f, 0x7bff};
+static const dcommi_mini dcommi_mini_e4m3 = {3, 0x3c000000u, 0x1p-6f, 0x1p9f, 0x7e};
+static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 0x7b};
+
+#define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
+/* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
+ * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
+#define DCOMMI_WIRE_LEAST 0x1p-80f
+#define DCOMMI_WIRE_LARGEST 0x1p127f
+
+static const unsigned char dcommi_format_bits[DCOMMI_FORMAT_COUNT] = {1, 2, 4, 8, 1, 8, 8};
+/* The largest number that a code stands for, in steps. */
+static const float dcommi_format_most[DCOMMI_FORMAT_COUNT] = {1, 1, 7, 127, 1, 448, 57344};
+
+/* Codes of `count` elements, up to a multiple of four bytes; count * bits must not overflow. */
+DCOMMI_HD static inline size_t dcommi_wire_codes(size_t count, unsigned bits)
+{
+    return (count / 8 * bits + (count % 8 * bits + 7) / 8 + 3) & ~(size_t)3;
+}
+
+/* largest / most, rounded up to 16 significant bits; 0 when that is too small. */
+DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    uint32_t bits = dcommi_f32_bits(largest / most);
+    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
+}
+
+/* Whether an encoder can have written this step. */
+DCOMMI_HD static inline int dcommi_wire_step_good(float step, int exact)
+{
+    uint32_t bits = dcommi_f32_bits(step);
+    return bits == 0 ||
+           (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(DCOMMI_WIRE_LARGEST) &&
+            (!exact || (bits & 0xffu) == 0));
+}
+
+/* The code of element e in a line. */
+DCOMMI_HD static inline unsigned dcommi_wire_get(const unsigned char *line, unsigned e,
+                                                 unsigned bits)
+{
+    unsigned bit = e / 16 * bits;
+    return (line[4 * (e % 16) + bit / 8] >> (bit % 8)) & ((1u << bits) - 1);
+}
+
+/* Into a line that was zero. */
+DCOMMI_HD static inline void dcommi_wire_put(unsigned char *line, unsigned e, unsigned bits,
+                                             unsigned code)
+{
+    unsigned bit = e / 16 * bits;
+    line[4 * (e % 16) + bit / 8] |= (unsigned char)(code << (bit % 8));
+}
+
+#endif
+
+#if defined(__x86_64__)
+/* ==== kernels/lanes_avx2.h ================================================================= */
+/* lanes_avx2.h - the lanes of lanes_portable.h in two AVX2 registers (with F16C and FMA). */
+#ifndef DCOMMI_LANES_AVX2_H
+#define DCOMMI_LANES_AVX2_H
+
+
+#include <immintrin.h>
+
+#define DCOMMI_v256_TARGET __attribute__((target("avx2,fma,f16c")))
+#define DCOMMI_v256_INLINE DCOMMI_v256_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_v256_i {
+    __m256i lo, hi;
+} dcommi_v256_i;
+typedef struct dcommi_v256_f {
+    __m256 lo, hi;
+} dcommi_v256_f;
+typedef __m256i dcommi_v256_h;
+
+/* Functions of one, two and three vectors, half by half. */
+#define DCOMMI_V256_1(R, NAME, T, OP)                                        \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##T a) \
+    {                                                                        \
+        dcommi_v256_##R r = {OP(a.lo), OP(a.hi)};                            \
+        return r;                                                            \
+    }
+#define DCOMMI_V256_2(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b) \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo), OP(a.hi, b.hi)};                                   \
+        return r;                                                                               \
+    }
+#define DCOMMI_V256_3(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b, \
+                                                          dcommi_v256_##R c)                    \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo, c.lo), OP(a.hi, b.hi, c.hi)};                       \
+        return r;                                                                               \
+    }
+
+#define DCOMMI_V256_AND_OR(a, b, c) _mm256_or_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
+#define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
+#define DCOMMI_V256_ROL(a, n)                \
+    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
+                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
+#define DCOMMI_V256_NORMAL(a)                                                                     \
+    _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
+                         _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
+                         _mm256_setzero_si256())),                                                \
+                     a)
+
+DCOMMI_V256_1(i, as_i, f, _mm256_castps_si256)
+DCOMMI_V256_1(f, as_f, i, _mm256_castsi256_ps)
+DCOMMI_V256_1(i, to_int, f, _mm256_cvttps_epi32)
+DCOMMI_V256_1(f, from_int, i, _mm256_cvtepi32_ps)
+DCOMMI_V256_1(f, normal, f, DCOMMI_V256_NORMAL)
+DCOMMI_V256_2(i, add_i, _mm256_add_epi32)
+DCOMMI_V256_2(i, sub_i, _mm256_sub_epi32)
+DCOMMI_V256_2(i, and_i, _mm256_and_si256)
+DCOMMI_V256_2(i, or_i, _mm256_or_si256)
+DCOMMI_V256_2(i, xor_i, _mm256_xor_si256)
+DCOMMI_V256_3(i, and_or, DCOMMI_V256_AND_OR)
+DCOMMI_V256_3(i, and_xor, DCOMMI_V256_AND_XOR)
+DCOMMI_V256_2(i, max_i, _mm256_max_epi32)
+DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
+DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
+DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
+DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
+DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
+DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
+DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+DCOMMI_V256_2(f, add_f, _mm256_add_ps)
+DCOMMI_V256_2(f, sub_f, _mm256_sub_ps)
+DCOMMI_V256_2(f, mul_f, _mm256_mul_ps)
+DCOMMI_V256_3(f, exact_add, _mm256_fmadd_ps)
+DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
+
+#define DCOMMI_V256(RESULT, NAME, ARGUMENTS, LO, HI)                     \
+    DCOMMI_v256_INLINE dcommi_v256_##RESULT dcommi_v256_##NAME ARGUMENTS \
+    {                                                                    \
+        dcommi_v256_##RESULT r = {LO, HI};                               \
+        return r;                                                        \
+    }
+
+DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
+DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
+            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
+DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)))
+
+/* The lower halves of all lanes. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_pack_h(dcommi_v256_i a)
+{
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    __m256i mixed = _mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low));
+    return _mm256_permute4x64_epi64(mixed, 0xd8);
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
+{
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* ---- memory ---- */
+
+DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
+DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
+            _mm256_loadu_si256((const __m256i *)p + 1))
+DCOMMI_V256(i, load_b, (const unsigned char *p),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_load_part(const float *p, size_t n)
+{
+    float whole[16] = {0};
+    memcpy(whole, p, n * sizeof *p);
+    return dcommi_v256_load_f(whole);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_f(float *p, dcommi_v256_f a, bool stream)
+{
+    if (stream) {
+        _mm256_stream_ps(p, a.lo);
+        _mm256_stream_ps(p + 8, a.hi);
+    } else {
+        _mm256_storeu_ps(p, a.lo);
+        _mm256_storeu_ps(p + 8, a.hi);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    if (stream) {
+        _mm256_stream_si256((__m256i *)p, a);
+        _mm256_stream_si256((__m256i *)p + 1, b);
+    } else {
+        _mm256_storeu_si256((__m256i *)p, a);
+        _mm256_storeu_si256((__m256i *)p + 1, b);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_i(void *p, dcommi_v256_i a, bool stream)
+{
+    dcommi_v256_store_h2(p, a.lo, a.hi, stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, dcommi_v256_i b,
+                                             dcommi_v256_i c, dcommi_v256_i d, bool stream)
+{
+    const __m256i low = _mm256_set1_epi16(0xff);
+    __m256i ab = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(a), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(b), low));
+    __m256i cd = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(c), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(d), low));
+    dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
+                         stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_part(float *p, dcommi_v256_f a, size_t n)
+{
+    float whole[16];
+    dcommi_v256_store_f(whole, a, false);
+    memcpy(p, whole, n * sizeof *p);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v256_INLINE uint32_t dcommi_v256_most(dcommi_v256_i a)
+{
+    __m256i h = _mm256_max_epi32(a.lo, a.hi);
+    __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_max_epi32(q, _mm_unpackhi_epi64(q, q));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 1)));
+}
+
+DCOMMI_v256_INLINE bool dcommi_v256_any(dcommi_v256_i a)
+{
+    __m256i either = _mm256_or_si256(a.lo, a.hi);
+    return !_mm256_testz_si256(either, either);
+}
+
+DCOMMI_v256_INLINE float dcommi_v256_sum(dcommi_v256_f a)
+{
+    __m256 h = _mm256_add_ps(a.lo, a.hi);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef struct dcommi_v256_d {
+    __m256d lo, hi;
+} dcommi_v256_d;
+
+DCOMMI_V256(d, no_squares, (void), _mm256_setzero_pd(), _mm256_setzero_pd())
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 half[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(half[h]));
+        __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(half[h], 1));
+        sum.lo = _mm256_fmadd_pd(lo, lo, sum.lo);
+        sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
+{
+    __m256d h = _mm256_add_pd(a.lo, a.hi);
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v256_random {
+    dcommi_v256_i word[2];
+} dcommi_v256_random;
+
+/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
+DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
+                                                __m256i *first, __m256i *second)
+{
+    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
+    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
+    __m256i c0 =
+        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
+    __m256i c1 = _mm256_srli_epi64(c0, 32);
+    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
+                              _mm256_set1_epi64x(rng->key[2 * i]));
+        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
+                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
+        c1 = p1;
+        c3 = p0;
+    }
+    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
+    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_v256_random r;
+    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
+    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    return r;
+}
+
+#endif
+/* ==== kernels/lanes_avx512.h =============================================================== */
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
+#ifndef DCOMMI_LANES_AVX512_H
+#define DCOMMI_LANES_AVX512_H
+
+
+#include <immintrin.h>
+
+#define DCOMMI_v512_TARGET \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define DCOMMI_v512_INLINE DCOMMI_v512_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef __m512i dcommi_v512_i;
+typedef __m512 dcommi_v512_f;
+typedef __m256i dcommi_v512_h;
+
+#define DCOMMI_V512(RESULT, NAME, ARGUMENTS, EXPRESSION)                 \
+    DCOMMI_v512_INLINE dcommi_v512_##RESULT dcommi_v512_##NAME ARGUMENTS \
+    {                                                                    \
+        return (EXPRESSION);                                             \
+    }
+
+DCOMMI_V512(i, set_i, (int32_t x), _mm512_set1_epi32(x))
+DCOMMI_V512(f, set_f, (float x), _mm512_set1_ps(x))
+DCOMMI_V512(i, as_i, (__m512 a), _mm512_castps_si512(a))
+DCOMMI_V512(f, as_f, (__m512i a), _mm512_castsi512_ps(a))
+DCOMMI_V512(i, add_i, (__m512i a, __m512i b), _mm512_add_epi32(a, b))
+DCOMMI_V512(i, sub_i, (__m512i a, __m512i b), _mm512_sub_epi32(a, b))
+DCOMMI_V512(i, and_i, (__m512i a, __m512i b), _mm512_and_si512(a, b))
+DCOMMI_V512(i, or_i, (__m512i a, __m512i b), _mm512_or_si512(a, b))
+DCOMMI_V512(i, xor_i, (__m512i a, __m512i b), _mm512_xor_si512(a, b))
+DCOMMI_V512(i, and_or, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0xea))
+DCOMMI_V512(i, and_xor, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0x6a))
+DCOMMI_V512(i, max_i, (__m512i a, __m512i b), _mm512_max_epi32(a, b))
+DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
+DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
+DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
+DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
+DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
+DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
+            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(f, normal, (__m512 a),
+            _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
+                                                       _mm512_set1_epi32(0x7f800000)),
+                                a))
+DCOMMI_V512(f, add_f, (__m512 a, __m512 b), _mm512_add_ps(a, b))
+DCOMMI_V512(f, sub_f, (__m512 a, __m512 b), _mm512_sub_ps(a, b))
+DCOMMI_V512(f, mul_f, (__m512 a, __m512 b), _mm512_mul_ps(a, b))
+DCOMMI_V512(f, exact_add, (__m512 a, __m512 b, __m512 c), _mm512_fmadd_ps(a, b, c))
+DCOMMI_V512(f, exact_sub, (__m512 a, __m512 b, __m512 c), _mm512_fnmadd_ps(a, b, c))
+DCOMMI_V512(i, to_int, (__m512 a), _mm512_cvttps_epi32(a))
+DCOMMI_V512(f, from_int, (__m512i a), _mm512_cvtepi32_ps(a))
+DCOMMI_V512(h, pack_h, (__m512i a), _mm512_cvtepi32_epi16(a))
+DCOMMI_V512(i, unpack_h, (__m256i a), _mm512_cvtepu16_epi32(a))
+DCOMMI_V512(h, to_f16, (__m512 a),
+            _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
+
+/* ---- memory ---- */
+
+DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
+DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
+DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
+DCOMMI_V512(i, load_b, (const unsigned char *p),
+            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+DCOMMI_V512(f, load_part, (const float *p, size_t n),
+            _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_ps(p, a);
+    } else {
+        _mm512_storeu_ps(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_i(void *p, __m512i a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_si512((__m512i *)p, a);
+    } else {
+        _mm512_storeu_si512(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    dcommi_v512_store_i(p, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
+                                             __m512i d, bool stream)
+{
+    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
+                                         _mm512_cvtepi32_epi8(b), 1);
+    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
+                                         _mm512_cvtepi32_epi8(d), 1);
+    dcommi_v512_store_h2(p, ab, cd, stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v512_INLINE uint32_t dcommi_v512_most(__m512i a)
+{
+    return (uint32_t)_mm512_reduce_max_epi32(a);
+}
+
+DCOMMI_v512_INLINE bool dcommi_v512_any(__m512i a)
+{
+    return _mm512_test_epi32_mask(a, a) != 0;
+}
+
+DCOMMI_v512_INLINE float dcommi_v512_sum(__m512 a)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef __m512d dcommi_v512_d;
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_no_squares(void)
+{
+    return _mm512_setzero_pd();
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
+}
+
+DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
+{
+    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v512_random {
+    __m512i word[2];
+} dcommi_v512_random;
+
+/* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
+ * ones does not matter until the end. */
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+{
+    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
+    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
+    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    __m512i c1 = _mm512_srli_epi64(c0, 32);
+    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
+#define DCOMMI_V512_ROUND(i)                                                          \
+    {                                                                                 \
+        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);         \
+        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i]), 0x96);     \
+        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i + 1]), 0x96); \
+        c1 = p1;                                                                      \
+        c3 = p0;                                                                      \
+    }
+    DCOMMI_V512_ROUND(0)
+    DCOMMI_V512_ROUND(1)
+    DCOMMI_V512_ROUND(2)
+    DCOMMI_V512_ROUND(3)
+    DCOMMI_V512_ROUND(4)
+    DCOMMI_V512_ROUND(5)
+    DCOMMI_V512_ROUND(6)
+    DCOMMI_V512_ROUND(7)
+    DCOMMI_V512_ROUND(8)
+    DCOMMI_V512_ROUND(9)
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
+                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    return r;
+}
+
+#endif
+#endif
+
+/* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
+ * and the first cache are slower. */
+#define DCOMMI_CODEC_AHEAD 3072
+
+/* The encoding of a bucket, or for casts of a block. */
+typedef struct dcommi_quant {
+    const float *x;
+    size_t count; /* whole groups and lines */
+    unsigned char *wire;
+    float inverse, step;
+    uint32_t mask, half;   /* what is taken of a random number, and added to it */
+    const dcommi_rng *rng; /* NULL: to nearest */
+    uint64_t group;        /* of x[0], for rng */
+    const float *ahead;    /* as many elements, measured on the way */
+    /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
+     * and next = x - decoded. */
+    const float *ahead_residual;
+    float *ahead_sum;
+    float *next;
+    bool stream, stream_next;
+} dcommi_quant;
+
+typedef struct dcommi_dequant {
+    const unsigned char *const *wires;
+    const float *steps; /* of each wire */
+    size_t n;
+    float *x;
+    size_t count;
+    float factor; /* of sums */
+    bool add, stream;
+} dcommi_dequant;
+
+typedef struct dcommi_codec_kernels {
+    uint32_t (*measure)(const float *x, size_t n, bool sign);
+    uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
+    double (*squares)(const float *x, size_t n);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(const dcommi_quant *q);
+    bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    uint32_t (*cast)(const dcommi_quant *q, bool half);
+    uint32_t (*uncast)(const dcommi_dequant *d, bool half);
+    void (*settle)(void); /* after streaming */
+} dcommi_codec_kernels;
+
+#define DCOMMI_UNROLL_8 /* lanes are loops already */
+#define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_LANE DCOMMI_vport_INLINE
+#define DCOMMI_LOOP DCOMMI_vport_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#undef DCOMMI_UNROLL_8
+
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+#if defined(__x86_64__)
+#define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_LANE DCOMMI_v256_INLINE
+#define DCOMMI_LOOP DCOMMI_v256_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+
+#define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_LANE DCOMMI_v512_INLINE
+#define DCOMMI_LOOP DCOMMI_v512_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#endif
+
+static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return &dcommi_v512_codec_kernels;
+    case DCOMMI_ISA_AVX2:
+        return &dcommi_v256_codec_kernels;
+#endif
+    default:
+        return &dcommi_vport_codec_kernels;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+/* Wires from this length on, and the residuals that belong to them, are written past the caches. */
+#define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+#define DCOMMI_BUCKET_WIRES 64 /* summed at once */
+
+static inline size_t dcommi_bucket_group(dcommi_format format)
+{
+    size_t line = 8 * DCOMMI_WIRE_LINE / dcommi_format_bits[format];
+    return line > DCOMMI_RNG_GROUP ? line : DCOMMI_RNG_GROUP;
+}
+
+static inline size_t dcommi_bucket_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t count)
+{
+    if (count > SIZE_MAX / 16) {
+        return SIZE_MAX;
+    }
+    return dcommi_wire_codes(count, dcommi_format_bits[as->format]) +
+           (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
+}
+
+/* Two stages, the lines of one, and a sum of wires. */
+static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
+{
+    size_t most = count < as->bucket ? count : as->bucket;
+    return 4 * dcommi_bucket_up(most, as->group) * sizeof(float);
+}
+
+/* ---- whole lines and the rest ---- */
+
+/* Lines of `n` elements to the wire. */
+static void dcommi_bucket_lines_out(const dcommi_bucketing *as, const unsigned char *lines,
+                                    unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line;
+    memcpy(wire, lines, n / line * DCOMMI_WIRE_LINE);
+    lines += n / line * DCOMMI_WIRE_LINE;
+    wire += n / line * DCOMMI_WIRE_LINE;
+    memset(wire, 0, dcommi_wire_codes(n, bits) - n / line * DCOMMI_WIRE_LINE);
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(wire, lines, n - whole);
+        return;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = dcommi_wire_get(lines, (unsigned)e, bits);
+        wire[e * bits / 8] |= (unsigned char)(code << (e * bits % 8));
+    }
+}
+
+/* And back, into lines that are zero behind the last element. False: bits behind it are not zero.
+ */
+static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
+                                   const unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line, at = n / line * DCOMMI_WIRE_LINE;
+    memcpy(lines, wire, at);
+    memset(lines + at, 0, dcommi_bucket_up(n, as->group) * bits / 8 - at);
+    lines += at;
+    wire += at;
+    size_t used = ((n - whole) * bits + 7) / 8;
+    bool clean = true;
+    for (size_t i = used; i < dcommi_wire_codes(n, bits) - at; i++) {
+        clean = clean && wire[i] == 0;
+    }
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(lines, wire, n - whole);
+        return clean;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = (wire[e * bits / 8] >> (e * bits % 8)) & ((1u << bits) - 1);
+        dcommi_wire_put(lines, (unsigned)e, bits, code);
+    }
+    unsigned spare = (unsigned)(8 * used - (n - whole) * bits);
+    return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
+}
+
+/* ---- encoding ---- */
+
+typedef struct dcommi_bucket_encoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage[2];      /* sums of input and residual, padded or cleaned copies */
+    unsigned char *lines; /* of a stage */
+} dcommi_bucket_encoder;
+
+static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
+                                const dcommi_bucketing *as, dcommi_encoding *call)
+{
+    size_t most = call->count < as->bucket ? call->count : as->bucket;
+    size_t padded = dcommi_bucket_up(most, as->group);
+    const dcomm_codec_key *key = &call->key;
+    const unsigned bits = dcommi_format_bits[as->format];
+    *en = (dcommi_bucket_encoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    en->stage[0] = call->workspace;
+    en->stage[1] = en->stage[0] + padded;
+    en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->quant.rng = as->stochastic ? &en->rng : NULL;
+    if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
+        /* A random fraction, but for its last ten bits, or one half. */
+        uint32_t fraction = 0xffffffffu >> bits;
+        en->quant.mask = as->stochastic ? fraction & ~(uint32_t)1023 : 0;
+        en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
+    }
+    call->bytes = dcommi_bucket_wire_bytes(as, call->count);
+    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
+                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+}
+
+/* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
+ * Without residual, x is all there is. Whether the bucket is to decode as NaN. */
+static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const float *residual,
+                                float *to, size_t at, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    bool poisoned = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            poisoned = poisoned || en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
+            v = copysignf(DCOMMI_WIRE_LARGEST, v);
+            call->report.clipped++;
+        }
+        to[i] = v;
+    }
+    return poisoned;
+}
+
+/* Whether a measure says that there is something to clean. */
+static inline bool dcommi_bucket_dirty(uint32_t measure)
+{
+    return measure > dcommi_f32_bits(DCOMMI_WIRE_LARGEST);
+}
+
+/* The step of a bucket of n elements that lies, padded, at x. */
+static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_t n, size_t padded,
+                                uint32_t measure)
+{
+    const dcommi_bucketing *as = en->as;
+    float largest = dcommi_f32_from_bits(measure);
+    if (as->format == DCOMMI_FORMAT_SIGN) {
+        double sum = 0; /* of numbers whose sum as f32 is infinite */
+        for (size_t i = 0; dcommi_bucket_dirty(measure) && i < n; i++) {
+            sum += fabs((double)x[i]);
+        }
+        float mean = sum > 0 ? (float)(sum / (double)n) : largest / (float)n;
+        return mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    }
+    if (as->two_norm) {
+        double norm = sqrt(en->kernels->squares(x, padded));
+        largest = norm < (double)DCOMMI_WIRE_LARGEST ? (float)norm : DCOMMI_WIRE_LARGEST;
+        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + (largest < norm));
+    }
+    return dcommi_wire_step(largest, dcommi_format_most[as->format]);
+}
+
+static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
+{
+    dcommi_format format = en->as->format;
+    float unit = format <= DCOMMI_FORMAT_Q8 && format != DCOMMI_FORMAT_Q1
+                     ? (float)(1u << (32 - dcommi_format_bits[format]))
+                 : format == DCOMMI_FORMAT_Q1 ? 0x1p30f
+                                              : 1.0f;
+    en->quant.step = step;
+    en->quant.inverse = step > 0 ? unit / step : 0;
+}
+
+/* Bucket `b` of `n` elements, input `x` (NULL: it is in stage[b%2], as a sum of wires, to which a
+ * residual was added). *measured: its measure if known, and afterwards the next bucket's. */
+static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
+                              const float *ahead, uint32_t *measured)
+{
+    const dcommi_bucketing *as = en->as;
+    dcommi_encoding *call = en->call;
+    dcommi_quant *q = &en->quant;
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
+    float *stage = en->stage[b % 2];
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    bool staged = padded != n, poisoned = false;
+    uint32_t measure = *measured;
+    if (staged || dcommi_bucket_dirty(measure)) {
+        poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
+        memset(stage + n, 0, (padded - n) * sizeof *stage);
+        measure = en->kernels->measure(stage, padded, sign);
+        staged = true;
+    } else if (residual != NULL) {
+        staged = true;
+    }
+    const float *from = staged ? stage : x;
+    float step = dcommi_bucket_step(en, from, n, padded, measure);
+    dcommi_bucket_scale(en, poisoned ? 0 : step);
+    q->x = from;
+    q->count = padded;
+    q->group = en->rng.group + at / DCOMMI_RNG_GROUP;
+    q->ahead = ahead != NULL ? ahead : from;
+    q->next = NULL;
+    if (residual != NULL) {
+        /* The next bucket's sum goes to the other stage while this one is coded. */
+        q->ahead_residual = ahead != NULL ? residual + as->bucket : from;
+        q->ahead_sum = en->stage[(b + 1) % 2];
+        q->next = call->next + at;
+    }
+    unsigned char *wire = call->wire + at / 8 * bits;
+    bool through = padded != n || poisoned;
+    bool stream = q->stream, stream_next = q->stream_next;
+    q->wire = through ? en->lines : wire;
+    if (through) {
+        q->stream = q->stream_next = false;
+        q->next = q->next != NULL ? en->stage[b % 2] : NULL; /* in place */
+    }
+    *measured = en->kernels->encode[as->format](q);
+    if (through) {
+        dcommi_bucket_lines_out(as, en->lines, wire, n);
+        if (q->next != NULL && !poisoned) {
+            memcpy(call->next + at, q->next, n * sizeof(float));
+        } else if (q->next != NULL && call->next != call->residual) {
+            memcpy(call->next + at, call->residual + at, n * sizeof(float));
+        }
+        q->stream = stream;
+        q->stream_next = stream_next;
+    }
+    step = poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step;
+    memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
+}
+
+static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         dcommi_encoding *call)
+{
+    dcommi_bucket_encoder en;
+    dcommi_bucket_begin(&en, codec, as, call);
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    uint32_t measured = 0;
+    bool known = false;
+    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
+        size_t left = call->count - at;
+        size_t n = left < as->bucket ? left : as->bucket;
+        const float *x = call->x + at;
+        if (!known && n % as->group == 0) {
+            measured = call->residual != NULL ? en.kernels->add_measure(x, call->residual + at,
+                                                                        en.stage[b % 2], n, sign)
+                                              : en.kernels->measure(x, n, sign);
+        }
+        /* The next one can be measured by this one's loop if it is as long. */
+        known = n == as->bucket && left - n >= as->bucket;
+        dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+    }
+    en.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* ---- decoding ---- */
+
+static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
+{
+    float step;
+    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
+    return step;
+}
+
+/* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
+typedef struct dcommi_bucket_decoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    size_t count, codes;
+} dcommi_bucket_decoder;
+
+static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
+                                               const dcommi_bucketing *as, const dcommi_wires *in,
+                                               size_t count)
+{
+    size_t wanted = dcommi_bucket_wire_bytes(as, count);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
+    }
+    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
+                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    return DCOMM_OK;
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
+                                            size_t b, float *step, bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    if (dcommi_wire_step_good(*step, de->as->format != DCOMMI_FORMAT_SIGN)) {
+        return DCOMM_OK;
+    }
+    if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
+        de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        *nan = true;
+        *step = 0;
+        return DCOMM_OK;
+    }
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
+                       b, (double)*step);
+}
+
+static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: bucket %zu holds a code that does not exist",
+                       de->codec->ops->name, b);
+}
+
+/* One wire's bucket to x, or onto x. */
+static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, const void *wire,
+                                             size_t b, size_t n, float *x, bool add, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits, whole = n / line * line;
+    const unsigned char *from = (const unsigned char *)wire + b * as->bucket / 8 * bits;
+    float step;
+    bool nan = false;
+    DCOMMI_TRY(dcommi_bucket_read_step(de, wire, b, &step, &nan));
+    dcommi_dequant d = {.wires = &from,
+                        .steps = &step,
+                        .n = 1,
+                        .x = x,
+                        .count = whole,
+                        .add = add,
+                        .stream = stream};
+    if (!de->kernels->decode[as->format](&d)) {
+        return dcommi_bucket_bad_code(de, b);
+    }
+    if (whole < n) { /* at most a line: through a stage */
+        _Alignas(64) float stage[DCOMMI_WIRE_STAGE];
+        _Alignas(64) unsigned char lines[DCOMMI_WIRE_STAGE];
+        if (!dcommi_bucket_lines_in(as, lines, from + whole / 8 * bits, n - whole)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        const unsigned char *short_line = lines;
+        d = (dcommi_dequant){
+            .wires = &short_line, .steps = &step, .n = 1, .x = stage, .count = line, .add = add};
+        if (add) {
+            memcpy(stage, x + whole, (n - whole) * sizeof *x);
+            memset(stage + (n - whole), 0, (DCOMMI_WIRE_STAGE - (n - whole)) * sizeof *x);
+        }
+        if (!de->kernels->decode[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    for (size_t i = 0; nan && i < n; i++) {
+        x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         const void *wire, size_t bytes, float *x, size_t count,
+                                         bool add)
+{
+    dcommi_bucket_decoder de;
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, &in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
+        size_t n = count - at < as->bucket ? count - at : as->bucket;
+        status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+
+/* Bucket b of all wires, in order, times the factor. */
+static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
+                                          size_t b, size_t n, float factor, float *x, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    float steps[DCOMMI_BUCKET_WIRES];
+    bool nan = false;
+    if (in->n <= DCOMMI_BUCKET_WIRES && n % line == 0) {
+        for (size_t w = 0; w < in->n; w++) {
+            from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
+            DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
+        }
+        dcommi_dequant d = {.wires = from,
+                            .steps = steps,
+                            .n = in->n,
+                            .x = x,
+                            .count = n,
+                            .factor = factor,
+                            .stream = stream};
+        if (!de->kernels->sum[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        for (size_t i = 0; nan && i < n; i++) {
+            x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+        }
+        return DCOMM_OK;
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_bucket_decode_one(de, in->wires[w], b, n, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                             const dcommi_wires *in, float *x, size_t count)
+{
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
+        size_t n = count - at < as->bucket ? count - at : as->bucket;
+        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+
+/* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
+
+static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         const dcommi_wires *in, float factor,
+                                         dcommi_encoding *call)
+{
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
+    dcommi_bucket_encoder en;
+    dcommi_bucket_begin(&en, codec, as, call);
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    size_t most = call->count < as->bucket ? call->count : as->bucket;
+    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
+    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
+        size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
+        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false));
+        uint32_t measured = 0;
+        if (n % as->group == 0) {
+            measured = call->residual != NULL ? en.kernels->add_measure(sum, call->residual + at,
+                                                                        en.stage[b % 2], n, sign)
+                                              : en.kernels->measure(sum, n, sign);
+        }
+        dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+    }
+    en.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* ---- rows of the table: the bucketing is computed from the options when the codec is made ---- */
+
+static size_t dcommi_bucket_row_bytes(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_bucket_wire_bytes(&codec->bucketing, count);
+}
+
+static size_t dcommi_bucket_row_workspace(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_bucket_workspace(&codec->bucketing, count);
+}
+
+static dcomm_status dcommi_bucket_row_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    return dcommi_bucket_encode(codec, &codec->bucketing, call);
+}
+
+static dcomm_status dcommi_bucket_row_decode(const dcomm_codec *codec, const void *wire,
+                                             size_t bytes, float *x, size_t count, bool add)
+{
+    return dcommi_bucket_decode(codec, &codec->bucketing, wire, bytes, x, count, add);
+}
+
+static dcomm_status dcommi_bucket_row_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                          float *x, size_t count)
+{
+    return dcommi_bucket_decode_sum(codec, &codec->bucketing, in, x, count);
+}
+
+static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                             float factor, dcommi_encoding *call)
+{
+    return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
+}
+
+#define DCOMMI_BUCKET_ROW                                                           \
+    .max_bytes = dcommi_bucket_row_bytes, .workspace = dcommi_bucket_row_workspace, \
+    .encode = dcommi_bucket_row_encode, .decode = dcommi_bucket_row_decode,         \
+    .decode_sum = dcommi_bucket_row_sum, .recode = dcommi_bucket_row_recode
+
+/* Checks option `bucket`. */
+static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
+{
+    size_t group = dcommi_bucket_group(format);
+    if ((size_t)bucket % group != 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: bucket=%zu is not a multiple of %zu",
+                           codec->ops->name, (size_t)bucket, group);
+    }
+    codec->bucketing =
+        (dcommi_bucketing){.format = format, .bucket = (size_t)bucket, .group = group};
+    return DCOMM_OK;
+}
+
+#endif
+
+#define DCOMMI_CAST_BLOCK 2048 /* elements that stay in the first cache */
+
+enum { DCOMMI_CAST_ROUNDING };
+
+static const dcommi_codec_option dcommi_cast_options[] = {
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static inline bool dcommi_cast_stochastic(const dcomm_codec *codec)
+{
+    return dcommi_codec_int(codec, DCOMMI_CAST_ROUNDING) == 1;
+}
 
 static unsigned dcommi_cast_traits(const dcomm_codec *codec)
 {
-    (void)codec;
-    return DCOMMI_CODEC_EXACT_BYTES;
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_cast_stochastic(codec) ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
 static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
@@ -2176,51 +5201,297 @@ static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
     return dcommi_size_mul(count, 2);
 }
 
-static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding *call)
+/* A stage and what it becomes, and a sum of wires. */
+static size_t dcommi_cast_workspace(const dcomm_codec *codec, size_t count)
 {
-    for (size_t i = 0; i < call->count; i++) {
-        uint32_t bits = dcommi_f32_bits(call->x[i]);
-        uint16_t h = dcommi_f32_to_bf16(call->x[i]);
-        if (dcommi_f32_nonfinite(call->x[i])) {
-            dcommi_codec_nonfinite(call, i);
-            h = codec->nonfinite == DCOMMI_NONFINITE_PASS ? h : 0;
-        } else if ((bits & 0x7f800000u) == 0) {
-            h &= 0x8000u;
-        } else if ((h & 0x7fffu) == 0x7f80u) {
-            call->report.clipped++;
-            h--;
-        }
-        memcpy(call->wire + 2 * i, &h, 2);
-    }
+    (void)codec, (void)count;
+    return 3 * DCOMMI_CAST_BLOCK * sizeof(float);
+}
+
+typedef struct dcommi_cast {
+    const dcomm_codec *codec;
+    const dcommi_codec_kernels *kernels;
+    bool half;
+    uint32_t limit; /* |x| from here on, as bits, would become infinite */
+    float largest;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage;
+    unsigned char *numbers; /* of the stage */
+} dcommi_cast;
+
+static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
+                              dcommi_encoding *call)
+{
+    const dcomm_codec_key *key = &call->key;
+    const bool stochastic = dcommi_cast_stochastic(codec);
+    *cast = (dcommi_cast){
+        .codec = codec,
+        .kernels = dcommi_codec_kernels_get(),
+        .half = half,
+        .largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    cast->limit = stochastic ? dcommi_f32_bits(cast->largest) + 1
+                             : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
+    cast->stage = call->workspace;
+    cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->quant.rng = stochastic ? &cast->rng : NULL;
     call->bytes = 2 * call->count;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    cast->quant.stream_next =
+        cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+}
+
+/* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
+ * by a stage. x holds `n` elements, number `at` and on. */
+static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
+    const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    bool passed = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            passed = passed || pass;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
+            v = copysignf(cast->largest, v);
+            call->report.clipped++;
+        }
+        cast->stage[i] = v;
+    }
+    memset(cast->stage + n, 0, (padded - n) * sizeof(float));
+    dcommi_quant q = cast->quant;
+    q.x = cast->stage;
+    q.count = padded;
+    q.group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q.wire = cast->numbers;
+    q.next = residual != NULL ? cast->stage : NULL;
+    q.stream = q.stream_next = false;
+    cast->kernels->cast(&q, cast->half);
+    for (size_t i = 0; passed && i < n; i++) {
+        if (dcommi_f32_nonfinite(x[i])) {
+            uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
+            memcpy(cast->numbers + 2 * i, &h, 2);
+            cast->stage[i] = residual != NULL ? residual[i] : 0;
+        }
+    }
+    memcpy(call->wire + 2 * at, cast->numbers, 2 * n);
+    if (residual != NULL) {
+        memcpy(call->next + at, cast->stage, n * sizeof(float));
+    }
+}
+
+static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    dcommi_quant *q = &cast->quant;
+    if (n % DCOMMI_RNG_GROUP != 0) {
+        dcommi_cast_staged(cast, x, at, n);
+        return;
+    }
+    q->x = x;
+    if (call->residual != NULL) {
+        uint32_t most = cast->kernels->add_measure(x, call->residual + at, cast->stage, n, false);
+        if (most >= cast->limit) {
+            dcommi_cast_staged(cast, x, at, n);
+            return;
+        }
+        q->x = cast->stage;
+        q->next = call->next + at;
+    }
+    q->count = n;
+    q->group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q->wire = call->wire + 2 * at;
+    if (cast->kernels->cast(q, cast->half) >= cast->limit) {
+        dcommi_cast_staged(cast, x, at, n);
+    }
+}
+
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
+{
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        dcommi_cast_block(&cast, call->x + at, at, n);
+    }
+    cast.kernels->settle();
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                       float *x, size_t count, bool add)
+static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a number that is not finite, without nonfinite=pass",
+                       codec->ops->name);
+}
+
+/* Elements at .. at+n of all wires to x, which holds these alone. */
+static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
+                                    const unsigned char *const *wires, size_t n_wires, size_t at,
+                                    size_t n, float factor, float *x, bool add, bool stream)
+{
+    const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
+    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    const size_t whole = n / 64 * 64;
+    const uint32_t infinity = half ? 0x7c00 : 0x7f80;
+    for (size_t w = 0; w < n_wires; w++) {
+        from[w] = wires[w] + 2 * at;
+    }
+    dcommi_dequant d = {.wires = from,
+                        .n = n_wires,
+                        .x = x,
+                        .count = whole,
+                        .factor = factor,
+                        .add = add,
+                        .stream = stream};
+    uint32_t most = kernels->uncast(&d, half);
+    if (whole < n) {
+        _Alignas(64) float stage[64] = {0};
+        _Alignas(64) unsigned char numbers[DCOMMI_BUCKET_WIRES][128];
+        for (size_t w = 0; w < n_wires; w++) {
+            memset(numbers[w], 0, sizeof numbers[w]);
+            memcpy(numbers[w], from[w] + 2 * whole, 2 * (n - whole));
+            from[w] = numbers[w];
+        }
+        memcpy(stage, x + whole, add ? (n - whole) * sizeof *x : 0);
+        d.x = stage;
+        d.count = 64;
+        d.stream = false;
+        uint32_t rest = kernels->uncast(&d, half);
+        most = rest > most ? rest : most;
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
+               ? dcommi_cast_bad_number(codec)
+               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
+                                        size_t count)
 {
     size_t wanted = dcommi_cast_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
-    const unsigned char *from = wire;
-    for (size_t i = 0; i < count; i++) {
-        uint16_t h;
-        memcpy(&h, from + 2 * i, 2);
-        x[i] = add ? x[i] + dcommi_bf16_to_f32(h) : dcommi_bf16_to_f32(h);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
     }
     return DCOMM_OK;
 }
 
-static const dcommi_codec_ops dcommi_codec_bf16 = {
-    .name = "bf16",
-    .summary = "the upper 16 bits of an f32: 8 bits of exponent, 7 of fraction",
-    .options = dcommi_cast_options,
-    .traits = dcommi_cast_traits,
-    .max_bytes = dcommi_cast_bytes,
-    .encode = dcommi_cast_encode,
-    .decode = dcommi_cast_decode,
-};
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, const void *wire,
+                                       size_t bytes, float *x, size_t count, bool add)
+{
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_cast_lengths(codec, &in, count));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    const unsigned char *from = wire;
+    dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
+    dcommi_codec_kernels_get()->settle();
+    return status;
+}
+
+/* More wires than fit are added one by one. */
+static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
+                                          const dcommi_wires *in, size_t at, size_t n, float factor,
+                                          float *x)
+{
+    const unsigned char *const *wires = (const unsigned char *const *)in->wires;
+    if (in->n >= 2 && in->n <= DCOMMI_BUCKET_WIRES) {
+        return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_cast_sum(codec, half, wires + w, 1, at, n, 1, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, bool half,
+                                           const dcommi_wires *in, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, count));
+    for (size_t at = 0, n = 0; at < count; at += n) {
+        n = count - at < DCOMMI_CAST_BLOCK ? count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, 1, x + at));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, const dcommi_wires *in,
+                                       float factor, dcommi_encoding *call)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    float *sum = cast.stage + 2 * DCOMMI_CAST_BLOCK;
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, sum));
+        dcommi_cast_block(&cast, sum, at, n);
+    }
+    cast.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* bf16 has the exponents of f32; f16 can lose the whole of a small number. */
+static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    (void)count;
+    info->granule = DCOMMI_RNG_GROUP;
+    if (strcmp(codec->ops->name, "bf16") == 0) {
+        *(dcommi_cast_stochastic(codec) ? &info->omega : &info->contraction) = 0x1p-16;
+    }
+}
+
+#define DCOMMI_CAST_ROW(NAME, HALF, SUMMARY)                                                       \
+    static dcomm_status dcommi_##NAME##_encode(const dcomm_codec *codec, dcommi_encoding *call)    \
+    {                                                                                              \
+        return dcommi_cast_encode(codec, HALF, call);                                              \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode(const dcomm_codec *codec, const void *wire,         \
+                                               size_t bytes, float *x, size_t count, bool add)     \
+    {                                                                                              \
+        return dcommi_cast_decode(codec, HALF, wire, bytes, x, count, add);                        \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode_sum(const dcomm_codec *codec,                       \
+                                                   const dcommi_wires *in, float *x, size_t count) \
+    {                                                                                              \
+        return dcommi_cast_decode_sum(codec, HALF, in, x, count);                                  \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_recode(const dcomm_codec *codec, const dcommi_wires *in,   \
+                                               float factor, dcommi_encoding *call)                \
+    {                                                                                              \
+        return dcommi_cast_recode(codec, HALF, in, factor, call);                                  \
+    }                                                                                              \
+    static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
+        .name = #NAME,                                                                             \
+        .summary = SUMMARY,                                                                        \
+        .options = dcommi_cast_options,                                                            \
+        .traits = dcommi_cast_traits,                                                              \
+        .max_bytes = dcommi_cast_bytes,                                                            \
+        .workspace = dcommi_cast_workspace,                                                        \
+        .encode = dcommi_##NAME##_encode,                                                          \
+        .decode = dcommi_##NAME##_decode,                                                          \
+        .decode_sum = dcommi_##NAME##_decode_sum,                                                  \
+        .recode = dcommi_##NAME##_recode,                                                          \
+        .info = dcommi_cast_info,                                                                  \
+    };
+
+DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504")
+DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
 
 #endif
 /* ==== include/dcomm/impl/codec_topk.h ====================================================== */
@@ -2498,7 +5769,7 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 #define DCOMMI_CPU_TOPK_SCAN_H
 
 /* ==== kernels/cpu.h ======================================================================== */
-/* cpu.h - which kernels this machine runs, chosen once at run time. */
+/* cpu.h - the folds of the instruction set that this machine runs. */
 #ifndef DCOMMI_CPU_H
 #define DCOMMI_CPU_H
 
@@ -3235,8 +6506,6 @@ DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
 static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
 
 #endif
-
-#include <cpuid.h>
 #endif
 
 typedef enum dcommi_isa {
@@ -3301,6 +6570,7 @@ static dcommi_isa dcommi_isa_get(void)
 }
 
 static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
     switch (dcommi_isa_get()) {
 #if defined(__x86_64__)
@@ -4145,11 +7415,214 @@ static bool dcommi_topk_is_exact(const dcomm_codec *codec)
 }
 
 #endif
+/* ==== include/dcomm/impl/codec_fp8.h ======================================================= */
+/* codec_fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
+ * has no infinity and the largest number 448, and E5M2, which is a short f16). */
+#ifndef DCOMMI_CODEC_FP8_H
+#define DCOMMI_CODEC_FP8_H
+
+
+enum { DCOMMI_FP8_TYPE, DCOMMI_FP8_BLOCK, DCOMMI_FP8_ROUNDING };
+
+static const dcommi_codec_option dcommi_fp8_options[] = {
+    {"type", DCOMMI_CODEC_CHOICE, "e4m3|e5m2", 0, 0, 0, "exponent and fraction bits"},
+    {"block", DCOMMI_CODEC_INTEGER, NULL, 128, 128, 65536, "elements that share a scale"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_fp8_make(dcomm_codec *codec)
+{
+    bool e4m3 = dcommi_codec_int(codec, DCOMMI_FP8_TYPE) == 0;
+    DCOMMI_TRY(dcommi_bucket_make(codec, e4m3 ? DCOMMI_FORMAT_E4M3 : DCOMMI_FORMAT_E5M2,
+                                  dcommi_codec_int(codec, DCOMMI_FP8_BLOCK)));
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_FP8_ROUNDING) == 1;
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_fp8_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+/* A normal number is off by at most 2^-(fraction+1) of itself to nearest, and has a variance of at
+ * most (2^-fraction/2)^2 of its square by chance; what is below the smallest normal one by half of
+ * the smallest number, or its square over 4, in units of the largest, which |x|_2 is not below. */
+static void dcommi_fp8_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    const dcommi_mini *mini =
+        as->format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    double d = (double)(count < as->bucket ? count : as->bucket);
+    double relative = ldexp(1, -2 * (mini->fraction + 1));
+    double smallest = 1 / ((double)mini->units * (double)dcommi_format_most[as->format]);
+    double bound = (relative + d * smallest * smallest / 4) * (1 + 0x1p-10);
+    info->granule = as->bucket;
+    *(as->stochastic ? &info->omega : &info->contraction) = bound;
+}
+
+static const dcommi_codec_ops dcommi_codec_fp8 = {
+    .name = "fp8",
+    .summary = "floats of 8 bits, scaled by block",
+    .options = dcommi_fp8_options,
+    .make = dcommi_fp8_make,
+    .traits = dcommi_fp8_traits,
+    .info = dcommi_fp8_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_qsgd.h ====================================================== */
+/* codec_qsgd.h - QSGD: each element is rounded, up or down by chance, to a multiple of the bucket's
+ * step (Alistarh et al. 2017); TernGrad is the same with the multiples -1, 0, 1 (Wen et al. 2017).
+ */
+#ifndef DCOMMI_CODEC_QSGD_H
+#define DCOMMI_CODEC_QSGD_H
+
+
+enum { DCOMMI_QSGD_BITS, DCOMMI_QSGD_BUCKET, DCOMMI_QSGD_NORM, DCOMMI_QSGD_ROUNDING };
+enum { DCOMMI_TERN_BUCKET, DCOMMI_TERN_ROUNDING };
+
+static const dcommi_codec_option dcommi_qsgd_options[] = {
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "elements that share a step"},
+    {"norm", DCOMMI_CODEC_CHOICE, "max|two", 0, 0, 0,
+     "what the largest code stands for: the largest |x| of the bucket, or its 2-norm"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0,
+     "up or down by chance, without bias; or to the nearest"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_tern_options[] = {
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 256, 65536, "elements that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0,
+     "up or down by chance, without bias; or to the nearest"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_qsgd_make(dcomm_codec *codec)
+{
+    int64_t bits = dcommi_codec_int(codec, DCOMMI_QSGD_BITS);
+    dcommi_format format = bits == 1   ? DCOMMI_FORMAT_Q1
+                           : bits == 2 ? DCOMMI_FORMAT_Q2
+                           : bits == 4 ? DCOMMI_FORMAT_Q4
+                                       : DCOMMI_FORMAT_Q8;
+    if (dcommi_format_bits[format] != bits) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec qsgd: bits=%d: it must be 1, 2, 4 or 8",
+                           (int)bits);
+    }
+    DCOMMI_TRY(dcommi_bucket_make(codec, format, dcommi_codec_int(codec, DCOMMI_QSGD_BUCKET)));
+    codec->bucketing.two_norm = dcommi_codec_int(codec, DCOMMI_QSGD_NORM) == 1;
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_QSGD_ROUNDING) == 0;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_tern_make(dcomm_codec *codec)
+{
+    DCOMMI_TRY(
+        dcommi_bucket_make(codec, DCOMMI_FORMAT_Q2, dcommi_codec_int(codec, DCOMMI_TERN_BUCKET)));
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_TERN_ROUNDING) == 0;
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+/* With step D the error of an element is at most D (D/2 to nearest) and its variance D^2 p(1-p),
+ * which is at most D^2/4, and at most D|x|. The largest element is a multiple of the step. max
+ * norm: D = M/s, M = max|x|, and M <= |x|_2. Two norm: D = |x|_2/s: the paper's bounds. */
+static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    double d = (double)(count < as->bucket ? count : as->bucket);
+    double s = (double)dcommi_format_most[as->format] / (1 + 0x1p-15); /* steps are rounded up */
+    info->granule = as->bucket;
+    if (as->stochastic) {
+        double by_count = as->format == DCOMMI_FORMAT_Q1 ? d : d / (4 * s * s);
+        double by_root = as->format == DCOMMI_FORMAT_Q1 ? d : sqrt(d) / s;
+        info->omega = by_count < by_root ? by_count : by_root;
+    } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
+        /* Elements below half a step become 0; others lose at most half a step. */
+        double bound = (d - 1) / (d - 1 + 4 * s * s);
+        info->contraction = bound > 0 ? bound : 0x1p-15;
+    }
+}
+
+static const dcommi_codec_ops dcommi_codec_qsgd = {
+    .name = "qsgd",
+    .summary = "stochastic rounding to a few levels per bucket",
+    .options = dcommi_qsgd_options,
+    .make = dcommi_qsgd_make,
+    .traits = dcommi_qsgd_traits,
+    .info = dcommi_qsgd_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+static const dcommi_codec_ops dcommi_codec_tern = {
+    .name = "tern",
+    .summary = "TernGrad: -1, 0 or 1 times the largest of the bucket; qsgd with 2 bits",
+    .options = dcommi_tern_options,
+    .make = dcommi_tern_make,
+    .traits = dcommi_qsgd_traits,
+    .info = dcommi_qsgd_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_sign.h ====================================================== */
+/* codec_sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes
+ * it a contraction (Karimireddy et al. 2019). */
+#ifndef DCOMMI_CODEC_SIGN_H
+#define DCOMMI_CODEC_SIGN_H
+
+
+static const dcommi_codec_option dcommi_sign_options[] = {
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 512, 65536, "elements that share a scale"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_sign_make(dcomm_codec *codec)
+{
+    return dcommi_bucket_make(codec, DCOMMI_FORMAT_SIGN, dcommi_codec_int(codec, 0));
+}
+
+static unsigned dcommi_sign_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* |x - C(x)|^2 = |x|_2^2 - |x|_1^2 / d, and |x|_1 >= |x|_2. */
+static void dcommi_sign_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t bucket = codec->bucketing.bucket;
+    double d = (double)(count < bucket ? count : bucket);
+    info->granule = bucket;
+    info->contraction = d > 1 ? 1 - 1 / d : 0;
+}
+
+static const dcommi_codec_ops dcommi_codec_sign = {
+    .name = "sign",
+    .summary = "the sign times the mean magnitude of the bucket",
+    .options = dcommi_sign_options,
+    .make = dcommi_sign_make,
+    .traits = dcommi_sign_traits,
+    .info = dcommi_sign_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_f16,
     &dcommi_codec_bf16,
     &dcommi_codec_topk,
     &dcommi_codec_threshold,
+    &dcommi_codec_fp8,
+    &dcommi_codec_qsgd,
+    &dcommi_codec_tern,
+    &dcommi_codec_sign,
     NULL,
 };
 
@@ -31804,6 +35277,9 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS
+#undef DCOMMI_BUCKET_ROW
+#undef DCOMMI_BUCKET_STREAM
+#undef DCOMMI_BUCKET_WIRES
 #undef DCOMMI_BYTE_VALUES
 #undef DCOMMI_CACHE_BUCKETS
 #undef DCOMMI_CACHE_LINE
@@ -31811,6 +35287,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CALL_DEPTH
 #undef DCOMMI_CARD_MAGIC
 #undef DCOMMI_CARD_VERSION
+#undef DCOMMI_CAST_BLOCK
+#undef DCOMMI_CAST_ROW
 #undef DCOMMI_CHECK_ANY
 #undef DCOMMI_CHECK_BIT
 #undef DCOMMI_CHECK_BUDGET
@@ -31832,6 +35310,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR
+#undef DCOMMI_CODEC_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE
@@ -31888,6 +35367,10 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PEER_READ_MIN
+#undef DCOMMI_PHILOX_M0
+#undef DCOMMI_PHILOX_M1
+#undef DCOMMI_PHILOX_W0
+#undef DCOMMI_PHILOX_W1
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
 #undef DCOMMI_PLACE_NONE
@@ -31953,6 +35436,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_REGION_LEN_MAX
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
+#undef DCOMMI_RNG_GROUP
+#undef DCOMMI_RNG_ROUNDS
 #undef DCOMMI_RTS_BYTES
 #undef DCOMMI_RTS_MAPPED
 #undef DCOMMI_SCRIPT_BYTES
@@ -31982,6 +35467,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SPARSE_BLOCK
 #undef DCOMMI_SPARSE_HD
 #undef DCOMMI_SPARSE_HEAD
+#undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
@@ -32012,10 +35498,34 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
+#undef DCOMMI_UNROLL_8
 #undef DCOMMI_UNUSED
 #undef DCOMMI_USER_BLOCK
+#undef DCOMMI_V256
+#undef DCOMMI_V256_1
+#undef DCOMMI_V256_2
+#undef DCOMMI_V256_3
+#undef DCOMMI_V256_AND_OR
+#undef DCOMMI_V256_AND_XOR
+#undef DCOMMI_V256_LESS
+#undef DCOMMI_V256_NORMAL
+#undef DCOMMI_V256_PICK
+#undef DCOMMI_V256_ROL
+#undef DCOMMI_V512
+#undef DCOMMI_V512_ROUND
+#undef DCOMMI_VPORT
 #undef DCOMMI_WINDOW
+#undef DCOMMI_WIRE_LARGEST
+#undef DCOMMI_WIRE_LEAST
+#undef DCOMMI_WIRE_LINE
+#undef DCOMMI_WIRE_STAGE
 #undef DCOMMI_avx2_INLINE
 #undef DCOMMI_avx2_TARGET
 #undef DCOMMI_avx512_INLINE
 #undef DCOMMI_avx512_TARGET
+#undef DCOMMI_v256_INLINE
+#undef DCOMMI_v256_TARGET
+#undef DCOMMI_v512_INLINE
+#undef DCOMMI_v512_TARGET
+#undef DCOMMI_vport_INLINE
+#undef DCOMMI_vport_TARGET

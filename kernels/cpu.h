@@ -1,16 +1,14 @@
-/* cpu.h - which kernels this machine runs, chosen once at run time. */
+/* cpu.h - the folds of the instruction set that this machine runs. */
 #ifndef DCOMMI_CPU_H
 #define DCOMMI_CPU_H
 
 #include "cpu_portable.h"
 
-#include "../include/dcomm/impl/util.h"
+#include "isa.h"
 
 #if defined(__x86_64__)
 #include "cpu_avx2.h"
 #include "cpu_avx512.h"
-
-#include <cpuid.h>
 #endif
 
 typedef enum dcommi_isa {
@@ -75,6 +73,7 @@ static dcommi_isa dcommi_isa_get(void)
 }
 
 static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
     switch (dcommi_isa_get()) {
 #if defined(__x86_64__)

@@ -4,11 +4,19 @@
 
 #include "codec_cast.h"
 #include "codec_topk.h"
+#include "codec_fp8.h"
+#include "codec_qsgd.h"
+#include "codec_sign.h"
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_f16,
     &dcommi_codec_bf16,
     &dcommi_codec_topk,
     &dcommi_codec_threshold,
+    &dcommi_codec_fp8,
+    &dcommi_codec_qsgd,
+    &dcommi_codec_tern,
+    &dcommi_codec_sign,
     NULL,
 };
 
