@@ -1645,6 +1645,7 @@ typedef struct dcommi_encoding {
     unsigned char *wire; /* max_bytes are there */
     size_t bytes;        /* written: set by the codec */
     void *workspace;     /* as long as ops->workspace says, aligned to 64 */
+    void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
     dcomm_codec_report report;
 } dcommi_encoding;
 
@@ -1685,6 +1686,8 @@ struct dcommi_codec_ops {
                            dcommi_encoding *call);
     /* granule, omega, contraction; the rest is filled in. NULL: 1, NaN, NaN. */
     void (*info)(const dcomm_codec *codec, size_t count, dcomm_codec_info *info);
+    /* Bytes that encode may remember from one step of a tensor to the next. NULL: none. */
+    size_t (*state)(const dcomm_codec *codec, size_t count);
 };
 
 /* ---- for codecs to share ---- */
@@ -3912,12 +3915,944 @@ static bool dcommi_topk_is_exact(const dcomm_codec *codec)
 }
 
 #endif
+/* ==== include/dcomm/impl/codec_randk.h ===================================================== */
+/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
+ * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
+ * numbers sums them.
+ *
+ * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
+ * element is as likely as any other of its part, and the variance is that of k elements drawn
+ * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
+ * value that is not finite stands for its whole part. */
+#ifndef DCOMMI_CODEC_RANDK_H
+#define DCOMMI_CODEC_RANDK_H
+
+/* ==== kernels/rng.h ======================================================================== */
+/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
+ * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
+ * CUDA alike.
+ *
+ * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
+ * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
+ * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
+ * bits that it shares with three others. */
+#ifndef DCOMMI_RNG_H
+#define DCOMMI_RNG_H
+
+
+#define DCOMMI_RNG_GROUP 128
+#define DCOMMI_RNG_ROUNDS 10
+#define DCOMMI_PHILOX_M0 0xd2511f53u
+#define DCOMMI_PHILOX_M1 0xcd9e8d57u
+#define DCOMMI_PHILOX_W0 0x9e3779b9u
+#define DCOMMI_PHILOX_W1 0xbb67ae85u
+
+/* The random numbers of one array. */
+typedef struct dcommi_rng {
+    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
+    uint32_t high[2];                    /* the upper half of every counter */
+    uint64_t group;                      /* of the array's first element */
+} dcommi_rng;
+
+DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Arrays that begin inside a group draw from counters of their own. */
+DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
+                                                   uint64_t rank, uint64_t first)
+{
+    dcommi_rng rng;
+    uint64_t key = dcommi_rng_mix(seed, tensor);
+    uint64_t high = dcommi_rng_mix(step, rank);
+    if (first % DCOMMI_RNG_GROUP != 0) {
+        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
+    }
+    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
+    }
+    rng.high[0] = (uint32_t)high;
+    rng.high[1] = (uint32_t)(high >> 32);
+    rng.group = first / DCOMMI_RNG_GROUP;
+    return rng;
+}
+
+DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
+                                              uint32_t word[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
+    uint32_t c2 = rng->high[0], c3 = rng->high[1];
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
+        c3 = (uint32_t)p0;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+/* The random number of element `at` of the array. */
+DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
+{
+    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
+    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
+    unsigned turn = 8 * (k % 4);
+    uint32_t word[4];
+    dcommi_rng_block(rng, 8 * group + i / 2, word);
+    uint32_t w = word[2 * (k / 4) + i % 2];
+    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_RANDK_HEAD 8
+
+enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
+enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
+
+typedef struct dcommi_randk_head {
+    uint64_t seed;
+} dcommi_randk_head;
+_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_RANDK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+}
+
+/* The same on every rank. */
+static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
+{
+    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
+                          dcommi_rng_mix(key->step, key->first));
+}
+
+/* Walks through the parts. */
+typedef struct dcommi_randk_walk {
+    dcommi_rng rng;
+    uint64_t count, k, part;
+    uint64_t begin, end, index; /* of this part, and the element that is sent */
+    uint32_t word[4];
+} dcommi_randk_walk;
+
+static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
+{
+    return (dcommi_randk_walk){
+        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
+}
+
+/* False behind the last part. count * k < 2^64. */
+static bool dcommi_randk_next(dcommi_randk_walk *w)
+{
+    if (w->part == w->k) {
+        return false;
+    }
+    if (w->part % 4 == 0) {
+        dcommi_rng_block(&w->rng, w->part / 4, w->word);
+    }
+    w->begin = w->end;
+    w->end = (w->part + 1) * w->count / w->k;
+    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
+    w->part++;
+    return true;
+}
+
+/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+static float dcommi_randk_value(float x, float factor, size_t *clipped)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    bits = dcommi_f32_bits(value);
+    if ((bits & 0x7fffffffu) == 0x7f800000u) {
+        ++*clipped;
+        value = dcommi_f32_from_bits(bits - 1);
+    }
+    return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
+}
+
+/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
+static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
+            dcommi_codec_nonfinite(call, (size_t)i);
+            ++*wild;
+        }
+    }
+    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
+        float sum = call->x[i] + call->residual[i];
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            bool finite = !dcommi_f32_nonfinite(call->x[i]);
+            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
+            call->report.clipped += finite;
+        }
+        call->next[i] = sum;
+    }
+}
+
+/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
+static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
+                                void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        size_t wild = 0;
+        if (pass) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                wild += dcommi_f32_nonfinite(call->x[at]);
+            }
+        }
+        if (wild > 0) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                if (dcommi_f32_nonfinite(call->x[at])) {
+                    dcommi_codec_nonfinite(call, (size_t)at);
+                }
+                if (call->residual != NULL) {
+                    call->next[at] = call->residual[at];
+                }
+            }
+            uint32_t nan = DCOMMI_F32_NAN;
+            memcpy((char *)values + 4 * i, &nan, 4);
+            continue;
+        }
+        dcommi_randk_part(call, w.begin, w.end, &wild);
+        float x = call->residual != NULL                   ? call->next[w.index]
+                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
+                                                           : call->x[w.index];
+        float value =
+            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        memcpy((char *)values + 4 * i, &value, 4);
+        if (call->residual != NULL) {
+            call->next[w.index] = x - value;
+        }
+    }
+}
+
+/* x = the k values at their places and 0 elsewhere, or x += them. */
+static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
+                                 size_t count, bool add)
+{
+    dcommi_randk_walk w = dcommi_randk_start(seed, count, k);
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        float value;
+        memcpy(&value, (const char *)values + 4 * i, 4);
+        if (!add) {
+            memset(x + w.begin, 0, sizeof *x * (size_t)(w.end - w.begin));
+        }
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(value))) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                x[at] = dcommi_f32_canonical(add ? x[at] + value : value);
+            }
+            continue;
+        }
+        x[w.index] = add ? x[w.index] + value : value;
+    }
+}
+
+static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
+    memcpy(call->wire, &head, sizeof head);
+    dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
+    call->bytes = dcommi_randk_bytes(codec, call->count);
+    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_randk_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    dcommi_randk_head head;
+    memcpy(&head, wire, sizeof head);
+    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
+                         dcommi_randk_wanted(codec, count), x, count, add);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_randk_traits(const dcomm_codec *codec)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES |
+           DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
+}
+
+/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
+ * (1-1/s)|x|^2 when not. */
+static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t k = dcommi_randk_wanted(codec, count);
+    double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
+    if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
+        info->omega = longest - 1;
+    } else {
+        info->contraction = 1 - 1 / longest;
+    }
+}
+
+static const dcommi_codec_option dcommi_randk_options[] = {
+    {"k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX,
+     "below 1: share of the elements that is sent; else their number"},
+    {"scale", DCOMMI_CODEC_CHOICE, "unbiased|none", 0, 0, 0,
+     "unbiased: values are multiplied by d/k; none: as they are, for error feedback"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_randk = {
+    .name = "randk",
+    .summary = "k random elements, the same on every rank: only their values are sent",
+    .options = dcommi_randk_options,
+    .traits = dcommi_randk_traits,
+    .max_bytes = dcommi_randk_bytes,
+    .encode = dcommi_randk_encode,
+    .decode = dcommi_randk_decode,
+    .info = dcommi_randk_info,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_powersgd.h ================================================== */
+/* codec_powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
+ * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
+ *
+ * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
+ * Both products are linear in M, so that ranks which begin with the same Q may sum P before it is
+ * made orthonormal, and then Q: what comes out is the approximation of the sum. The steps are
+ * functions of their own for that. Wire: P (rank columns of f32), Q (likewise). */
+#ifndef DCOMMI_CODEC_POWERSGD_H
+#define DCOMMI_CODEC_POWERSGD_H
+
+/* ==== kernels/cpu_powersgd.h =============================================================== */
+/* cpu_powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
+ *
+ * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
+ * lanes, or one row after the other), so that a compiler may fuse what it likes and every
+ * instruction set gives the same bits. The same source is compiled for each of them. An element of
+ * the matrix that is denormal or not finite counts as 0. */
+#ifndef DCOMMI_CPU_POWERSGD_H
+#define DCOMMI_CPU_POWERSGD_H
+
+
+#include <float.h>
+#include <math.h>
+
+typedef float dcommi_f32x8 __attribute__((vector_size(32)));
+typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
+typedef double dcommi_f64x8 __attribute__((vector_size(64)));
+typedef int64_t dcommi_i64x8 __attribute__((vector_size(64)));
+
+/* A flat array of `count` elements as a matrix, row by row; what lacks in the last row is 0. P is
+ * `rank` columns of `rows` elements, one column after the other, Q `rank` columns of `cols`. */
+typedef struct dcommi_matrix {
+    size_t count, rows, cols, rank;
+} dcommi_matrix;
+
+static inline size_t dcommi_matrix_padded(size_t n)
+{
+    return (n + 7) & ~(size_t)7;
+}
+
+/* Elements of row i that are there. */
+static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
+{
+    size_t from = i * m->cols;
+    return from >= m->count ? 0 : m->count - from < m->cols ? m->count - from : m->cols;
+}
+
+/* Eight elements, or the n of them that are there, as f64. They are no functions: how a vector is
+ * passed depends on the instruction set. */
+#define DCOMMI_MATRIX_WHOLE(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 32)
+#define DCOMMI_MATRIX_PART(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 4 * dcommi_matrix_left(N, c))
+#define DCOMMI_MATRIX_LOAD(OUT, AT, BYTES)                  \
+    do {                                                    \
+        dcommi_i32x8 bits = {0};                            \
+        dcommi_f32x8 value;                                 \
+        memcpy(&bits, AT, BYTES);                           \
+        dcommi_i32x8 exponent = bits & 0x7f800000;          \
+        bits &= (exponent != 0) & (exponent != 0x7f800000); \
+        memcpy(&value, &bits, sizeof value);                \
+        OUT = __builtin_convertvector(value, dcommi_f64x8); \
+    } while (0)
+
+/* How many of the eight elements from c on a row of this length has. */
+static inline size_t dcommi_matrix_left(size_t length, size_t c)
+{
+    return length <= c ? 0 : length - c < 8 ? length - c : 8;
+}
+
+#define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
+
+#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
+    do {                                \
+        dcommi_f64x8 a, b, m;           \
+        memcpy(&a, q0 + c, sizeof a);   \
+        memcpy(&b, q1 + c, sizeof b);   \
+        LOAD(m, row[0] + c, length[0]); \
+        s00 += m * a;                   \
+        s01 += m * b;                   \
+        LOAD(m, row[1] + c, length[1]); \
+        s10 += m * a;                   \
+        s11 += m * b;                   \
+        LOAD(m, row[2] + c, length[2]); \
+        s20 += m * a;                   \
+        s21 += m * b;                   \
+        LOAD(m, row[3] + c, length[3]); \
+        s30 += m * a;                   \
+        s31 += m * b;                   \
+    } while (0)
+
+/* Four rows, none shorter than the next, times two columns: out[row][column]. */
+#define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_tile_##NAME(const float *const *row, const size_t *length, \
+                                                 const double *q0, const double *q1,            \
+                                                 double(*out)[2])                               \
+    {                                                                                           \
+        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
+        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
+        size_t c = 0;                                                                           \
+        for (; c + 8 <= length[3]; c += 8) {                                                    \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                       \
+        for (; c < length[0]; c += 8) {                                                         \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                       \
+        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
+        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
+        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
+        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
+        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
+        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
+        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
+        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
+    }
+
+#define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
+    do {                                                  \
+        dcommi_f64x8 m0, m1, m2, m3;                      \
+        LOAD(m0, row[0] + c, length[0]);                  \
+        LOAD(m1, row[1] + c, length[1]);                  \
+        LOAD(m2, row[2] + c, length[2]);                  \
+        LOAD(m3, row[3] + c, length[3]);                  \
+        double *at = sum + c;                             \
+        for (size_t j = 0; j < rank; j++, at += stride) { \
+            dcommi_f64x8 s;                               \
+            memcpy(&s, at, sizeof s);                     \
+            s += m0 * weight[0][j];                       \
+            s += m1 * weight[1][j];                       \
+            s += m2 * weight[2][j];                       \
+            s += m3 * weight[3][j];                       \
+            memcpy(at, &s, sizeof s);                     \
+        }                                                 \
+    } while (0)
+
+/* sum[j][c] += row[0][c] * weight[0][j] + ..., row after row; a column of sums is `stride` long. */
+#define DCOMMI_MATRIX_STRIP(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_strip_##NAME(const float *const *row, const size_t *length, \
+                                                  const double *const *weight, size_t rank,      \
+                                                  double *sum, size_t stride)                    \
+    {                                                                                            \
+        size_t c = 0;                                                                            \
+        for (; c + 8 <= length[3]; c += 8) {                                                     \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                        \
+        for (; c < length[0]; c += 8) {                                                          \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                        \
+    }
+
+/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
+/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
+#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
+    do {                                                                                         \
+        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
+        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
+        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
+        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
+                           ((dcommi_i64x8)(-most) & below));                                     \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
+    do {                                                               \
+        dcommi_f64x8 s = {0};                                          \
+        for (size_t j = 0; j < rank; j++) {                            \
+            dcommi_f32x8 a = {0};                                      \
+            memcpy(&a, q + j * cols + c, BYTES);                       \
+            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
+        }                                                              \
+        DCOMMI_MATRIX_CLAMP(s);                                        \
+        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
+        if (how != 0) {                                                \
+            dcommi_f32x8 old = {0};                                    \
+            memcpy(&old, x + c, BYTES);                                \
+            v = how > 0 ? old + v : old - v;                           \
+        }                                                              \
+        memcpy(x + c, &v, BYTES);                                      \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
+    TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
+                                                   size_t cols, const double *weight, size_t rank, \
+                                                   int how)                                        \
+    {                                                                                              \
+        size_t c = 0;                                                                              \
+        for (; c + 8 <= n; c += 8) {                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(32);                                                         \
+        }                                                                                          \
+        if (c < n) {                                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(4 * (n - c));                                                \
+        }                                                                                          \
+    }
+
+#define DCOMMI_MATRIX_KERNELS(NAME, TARGET) \
+    DCOMMI_MATRIX_TILE(NAME, TARGET)        \
+    DCOMMI_MATRIX_STRIP(NAME, TARGET)       \
+    DCOMMI_MATRIX_EXPAND(NAME, TARGET)
+
+typedef struct dcommi_matrix_kernels {
+    void (*tile)(const float *const *row, const size_t *length, const double *q0, const double *q1,
+                 double (*out)[2]);
+    void (*strip)(const float *const *row, const size_t *length, const double *const *weight,
+                  size_t rank, double *sum, size_t stride);
+    void (*expand)(float *x, size_t n, const float *q, size_t cols, const double *weight,
+                   size_t rank, int how);
+} dcommi_matrix_kernels;
+
+DCOMMI_MATRIX_KERNELS(port, )
+#if defined(__x86_64__)
+DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_avx2_TARGET)
+DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_avx512_TARGET)
+#endif
+
+static dcommi_matrix_kernels dcommi_matrix_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx512, dcommi_matrix_strip_avx512,
+                                       dcommi_matrix_expand_avx512};
+    case DCOMMI_ISA_AVX2:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx2, dcommi_matrix_strip_avx2,
+                                       dcommi_matrix_expand_avx2};
+#endif
+    default:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_port, dcommi_matrix_strip_port,
+                                       dcommi_matrix_expand_port};
+    }
+}
+
+/* Bytes of workspace for one column of Q, or of P, in f64. */
+static inline size_t dcommi_matrix_column_bytes(size_t n)
+{
+    return 8 * dcommi_matrix_padded(n);
+}
+
+/* Four rows from i on; those behind the end are empty. */
+static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i, const float **row,
+                               size_t *length)
+{
+    for (size_t r = 0; r < 4; r++) {
+        length[r] = i + r < m->rows ? dcommi_matrix_row(m, i + r) : 0;
+        row[r] = length[r] > 0 ? x + (i + r) * m->cols : x;
+    }
+}
+
+/* P = M Q. wide: rank columns of Q in f64. */
+static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                                double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < stride; c++) {
+            wide[j * stride + c] = c < m->cols ? (double)q[j * m->cols + c] : 0;
+        }
+    }
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t j = 0; j < m->rank; j += 2) {
+            size_t k = j + 1 < m->rank ? j + 1 : j;
+            double out[4][2];
+            kernels.tile(row, length, wide + j * stride, wide + k * stride, out);
+            for (size_t r = 0; r < 4 && i + r < m->rows; r++) {
+                p[j * m->rows + i + r] = (float)out[r][0];
+                p[k * m->rows + i + r] = (float)out[r][k - j];
+            }
+        }
+    }
+}
+
+/* Q = M^T P. wide: rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
+#define DCOMMI_MATRIX_RANK 64
+static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *x, const float *p,
+                                           float *q, double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    memset(wide, 0, 8 * stride * m->rank);
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        double weight[4][DCOMMI_MATRIX_RANK];
+        const double *const weights[4] = {weight[0], weight[1], weight[2], weight[3]};
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t r = 0; r < 4; r++) {
+            for (size_t j = 0; j < m->rank; j++) {
+                weight[r][j] = i + r < m->rows ? (double)p[j * m->rows + i + r] : 0;
+            }
+        }
+        kernels.strip(row, length, weights, m->rank, wide, stride);
+    }
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < m->cols; c++) {
+            q[j * m->cols + c] = (float)wide[j * stride + c];
+        }
+    }
+}
+
+/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
+static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
+                                  int how)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    for (size_t i = 0; i < m->rows; i++) {
+        double weight[DCOMMI_MATRIX_RANK];
+        for (size_t j = 0; j < m->rank; j++) {
+            weight[j] = (double)p[j * m->rows + i];
+        }
+        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
+    }
+}
+
+static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
+{
+    double s[8] = {0};
+    for (size_t i = 0; i < n; i++) {
+        s[i % 8] += (double)a[i] * (double)b[i];
+    }
+    return DCOMMI_MATRIX_SUM(s);
+}
+
+/* Make the columns of P orthonormal, in order, by the modified method of Gram and Schmidt, twice
+ * (once leaves what f32 rounded away). A column that others span up to that becomes 0. */
+static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
+{
+    for (size_t j = 0; j < rank; j++) {
+        float *column = p + j * rows;
+        double before = dcommi_matrix_dot(column, column, rows), after = before;
+        for (int turn = 0; turn < 2; turn++) {
+            for (size_t k = 0; k < j; k++) {
+                const float *other = p + k * rows;
+                double share = (double)(float)dcommi_matrix_dot(column, other, rows);
+                for (size_t i = 0; i < rows; i++) {
+                    column[i] = (float)((double)column[i] - share * (double)other[i]);
+                }
+            }
+            after = dcommi_matrix_dot(column, column, rows);
+            bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
+            double scale = spanned ? 0 : 1 / sqrt(after);
+            for (size_t i = 0; i < rows; i++) {
+                column[i] = (float)((double)column[i] * scale);
+            }
+            before = after * scale * scale;
+        }
+    }
+}
+
+#endif
+
+#include <float.h>
+
+enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS = 2 };
+
+/* Columns that Q begins with have this length, so that P overflows for no M of finite numbers. */
+#define DCOMMI_POWERSGD_LENGTH 0x1p-20
+
+/* ---- the steps ---- */
+
+static size_t dcommi_powersgd_side(size_t count)
+{
+    size_t side = (size_t)sqrt((double)count);
+    while (side * side < count) {
+        side++;
+    }
+    return side;
+}
+
+/* rows=0: nearly square. Rank is cut to what the matrix can have. */
+static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = {.count = count};
+    size_t rows = (size_t)codec->value[DCOMMI_POWERSGD_ROWS];
+    size_t rank = (size_t)codec->value[DCOMMI_POWERSGD_RANK];
+    if (count > 0) {
+        rows = rows == 0 ? dcommi_powersgd_side(count) : rows < count ? rows : count;
+        m.cols = count / rows + (count % rows != 0);
+        m.rows = count / m.cols + (count % m.cols != 0);
+        m.rank = rank < m.rows ? rank : m.rows;
+        m.rank = m.rank < m.cols ? m.rank : m.cols;
+    }
+    return m;
+}
+
+/* Elements of P, of Q. */
+static size_t dcommi_powersgd_p_count(const dcommi_matrix *m)
+{
+    return m->rank * m->rows;
+}
+
+static size_t dcommi_powersgd_q_count(const dcommi_matrix *m)
+{
+    return m->rank * m->cols;
+}
+
+/* Bytes of scratch memory for either product. */
+static size_t dcommi_powersgd_scratch(const dcommi_matrix *m)
+{
+    return m->rank * dcommi_matrix_column_bytes(m->cols);
+}
+
+/* Make Q ready for a step: the columns that it has to length DCOMMI_POWERSGD_LENGTH, those that are
+ * 0 random, by the part of the key that ranks share. Zero it before the first step. */
+static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key *key, float *q)
+{
+    dcommi_rng rng = dcommi_rng_make(key->seed, key->tensor, key->step, 0, key->first);
+    for (size_t j = 0; j < m->rank; j++) {
+        float *column = q + j * m->cols;
+        double length = dcommi_matrix_dot(column, column, m->cols);
+        if (!(length > 0) || length > DBL_MAX) {
+            for (size_t c = 0; c < m->cols; c++) {
+                uint32_t bits = dcommi_rng_element(&rng, j * m->cols + c);
+                column[c] = (float)(int32_t)(bits | 1) * 0x1p-31f;
+            }
+            length = dcommi_matrix_dot(column, column, m->cols);
+        }
+        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
+        for (size_t c = 0; c < m->cols; c++) {
+            column[c] = (float)((double)column[c] * scale);
+        }
+    }
+}
+
+/* P = M Q. */
+static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                              void *scratch)
+{
+    dcommi_matrix_times(m, x, q, p, scratch);
+}
+
+static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
+{
+    dcommi_matrix_orthonormal(p, m->rows, m->rank);
+}
+
+/* Q = M^T P. */
+static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
+                              void *scratch)
+{
+    dcommi_matrix_transposed_times(m, x, p, q, scratch);
+}
+
+/* ---- the codec ---- */
+
+static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
+{
+    if (count > (size_t)1 << 48) {
+        return SIZE_MAX;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
+    return dcommi_powersgd_scratch(&m) +
+           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+/* What is remembered from step to step: Q. */
+static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * dcommi_powersgd_q_count(&m);
+}
+
+/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
+static void dcommi_powersgd_read(dcommi_encoding *call)
+{
+    bool adds = call->residual != NULL;
+    for (size_t i = 0; i < call->count; i++) {
+        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            if (!dcommi_f32_nonfinite(x)) {
+                call->report.clipped++;
+                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+            } else {
+                dcommi_codec_nonfinite(call, i);
+                sum = adds ? call->residual[i] : 0;
+            }
+        }
+        if (adds) {
+            call->next[i] = sum;
+        }
+    }
+}
+
+/* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
+static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
+{
+    for (size_t i = 0; i < call->count; i++) {
+        if (dcommi_f32_nonfinite(call->x[i])) {
+            dcommi_codec_nonfinite(call, i);
+        }
+    }
+    if (call->report.nonfinite == 0) {
+        return false;
+    }
+    for (size_t i = 0; i < numbers; i++) {
+        uint32_t nan = DCOMMI_F32_NAN;
+        memcpy(call->wire + 4 * i, &nan, 4);
+    }
+    if (call->residual != NULL && call->next != call->residual) {
+        memcpy(call->next, call->residual, sizeof *call->next * call->count);
+    }
+    return true;
+}
+
+static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
+            ++*clipped;
+            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
+        }
+    }
+}
+
+static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
+    size_t p_count = dcommi_powersgd_p_count(&m), q_count = dcommi_powersgd_q_count(&m);
+    void *scratch = call->workspace;
+    float *p = (float *)(void *)((char *)scratch + dcommi_powersgd_scratch(&m)), *q = p + p_count;
+    call->bytes = 4 * (p_count + q_count);
+    if (call->count == 0 || (codec->nonfinite == DCOMMI_NONFINITE_PASS &&
+                             dcommi_powersgd_poisoned(call, p_count + q_count))) {
+        return DCOMM_OK;
+    }
+    dcommi_powersgd_read(call);
+    const float *x = call->residual != NULL ? call->next : call->x;
+    if (call->state != NULL) {
+        memcpy(q, call->state, 4 * q_count);
+    } else {
+        memset(q, 0, 4 * q_count);
+    }
+    for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
+        dcommi_powersgd_start(&m, &call->key, q);
+        dcommi_powersgd_p(&m, x, q, p, scratch);
+        dcommi_powersgd_orthonormal(&m, p);
+        dcommi_powersgd_q(&m, x, p, q, scratch);
+        dcommi_powersgd_clip(q, q_count, &call->report.clipped);
+    }
+    memcpy(call->wire, p, call->bytes);
+    if (call->state != NULL) {
+        memcpy(call->state, q, 4 * q_count);
+    }
+    if (call->residual != NULL) {
+        dcommi_matrix_product(&m, p, q, call->next, -1);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                           float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_powersgd_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    const float *p = wire;
+    float *copy = NULL;
+    if ((uintptr_t)wire % sizeof(float) != 0) {
+        copy = dcommi_alloc_raw(bytes);
+        if (copy == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        p = memcpy(copy, wire, bytes);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    dcommi_matrix_product(&m, p, p + dcommi_powersgd_p_count(&m), x, add ? 1 : 0);
+    dcommi_free(copy);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_powersgd_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* P P^T is a projection: the error is never longer than the input. */
+static void dcommi_powersgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    size_t shorter = m.rows < m.cols ? m.rows : m.cols;
+    if (m.rank == shorter) {
+        info->contraction = 0;
+    }
+}
+
+static const dcommi_codec_option dcommi_powersgd_options[] = {
+    {"rank", DCOMMI_CODEC_INTEGER, NULL, 2, 1, DCOMMI_MATRIX_RANK, "columns of P and of Q"},
+    {"rows", DCOMMI_CODEC_INTEGER, NULL, 0, 0, 1e9, "of the matrix; 0: nearly as many as columns"},
+    {"turns", DCOMMI_CODEC_INTEGER, NULL, 1, 1, 16, "how often both products are taken"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_powersgd = {
+    .name = "powersgd",
+    .summary = "the array as a matrix, approximated by one of low rank",
+    .options = dcommi_powersgd_options,
+    .traits = dcommi_powersgd_traits,
+    .max_bytes = dcommi_powersgd_bytes,
+    .workspace = dcommi_powersgd_workspace,
+    .encode = dcommi_powersgd_encode,
+    .decode = dcommi_powersgd_decode,
+    .info = dcommi_powersgd_info,
+    .state = dcommi_powersgd_state,
+};
+
+#endif
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
-    &dcommi_codec_bf16,
-    &dcommi_codec_topk,
-    &dcommi_codec_threshold,
-    NULL,
+    &dcommi_codec_bf16,  &dcommi_codec_topk,     &dcommi_codec_threshold,
+    &dcommi_codec_randk, &dcommi_codec_powersgd, NULL,
 };
 
 #endif
@@ -30103,11 +31038,28 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ
 #undef DCOMMI_MADV_POPULATE_WRITE
+#undef DCOMMI_MATRIX_CLAMP
+#undef DCOMMI_MATRIX_EXPAND
+#undef DCOMMI_MATRIX_EXPAND_STEP
+#undef DCOMMI_MATRIX_KERNELS
+#undef DCOMMI_MATRIX_LOAD
+#undef DCOMMI_MATRIX_PART
+#undef DCOMMI_MATRIX_RANK
+#undef DCOMMI_MATRIX_STRIP
+#undef DCOMMI_MATRIX_STRIP_STEP
+#undef DCOMMI_MATRIX_SUM
+#undef DCOMMI_MATRIX_TILE
+#undef DCOMMI_MATRIX_TILE_STEP
+#undef DCOMMI_MATRIX_WHOLE
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PEER_READ_MIN
+#undef DCOMMI_PHILOX_M0
+#undef DCOMMI_PHILOX_M1
+#undef DCOMMI_PHILOX_W0
+#undef DCOMMI_PHILOX_W1
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
 #undef DCOMMI_PLACE_NONE
@@ -30132,6 +31084,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PORT_SCALE_U8
 #undef DCOMMI_PORT_U8
 #undef DCOMMI_PORT_UINT
+#undef DCOMMI_POWERSGD_LENGTH
 #undef DCOMMI_PRICE_BUDGET
 #undef DCOMMI_PRICE_LIMIT
 #undef DCOMMI_PRINTF
@@ -30140,6 +31093,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY
+#undef DCOMMI_RANDK_HEAD
 #undef DCOMMI_RDV_ATTEMPT_S
 #undef DCOMMI_RDV_BLOB_MAX
 #undef DCOMMI_RDV_CHALLENGE_FRAME
@@ -30173,6 +31127,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_REGION_LEN_MAX
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
+#undef DCOMMI_RNG_GROUP
+#undef DCOMMI_RNG_ROUNDS
 #undef DCOMMI_RTS_BYTES
 #undef DCOMMI_RTS_MAPPED
 #undef DCOMMI_SCRIPT_BYTES

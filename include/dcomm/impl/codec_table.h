@@ -4,12 +4,12 @@
 
 #include "codec_cast.h"
 #include "codec_topk.h"
+#include "codec_randk.h"
+#include "codec_powersgd.h"
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
-    &dcommi_codec_bf16,
-    &dcommi_codec_topk,
-    &dcommi_codec_threshold,
-    NULL,
+    &dcommi_codec_bf16,  &dcommi_codec_topk,     &dcommi_codec_threshold,
+    &dcommi_codec_randk, &dcommi_codec_powersgd, NULL,
 };
 
 #endif
