@@ -1580,9 +1580,17 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 #define DCOMMI_CODEC_TABLE_H
 
 /* ==== include/dcomm/impl/codec_cast.h ====================================================== */
-/* codec_cast.h - casts to 16 bits: bf16. One 16-bit number an element, in order. */
+/* codec_cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
 #ifndef DCOMMI_CODEC_CAST_H
 #define DCOMMI_CODEC_CAST_H
+
+/* ==== include/dcomm/impl/codec_bucket.h ==================================================== */
+/* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
+ * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
+ * measure the next bucket while they code this one. What is no whole line, or holds something that
+ * is not finite, goes through a stage: a padded copy. */
+#ifndef DCOMMI_CODEC_BUCKET_H
+#define DCOMMI_CODEC_BUCKET_H
 
 /* ==== include/dcomm/impl/codec.h =========================================================== */
 /* codec.h - what a codec is to the library: a row of one table. A family of codecs is one file
@@ -1614,6 +1622,15 @@ enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
 /* What `nonfinite` says, which every codec has. */
 enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
 
+/* What the options of a codec with buckets come to (codec_bucket.h). */
+typedef struct dcommi_bucketing {
+    int format;    /* dcommi_format */
+    size_t bucket; /* elements, a multiple of `group` */
+    size_t group;  /* elements of whole lines and random groups */
+    bool two_norm; /* else the maximum, or for signs the mean */
+    bool stochastic;
+} dcommi_bucketing;
+
 typedef struct dcommi_codec_ops dcommi_codec_ops;
 
 struct dcomm_codec {
@@ -1621,6 +1638,7 @@ struct dcomm_codec {
     double value[DCOMMI_CODEC_OPTIONS]; /* in the order of ops->options */
     bool given[DCOMMI_CODEC_OPTIONS];   /* in the spec, and not by default */
     int nonfinite;
+    dcommi_bucketing bucketing;
     dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
     char spec[DCOMMI_CODEC_SPEC_MAX];
 };
@@ -1728,6 +1746,104 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
 }
 
 #endif
+/* ==== kernels/codec_isa.h ================================================================== */
+/* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
+#ifndef DCOMMI_CODEC_ISA_H
+#define DCOMMI_CODEC_ISA_H
+
+/* ==== kernels/isa.h ======================================================================== */
+/* isa.h - which instruction set this machine runs, chosen once at run time. */
+#ifndef DCOMMI_ISA_H
+#define DCOMMI_ISA_H
+
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+typedef enum dcommi_isa {
+    DCOMMI_ISA_PORTABLE = 0,
+    DCOMMI_ISA_AVX2 = 1,
+    DCOMMI_ISA_AVX512 = 2,
+    DCOMMI_ISA_COUNT = 3
+} dcommi_isa;
+
+static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
+
+/* The best that the processor and the operating system carry. */
+static dcommi_isa dcommi_isa_best(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    bool f16c =
+        __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
+    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        return DCOMMI_ISA_AVX512;
+    }
+    if (f16c && __builtin_cpu_supports("avx2")) {
+        return DCOMMI_ISA_AVX2;
+    }
+#endif
+    return DCOMMI_ISA_PORTABLE;
+}
+
+static _Atomic int dcommi_isa_chosen = -1;
+
+/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
+static dcommi_isa dcommi_isa_force(int wanted)
+{
+    dcommi_isa best = dcommi_isa_best();
+    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
+    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
+    return isa;
+}
+
+/* DCOMM_ISA=portable|avx2|avx512 forces one. */
+static dcommi_isa dcommi_isa_get(void)
+{
+    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
+    if (DCOMMI_LIKELY(known >= 0)) {
+        return (dcommi_isa)known;
+    }
+    const char *name = getenv("DCOMM_ISA");
+    int wanted = DCOMMI_ISA_COUNT - 1;
+    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
+        wanted--;
+    }
+    dcommi_isa isa = dcommi_isa_force(wanted);
+    if (name != NULL && (int)isa != wanted) {
+        static atomic_flag warned = ATOMIC_FLAG_INIT;
+        if (!atomic_flag_test_and_set(&warned)) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
+                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
+                       dcommi_isa_names[isa]);
+        }
+    }
+    return isa;
+}
+
+#endif
+/* ==== kernels/lanes_portable.h ============================================================= */
+/* lanes_portable.h - sixteen 32-bit lanes in plain C. lanes_avx2.h and lanes_avx512.h have the same
+ * functions with the same results; the loops of codec_loops.h are written in them once.
+ *
+ * NAME_i are lanes of integers, NAME_f of f32, NAME_h sixteen packed 16-bit numbers. */
+#ifndef DCOMMI_LANES_PORTABLE_H
+#define DCOMMI_LANES_PORTABLE_H
+
+/* ==== kernels/rng.h ======================================================================== */
+/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
+ * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
+ * CUDA alike.
+ *
+ * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
+ * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
+ * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
+ * bits that it shares with three others. */
+#ifndef DCOMMI_RNG_H
+#define DCOMMI_RNG_H
+
 /* ==== kernels/math.h ======================================================================= */
 /* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
  *
@@ -1932,12 +2048,2921 @@ DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t 
 
 #endif
 
-static const dcommi_codec_option dcommi_cast_options[] = {{.kind = DCOMMI_CODEC_END}};
+#define DCOMMI_RNG_GROUP 128
+#define DCOMMI_RNG_ROUNDS 10
+#define DCOMMI_PHILOX_M0 0xd2511f53u
+#define DCOMMI_PHILOX_M1 0xcd9e8d57u
+#define DCOMMI_PHILOX_W0 0x9e3779b9u
+#define DCOMMI_PHILOX_W1 0xbb67ae85u
+
+/* The random numbers of one array. */
+typedef struct dcommi_rng {
+    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
+    uint32_t high[2];                    /* the upper half of every counter */
+    uint64_t group;                      /* of the array's first element */
+} dcommi_rng;
+
+DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Arrays that begin inside a group draw from counters of their own. */
+DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
+                                                   uint64_t rank, uint64_t first)
+{
+    dcommi_rng rng;
+    uint64_t key = dcommi_rng_mix(seed, tensor);
+    uint64_t high = dcommi_rng_mix(step, rank);
+    if (first % DCOMMI_RNG_GROUP != 0) {
+        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
+    }
+    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
+    }
+    rng.high[0] = (uint32_t)high;
+    rng.high[1] = (uint32_t)(high >> 32);
+    rng.group = first / DCOMMI_RNG_GROUP;
+    return rng;
+}
+
+DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
+                                              uint32_t word[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
+    uint32_t c2 = rng->high[0], c3 = rng->high[1];
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
+        c3 = (uint32_t)p0;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+/* The random number of element `at` of the array. */
+DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
+{
+    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
+    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
+    unsigned turn = 8 * (k % 4);
+    uint32_t word[4];
+    dcommi_rng_block(rng, 8 * group + i / 2, word);
+    uint32_t w = word[2 * (k / 4) + i % 2];
+    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
+}
+
+#endif
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define DCOMMI_vport_TARGET
+#define DCOMMI_vport_INLINE __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_vport_i {
+    uint32_t v[16];
+} dcommi_vport_i;
+typedef struct dcommi_vport_f {
+    float v[16];
+} dcommi_vport_f;
+typedef struct dcommi_vport_h {
+    uint16_t v[16];
+} dcommi_vport_h;
+
+#define DCOMMI_VPORT(RESULT, NAME, ARGUMENTS, EXPRESSION)                   \
+    DCOMMI_vport_INLINE dcommi_vport_##RESULT dcommi_vport_##NAME ARGUMENTS \
+    {                                                                       \
+        dcommi_vport_##RESULT r;                                            \
+        for (int l = 0; l < 16; l++) {                                      \
+            r.v[l] = (EXPRESSION);                                          \
+        }                                                                   \
+        return r;                                                           \
+    }
+
+DCOMMI_VPORT(i, set_i, (int32_t x), (uint32_t)x)
+DCOMMI_VPORT(f, set_f, (float x), x)
+DCOMMI_VPORT(i, as_i, (dcommi_vport_f a), dcommi_f32_bits(a.v[l]))
+DCOMMI_VPORT(f, as_f, (dcommi_vport_i a), dcommi_f32_from_bits(a.v[l]))
+DCOMMI_VPORT(i, add_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] + b.v[l])
+DCOMMI_VPORT(i, sub_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] - b.v[l])
+DCOMMI_VPORT(i, and_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] & b.v[l])
+DCOMMI_VPORT(i, or_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] | b.v[l])
+DCOMMI_VPORT(i, xor_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] ^ b.v[l])
+/* (a & b) | c */
+DCOMMI_VPORT(i, and_or, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
+             (a.v[l] & b.v[l]) | c.v[l])
+/* (a & b) ^ c */
+DCOMMI_VPORT(i, and_xor, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
+             (a.v[l] & b.v[l]) ^ c.v[l])
+/* Signed; for f32 without sign, the order of the numbers, NaN on top. */
+DCOMMI_VPORT(i, max_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] > (int32_t)b.v[l] ? a.v[l] : b.v[l])
+DCOMMI_VPORT(i, min_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? a.v[l] : b.v[l])
+/* Counts from 0 to 31. */
+DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
+DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
+DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
+             (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
+             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+/* All ones where a < b, signed. */
+DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
+/* a where the mask is all ones, b where it is 0. */
+DCOMMI_VPORT(i, pick, (dcommi_vport_i mask, dcommi_vport_i a, dcommi_vport_i b),
+             (mask.v[l] & a.v[l]) | (~mask.v[l] & b.v[l]))
+/* Denormals become 0. */
+DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
+             dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
+                                      ? dcommi_f32_bits(a.v[l])
+                                      : 0))
+DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
+DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
+DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
+/* a * b + c and c - a * b where the product is exact, so that it does not show whether it is fused.
+ */
+DCOMMI_VPORT(f, exact_add, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
+             a.v[l] * b.v[l] + c.v[l])
+DCOMMI_VPORT(f, exact_sub, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
+             c.v[l] - a.v[l] * b.v[l])
+/* Towards zero; |a| < 2^31. And back. */
+DCOMMI_VPORT(i, to_int, (dcommi_vport_f a), (uint32_t)(int32_t)a.v[l])
+DCOMMI_VPORT(f, from_int, (dcommi_vport_i a), (float)(int32_t)a.v[l])
+DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
+DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
+DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
+DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
+
+/* ---- memory: any alignment, but 64 where streaming ---- */
+
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_f(const float *p)
+{
+    dcommi_vport_f r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_i(const void *p)
+{
+    dcommi_vport_i r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
+{
+    dcommi_vport_h r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+/* Sixteen bytes, as numbers from 0 to 255. */
+DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_b(const unsigned char *p)
+{
+    dcommi_vport_i r;
+    for (int l = 0; l < 16; l++) {
+        r.v[l] = p[l];
+    }
+    return r;
+}
+
+/* The first n of sixteen; the others are 0, and are not touched. */
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_part(const float *p, size_t n)
+{
+    dcommi_vport_f r = {{0}};
+    memcpy(&r, p, n * sizeof *p);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_f(float *p, dcommi_vport_f a, bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_i(void *p, dcommi_vport_i a, bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi_vport_h b,
+                                               bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+    memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
+}
+
+/* The low bytes of four vectors, in order. */
+DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
+                                               dcommi_vport_i c, dcommi_vport_i d, bool stream)
+{
+    (void)stream;
+    for (int l = 0; l < 16; l++) {
+        p[l] = (unsigned char)a.v[l];
+        p[16 + l] = (unsigned char)b.v[l];
+        p[32 + l] = (unsigned char)c.v[l];
+        p[48 + l] = (unsigned char)d.v[l];
+    }
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_part(float *p, dcommi_vport_f a, size_t n)
+{
+    memcpy(p, &a, n * sizeof *p);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_fence(void)
+{
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_vport_INLINE uint32_t dcommi_vport_most(dcommi_vport_i a)
+{
+    uint32_t most = a.v[0];
+    for (int l = 1; l < 16; l++) {
+        most = (int32_t)a.v[l] > (int32_t)most ? a.v[l] : most;
+    }
+    return most;
+}
+
+DCOMMI_vport_INLINE bool dcommi_vport_any(dcommi_vport_i a)
+{
+    uint32_t any = 0;
+    for (int l = 0; l < 16; l++) {
+        any |= a.v[l];
+    }
+    return any != 0;
+}
+
+/* In this order: l and l + 8, then + 4, + 2, + 1. */
+DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
+{
+    for (int half = 8; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) {
+            a.v[l] += a.v[l + half];
+        }
+    }
+    return a.v[0];
+}
+
+/* Squares in f64, which are exact, added to eight sums: first lanes 0 to 7, then 8 to 15. */
+typedef struct dcommi_vport_d {
+    double v[8];
+} dcommi_vport_d;
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_no_squares(void)
+{
+    dcommi_vport_d r = {{0}};
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int half = 0; half < 16; half += 8) {
+        for (int l = 0; l < 8; l++) {
+            sum.v[l] += (double)a.v[half + l] * (double)a.v[half + l];
+        }
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
+{
+    for (int half = 4; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) {
+            a.v[l] += a.v[l + half];
+        }
+    }
+    return a.v[0];
+}
+
+/* The words of group `group` that elements with k < 4 share, and those with k >= 4. */
+typedef struct dcommi_vport_random {
+    dcommi_vport_i word[2];
+} dcommi_vport_random;
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_vport_random r;
+    for (int i = 0; i < 8; i++) {
+        uint32_t word[4];
+        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        for (int j = 0; j < 4; j++) {
+            r.word[j / 2].v[2 * i + j % 2] = word[j];
+        }
+    }
+    return r;
+}
+
+#endif
+/* ==== kernels/wire.h ======================================================================= */
+/* wire.h - packed formats. C, C++ and CUDA alike.
+ *
+ * Codes of 1, 2, 4 or 8 bits come in lines of 64 bytes: sixteen little-endian 32-bit words, and
+ * code k of word i (from the low end) is that of element 16k+i. What does not fill a line follows
+ * one behind the other: code e at bit e*bits. Numbers of 8 and 16 bits are in order. Steps (one f32
+ * for each bucket) stand behind the codes, from a multiple of four bytes on; bits between are zero.
+ *
+ * A step has 16 significant bits, so that its product with a code of up to 8 bits is exact: whether
+ * a compiler fuses it with an addition does not show. */
+#ifndef DCOMMI_WIRE_H
+#define DCOMMI_WIRE_H
+
+
+#include <stddef.h>
+
+#define DCOMMI_WIRE_LINE 64
+#define DCOMMI_WIRE_STAGE 512 /* elements: the longest line */
+
+/* The formats of codec_loops.h. */
+typedef enum dcommi_format {
+    DCOMMI_FORMAT_Q1 = 0, /* +step or -step */
+    DCOMMI_FORMAT_Q2 = 1, /* code * step; the lowest code does not occur */
+    DCOMMI_FORMAT_Q4 = 2,
+    DCOMMI_FORMAT_Q8 = 3,
+    DCOMMI_FORMAT_SIGN = 4, /* step with the sign that the bit is */
+    DCOMMI_FORMAT_E4M3 = 5, /* number * step */
+    DCOMMI_FORMAT_E5M2 = 6,
+    DCOMMI_FORMAT_COUNT = 7
+} dcommi_format;
+
+/* A float of few bits: fraction bits, what the exponent is less by (as f32 bits), its smallest
+ * normal number, one over its smallest number, the largest code. */
+typedef struct dcommi_mini {
+    int fraction;
+    uint32_t rebias;
+    float least, units;
+    uint32_t most;
+} dcommi_mini;
+
+static const dcommi_mini dcommi_mini_f16 = {10, 0x38000000u, 0x1p-14f, 0x1p24f, 0x7bff};
+static const dcommi_mini dcommi_mini_e4m3 = {3, 0x3c000000u, 0x1p-6f, 0x1p9f, 0x7e};
+static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 0x7b};
+
+#define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
+/* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
+ * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
+#define DCOMMI_WIRE_LEAST 0x1p-80f
+#define DCOMMI_WIRE_LARGEST 0x1p127f
+
+static const unsigned char dcommi_format_bits[DCOMMI_FORMAT_COUNT] = {1, 2, 4, 8, 1, 8, 8};
+/* The largest number that a code stands for, in steps. */
+static const float dcommi_format_most[DCOMMI_FORMAT_COUNT] = {1, 1, 7, 127, 1, 448, 57344};
+
+/* Codes of `count` elements, up to a multiple of four bytes; count * bits must not overflow. */
+DCOMMI_HD static inline size_t dcommi_wire_codes(size_t count, unsigned bits)
+{
+    return (count / 8 * bits + (count % 8 * bits + 7) / 8 + 3) & ~(size_t)3;
+}
+
+/* largest / most, rounded up to 16 significant bits; 0 when that is too small. */
+DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    uint32_t bits = dcommi_f32_bits(largest / most);
+    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
+}
+
+/* Whether an encoder can have written this step. */
+DCOMMI_HD static inline int dcommi_wire_step_good(float step, int exact)
+{
+    uint32_t bits = dcommi_f32_bits(step);
+    return bits == 0 ||
+           (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(DCOMMI_WIRE_LARGEST) &&
+            (!exact || (bits & 0xffu) == 0));
+}
+
+/* The code of element e in a line. */
+DCOMMI_HD static inline unsigned dcommi_wire_get(const unsigned char *line, unsigned e,
+                                                 unsigned bits)
+{
+    unsigned bit = e / 16 * bits;
+    return (line[4 * (e % 16) + bit / 8] >> (bit % 8)) & ((1u << bits) - 1);
+}
+
+/* Into a line that was zero. */
+DCOMMI_HD static inline void dcommi_wire_put(unsigned char *line, unsigned e, unsigned bits,
+                                             unsigned code)
+{
+    unsigned bit = e / 16 * bits;
+    line[4 * (e % 16) + bit / 8] |= (unsigned char)(code << (bit % 8));
+}
+
+#endif
+
+#if defined(__x86_64__)
+/* ==== kernels/lanes_avx2.h ================================================================= */
+/* lanes_avx2.h - the lanes of lanes_portable.h in two AVX2 registers (with F16C and FMA). */
+#ifndef DCOMMI_LANES_AVX2_H
+#define DCOMMI_LANES_AVX2_H
+
+
+#include <immintrin.h>
+
+#define DCOMMI_v256_TARGET __attribute__((target("avx2,fma,f16c")))
+#define DCOMMI_v256_INLINE DCOMMI_v256_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_v256_i {
+    __m256i lo, hi;
+} dcommi_v256_i;
+typedef struct dcommi_v256_f {
+    __m256 lo, hi;
+} dcommi_v256_f;
+typedef __m256i dcommi_v256_h;
+
+/* Functions of one, two and three vectors, half by half. */
+#define DCOMMI_V256_1(R, NAME, T, OP)                                        \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##T a) \
+    {                                                                        \
+        dcommi_v256_##R r = {OP(a.lo), OP(a.hi)};                            \
+        return r;                                                            \
+    }
+#define DCOMMI_V256_2(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b) \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo), OP(a.hi, b.hi)};                                   \
+        return r;                                                                               \
+    }
+#define DCOMMI_V256_3(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b, \
+                                                          dcommi_v256_##R c)                    \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo, c.lo), OP(a.hi, b.hi, c.hi)};                       \
+        return r;                                                                               \
+    }
+
+#define DCOMMI_V256_AND_OR(a, b, c) _mm256_or_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
+#define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
+#define DCOMMI_V256_ROL(a, n)                \
+    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
+                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
+#define DCOMMI_V256_NORMAL(a)                                                                     \
+    _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
+                         _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
+                         _mm256_setzero_si256())),                                                \
+                     a)
+
+DCOMMI_V256_1(i, as_i, f, _mm256_castps_si256)
+DCOMMI_V256_1(f, as_f, i, _mm256_castsi256_ps)
+DCOMMI_V256_1(i, to_int, f, _mm256_cvttps_epi32)
+DCOMMI_V256_1(f, from_int, i, _mm256_cvtepi32_ps)
+DCOMMI_V256_1(f, normal, f, DCOMMI_V256_NORMAL)
+DCOMMI_V256_2(i, add_i, _mm256_add_epi32)
+DCOMMI_V256_2(i, sub_i, _mm256_sub_epi32)
+DCOMMI_V256_2(i, and_i, _mm256_and_si256)
+DCOMMI_V256_2(i, or_i, _mm256_or_si256)
+DCOMMI_V256_2(i, xor_i, _mm256_xor_si256)
+DCOMMI_V256_3(i, and_or, DCOMMI_V256_AND_OR)
+DCOMMI_V256_3(i, and_xor, DCOMMI_V256_AND_XOR)
+DCOMMI_V256_2(i, max_i, _mm256_max_epi32)
+DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
+DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
+DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
+DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
+DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
+DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
+DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+DCOMMI_V256_2(f, add_f, _mm256_add_ps)
+DCOMMI_V256_2(f, sub_f, _mm256_sub_ps)
+DCOMMI_V256_2(f, mul_f, _mm256_mul_ps)
+DCOMMI_V256_3(f, exact_add, _mm256_fmadd_ps)
+DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
+
+#define DCOMMI_V256(RESULT, NAME, ARGUMENTS, LO, HI)                     \
+    DCOMMI_v256_INLINE dcommi_v256_##RESULT dcommi_v256_##NAME ARGUMENTS \
+    {                                                                    \
+        dcommi_v256_##RESULT r = {LO, HI};                               \
+        return r;                                                        \
+    }
+
+DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
+DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
+            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
+DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)))
+
+/* The lower halves of all lanes. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_pack_h(dcommi_v256_i a)
+{
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    __m256i mixed = _mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low));
+    return _mm256_permute4x64_epi64(mixed, 0xd8);
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
+{
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* ---- memory ---- */
+
+DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
+DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
+            _mm256_loadu_si256((const __m256i *)p + 1))
+DCOMMI_V256(i, load_b, (const unsigned char *p),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_load_part(const float *p, size_t n)
+{
+    float whole[16] = {0};
+    memcpy(whole, p, n * sizeof *p);
+    return dcommi_v256_load_f(whole);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_f(float *p, dcommi_v256_f a, bool stream)
+{
+    if (stream) {
+        _mm256_stream_ps(p, a.lo);
+        _mm256_stream_ps(p + 8, a.hi);
+    } else {
+        _mm256_storeu_ps(p, a.lo);
+        _mm256_storeu_ps(p + 8, a.hi);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    if (stream) {
+        _mm256_stream_si256((__m256i *)p, a);
+        _mm256_stream_si256((__m256i *)p + 1, b);
+    } else {
+        _mm256_storeu_si256((__m256i *)p, a);
+        _mm256_storeu_si256((__m256i *)p + 1, b);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_i(void *p, dcommi_v256_i a, bool stream)
+{
+    dcommi_v256_store_h2(p, a.lo, a.hi, stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, dcommi_v256_i b,
+                                             dcommi_v256_i c, dcommi_v256_i d, bool stream)
+{
+    const __m256i low = _mm256_set1_epi16(0xff);
+    __m256i ab = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(a), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(b), low));
+    __m256i cd = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(c), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(d), low));
+    dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
+                         stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_part(float *p, dcommi_v256_f a, size_t n)
+{
+    float whole[16];
+    dcommi_v256_store_f(whole, a, false);
+    memcpy(p, whole, n * sizeof *p);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v256_INLINE uint32_t dcommi_v256_most(dcommi_v256_i a)
+{
+    __m256i h = _mm256_max_epi32(a.lo, a.hi);
+    __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_max_epi32(q, _mm_unpackhi_epi64(q, q));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 1)));
+}
+
+DCOMMI_v256_INLINE bool dcommi_v256_any(dcommi_v256_i a)
+{
+    __m256i either = _mm256_or_si256(a.lo, a.hi);
+    return !_mm256_testz_si256(either, either);
+}
+
+DCOMMI_v256_INLINE float dcommi_v256_sum(dcommi_v256_f a)
+{
+    __m256 h = _mm256_add_ps(a.lo, a.hi);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef struct dcommi_v256_d {
+    __m256d lo, hi;
+} dcommi_v256_d;
+
+DCOMMI_V256(d, no_squares, (void), _mm256_setzero_pd(), _mm256_setzero_pd())
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 half[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(half[h]));
+        __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(half[h], 1));
+        sum.lo = _mm256_fmadd_pd(lo, lo, sum.lo);
+        sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
+{
+    __m256d h = _mm256_add_pd(a.lo, a.hi);
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v256_random {
+    dcommi_v256_i word[2];
+} dcommi_v256_random;
+
+/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
+DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
+                                                __m256i *first, __m256i *second)
+{
+    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
+    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
+    __m256i c0 =
+        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
+    __m256i c1 = _mm256_srli_epi64(c0, 32);
+    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
+                              _mm256_set1_epi64x(rng->key[2 * i]));
+        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
+                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
+        c1 = p1;
+        c3 = p0;
+    }
+    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
+    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_v256_random r;
+    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
+    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    return r;
+}
+
+#endif
+/* ==== kernels/lanes_avx512.h =============================================================== */
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
+#ifndef DCOMMI_LANES_AVX512_H
+#define DCOMMI_LANES_AVX512_H
+
+
+#include <immintrin.h>
+
+#define DCOMMI_v512_TARGET \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define DCOMMI_v512_INLINE DCOMMI_v512_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef __m512i dcommi_v512_i;
+typedef __m512 dcommi_v512_f;
+typedef __m256i dcommi_v512_h;
+
+#define DCOMMI_V512(RESULT, NAME, ARGUMENTS, EXPRESSION)                 \
+    DCOMMI_v512_INLINE dcommi_v512_##RESULT dcommi_v512_##NAME ARGUMENTS \
+    {                                                                    \
+        return (EXPRESSION);                                             \
+    }
+
+DCOMMI_V512(i, set_i, (int32_t x), _mm512_set1_epi32(x))
+DCOMMI_V512(f, set_f, (float x), _mm512_set1_ps(x))
+DCOMMI_V512(i, as_i, (__m512 a), _mm512_castps_si512(a))
+DCOMMI_V512(f, as_f, (__m512i a), _mm512_castsi512_ps(a))
+DCOMMI_V512(i, add_i, (__m512i a, __m512i b), _mm512_add_epi32(a, b))
+DCOMMI_V512(i, sub_i, (__m512i a, __m512i b), _mm512_sub_epi32(a, b))
+DCOMMI_V512(i, and_i, (__m512i a, __m512i b), _mm512_and_si512(a, b))
+DCOMMI_V512(i, or_i, (__m512i a, __m512i b), _mm512_or_si512(a, b))
+DCOMMI_V512(i, xor_i, (__m512i a, __m512i b), _mm512_xor_si512(a, b))
+DCOMMI_V512(i, and_or, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0xea))
+DCOMMI_V512(i, and_xor, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0x6a))
+DCOMMI_V512(i, max_i, (__m512i a, __m512i b), _mm512_max_epi32(a, b))
+DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
+DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
+DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
+DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
+DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
+DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
+            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(f, normal, (__m512 a),
+            _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
+                                                       _mm512_set1_epi32(0x7f800000)),
+                                a))
+DCOMMI_V512(f, add_f, (__m512 a, __m512 b), _mm512_add_ps(a, b))
+DCOMMI_V512(f, sub_f, (__m512 a, __m512 b), _mm512_sub_ps(a, b))
+DCOMMI_V512(f, mul_f, (__m512 a, __m512 b), _mm512_mul_ps(a, b))
+DCOMMI_V512(f, exact_add, (__m512 a, __m512 b, __m512 c), _mm512_fmadd_ps(a, b, c))
+DCOMMI_V512(f, exact_sub, (__m512 a, __m512 b, __m512 c), _mm512_fnmadd_ps(a, b, c))
+DCOMMI_V512(i, to_int, (__m512 a), _mm512_cvttps_epi32(a))
+DCOMMI_V512(f, from_int, (__m512i a), _mm512_cvtepi32_ps(a))
+DCOMMI_V512(h, pack_h, (__m512i a), _mm512_cvtepi32_epi16(a))
+DCOMMI_V512(i, unpack_h, (__m256i a), _mm512_cvtepu16_epi32(a))
+DCOMMI_V512(h, to_f16, (__m512 a),
+            _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
+
+/* ---- memory ---- */
+
+DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
+DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
+DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
+DCOMMI_V512(i, load_b, (const unsigned char *p),
+            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+DCOMMI_V512(f, load_part, (const float *p, size_t n),
+            _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_ps(p, a);
+    } else {
+        _mm512_storeu_ps(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_i(void *p, __m512i a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_si512((__m512i *)p, a);
+    } else {
+        _mm512_storeu_si512(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    dcommi_v512_store_i(p, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
+                                             __m512i d, bool stream)
+{
+    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
+                                         _mm512_cvtepi32_epi8(b), 1);
+    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
+                                         _mm512_cvtepi32_epi8(d), 1);
+    dcommi_v512_store_h2(p, ab, cd, stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v512_INLINE uint32_t dcommi_v512_most(__m512i a)
+{
+    return (uint32_t)_mm512_reduce_max_epi32(a);
+}
+
+DCOMMI_v512_INLINE bool dcommi_v512_any(__m512i a)
+{
+    return _mm512_test_epi32_mask(a, a) != 0;
+}
+
+DCOMMI_v512_INLINE float dcommi_v512_sum(__m512 a)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef __m512d dcommi_v512_d;
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_no_squares(void)
+{
+    return _mm512_setzero_pd();
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
+}
+
+DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
+{
+    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v512_random {
+    __m512i word[2];
+} dcommi_v512_random;
+
+/* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
+ * ones does not matter until the end. */
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+{
+    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
+    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
+    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    __m512i c1 = _mm512_srli_epi64(c0, 32);
+    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
+#define DCOMMI_V512_ROUND(i)                                                          \
+    {                                                                                 \
+        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);         \
+        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i]), 0x96);     \
+        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i + 1]), 0x96); \
+        c1 = p1;                                                                      \
+        c3 = p0;                                                                      \
+    }
+    DCOMMI_V512_ROUND(0)
+    DCOMMI_V512_ROUND(1)
+    DCOMMI_V512_ROUND(2)
+    DCOMMI_V512_ROUND(3)
+    DCOMMI_V512_ROUND(4)
+    DCOMMI_V512_ROUND(5)
+    DCOMMI_V512_ROUND(6)
+    DCOMMI_V512_ROUND(7)
+    DCOMMI_V512_ROUND(8)
+    DCOMMI_V512_ROUND(9)
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
+                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    return r;
+}
+
+#endif
+#endif
+
+/* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
+ * and the first cache are slower. */
+#define DCOMMI_CODEC_AHEAD 3072
+
+/* The encoding of a bucket, or for casts of a block. */
+typedef struct dcommi_quant {
+    const float *x;
+    size_t count; /* whole groups and lines */
+    unsigned char *wire;
+    float inverse, step;
+    uint32_t mask, half;   /* what is taken of a random number, and added to it */
+    const dcommi_rng *rng; /* NULL: to nearest */
+    uint64_t group;        /* of x[0], for rng */
+    const float *ahead;    /* as many elements, measured on the way */
+    /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
+     * and next = x - decoded. */
+    const float *ahead_residual;
+    float *ahead_sum;
+    float *next;
+    bool stream, stream_next;
+} dcommi_quant;
+
+typedef struct dcommi_dequant {
+    const unsigned char *const *wires;
+    const float *steps; /* of each wire */
+    size_t n;
+    float *x;
+    size_t count;
+    float factor; /* of sums */
+    bool add, stream;
+} dcommi_dequant;
+
+typedef struct dcommi_codec_kernels {
+    uint32_t (*measure)(const float *x, size_t n, bool sign);
+    uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
+    double (*squares)(const float *x, size_t n);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(const dcommi_quant *q);
+    bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    uint32_t (*cast)(const dcommi_quant *q, bool half);
+    uint32_t (*uncast)(const dcommi_dequant *d, bool half);
+    void (*settle)(void); /* after streaming */
+} dcommi_codec_kernels;
+
+#define DCOMMI_UNROLL_8 /* lanes are loops already */
+#define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_LANE DCOMMI_vport_INLINE
+#define DCOMMI_LOOP DCOMMI_vport_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#undef DCOMMI_UNROLL_8
+
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+#if defined(__x86_64__)
+#define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_LANE DCOMMI_v256_INLINE
+#define DCOMMI_LOOP DCOMMI_v256_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+
+#define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_LANE DCOMMI_v512_INLINE
+#define DCOMMI_LOOP DCOMMI_v512_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#endif
+
+static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return &dcommi_v512_codec_kernels;
+    case DCOMMI_ISA_AVX2:
+        return &dcommi_v256_codec_kernels;
+#endif
+    default:
+        return &dcommi_vport_codec_kernels;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+/* Wires from this length on, and the residuals that belong to them, are written past the caches. */
+#define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+#define DCOMMI_BUCKET_WIRES 64 /* summed at once */
+
+static inline size_t dcommi_bucket_group(dcommi_format format)
+{
+    size_t line = 8 * DCOMMI_WIRE_LINE / dcommi_format_bits[format];
+    return line > DCOMMI_RNG_GROUP ? line : DCOMMI_RNG_GROUP;
+}
+
+static inline size_t dcommi_bucket_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t count)
+{
+    if (count > SIZE_MAX / 16) {
+        return SIZE_MAX;
+    }
+    return dcommi_wire_codes(count, dcommi_format_bits[as->format]) +
+           (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
+}
+
+/* Two stages, the lines of one, and a sum of wires. */
+static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
+{
+    size_t most = count < as->bucket ? count : as->bucket;
+    return 4 * dcommi_bucket_up(most, as->group) * sizeof(float);
+}
+
+/* ---- whole lines and the rest ---- */
+
+/* Lines of `n` elements to the wire. */
+static void dcommi_bucket_lines_out(const dcommi_bucketing *as, const unsigned char *lines,
+                                    unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line;
+    memcpy(wire, lines, n / line * DCOMMI_WIRE_LINE);
+    lines += n / line * DCOMMI_WIRE_LINE;
+    wire += n / line * DCOMMI_WIRE_LINE;
+    memset(wire, 0, dcommi_wire_codes(n, bits) - n / line * DCOMMI_WIRE_LINE);
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(wire, lines, n - whole);
+        return;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = dcommi_wire_get(lines, (unsigned)e, bits);
+        wire[e * bits / 8] |= (unsigned char)(code << (e * bits % 8));
+    }
+}
+
+/* And back, into lines that are zero behind the last element. False: bits behind it are not zero.
+ */
+static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
+                                   const unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line, at = n / line * DCOMMI_WIRE_LINE;
+    memcpy(lines, wire, at);
+    memset(lines + at, 0, dcommi_bucket_up(n, as->group) * bits / 8 - at);
+    lines += at;
+    wire += at;
+    size_t used = ((n - whole) * bits + 7) / 8;
+    bool clean = true;
+    for (size_t i = used; i < dcommi_wire_codes(n, bits) - at; i++) {
+        clean = clean && wire[i] == 0;
+    }
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(lines, wire, n - whole);
+        return clean;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = (wire[e * bits / 8] >> (e * bits % 8)) & ((1u << bits) - 1);
+        dcommi_wire_put(lines, (unsigned)e, bits, code);
+    }
+    unsigned spare = (unsigned)(8 * used - (n - whole) * bits);
+    return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
+}
+
+/* ---- encoding ---- */
+
+typedef struct dcommi_bucket_encoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage[2];      /* sums of input and residual, padded or cleaned copies */
+    unsigned char *lines; /* of a stage */
+} dcommi_bucket_encoder;
+
+static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
+                                const dcommi_bucketing *as, dcommi_encoding *call)
+{
+    size_t most = call->count < as->bucket ? call->count : as->bucket;
+    size_t padded = dcommi_bucket_up(most, as->group);
+    const dcomm_codec_key *key = &call->key;
+    const unsigned bits = dcommi_format_bits[as->format];
+    *en = (dcommi_bucket_encoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    en->stage[0] = call->workspace;
+    en->stage[1] = en->stage[0] + padded;
+    en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->quant.rng = as->stochastic ? &en->rng : NULL;
+    if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
+        /* A random fraction, but for its last ten bits, or one half. */
+        uint32_t fraction = 0xffffffffu >> bits;
+        en->quant.mask = as->stochastic ? fraction & ~(uint32_t)1023 : 0;
+        en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
+    }
+    call->bytes = dcommi_bucket_wire_bytes(as, call->count);
+    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
+                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+}
+
+/* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
+ * Without residual, x is all there is. Whether the bucket is to decode as NaN. */
+static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const float *residual,
+                                float *to, size_t at, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    bool poisoned = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            poisoned = poisoned || en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
+            v = copysignf(DCOMMI_WIRE_LARGEST, v);
+            call->report.clipped++;
+        }
+        to[i] = v;
+    }
+    return poisoned;
+}
+
+/* Whether a measure says that there is something to clean. */
+static inline bool dcommi_bucket_dirty(uint32_t measure)
+{
+    return measure > dcommi_f32_bits(DCOMMI_WIRE_LARGEST);
+}
+
+/* The step of a bucket of n elements that lies, padded, at x. */
+static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_t n, size_t padded,
+                                uint32_t measure)
+{
+    const dcommi_bucketing *as = en->as;
+    float largest = dcommi_f32_from_bits(measure);
+    if (as->format == DCOMMI_FORMAT_SIGN) {
+        double sum = 0; /* of numbers whose sum as f32 is infinite */
+        for (size_t i = 0; dcommi_bucket_dirty(measure) && i < n; i++) {
+            sum += fabs((double)x[i]);
+        }
+        float mean = sum > 0 ? (float)(sum / (double)n) : largest / (float)n;
+        return mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    }
+    if (as->two_norm) {
+        double norm = sqrt(en->kernels->squares(x, padded));
+        largest = norm < (double)DCOMMI_WIRE_LARGEST ? (float)norm : DCOMMI_WIRE_LARGEST;
+        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + (largest < norm));
+    }
+    return dcommi_wire_step(largest, dcommi_format_most[as->format]);
+}
+
+static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
+{
+    dcommi_format format = en->as->format;
+    float unit = format <= DCOMMI_FORMAT_Q8 && format != DCOMMI_FORMAT_Q1
+                     ? (float)(1u << (32 - dcommi_format_bits[format]))
+                 : format == DCOMMI_FORMAT_Q1 ? 0x1p30f
+                                              : 1.0f;
+    en->quant.step = step;
+    en->quant.inverse = step > 0 ? unit / step : 0;
+}
+
+/* Bucket `b` of `n` elements, input `x` (NULL: it is in stage[b%2], as a sum of wires, to which a
+ * residual was added). *measured: its measure if known, and afterwards the next bucket's. */
+static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
+                              const float *ahead, uint32_t *measured)
+{
+    const dcommi_bucketing *as = en->as;
+    dcommi_encoding *call = en->call;
+    dcommi_quant *q = &en->quant;
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
+    float *stage = en->stage[b % 2];
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    bool staged = padded != n, poisoned = false;
+    uint32_t measure = *measured;
+    if (staged || dcommi_bucket_dirty(measure)) {
+        poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
+        memset(stage + n, 0, (padded - n) * sizeof *stage);
+        measure = en->kernels->measure(stage, padded, sign);
+        staged = true;
+    } else if (residual != NULL) {
+        staged = true;
+    }
+    const float *from = staged ? stage : x;
+    float step = dcommi_bucket_step(en, from, n, padded, measure);
+    dcommi_bucket_scale(en, poisoned ? 0 : step);
+    q->x = from;
+    q->count = padded;
+    q->group = en->rng.group + at / DCOMMI_RNG_GROUP;
+    q->ahead = ahead != NULL ? ahead : from;
+    q->next = NULL;
+    if (residual != NULL) {
+        /* The next bucket's sum goes to the other stage while this one is coded. */
+        q->ahead_residual = ahead != NULL ? residual + as->bucket : from;
+        q->ahead_sum = en->stage[(b + 1) % 2];
+        q->next = call->next + at;
+    }
+    unsigned char *wire = call->wire + at / 8 * bits;
+    bool through = padded != n || poisoned;
+    bool stream = q->stream, stream_next = q->stream_next;
+    q->wire = through ? en->lines : wire;
+    if (through) {
+        q->stream = q->stream_next = false;
+        q->next = q->next != NULL ? en->stage[b % 2] : NULL; /* in place */
+    }
+    *measured = en->kernels->encode[as->format](q);
+    if (through) {
+        dcommi_bucket_lines_out(as, en->lines, wire, n);
+        if (q->next != NULL && !poisoned) {
+            memcpy(call->next + at, q->next, n * sizeof(float));
+        } else if (q->next != NULL && call->next != call->residual) {
+            memcpy(call->next + at, call->residual + at, n * sizeof(float));
+        }
+        q->stream = stream;
+        q->stream_next = stream_next;
+    }
+    step = poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step;
+    memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
+}
+
+static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         dcommi_encoding *call)
+{
+    dcommi_bucket_encoder en;
+    dcommi_bucket_begin(&en, codec, as, call);
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    uint32_t measured = 0;
+    bool known = false;
+    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
+        size_t left = call->count - at;
+        size_t n = left < as->bucket ? left : as->bucket;
+        const float *x = call->x + at;
+        if (!known && n % as->group == 0) {
+            measured = call->residual != NULL ? en.kernels->add_measure(x, call->residual + at,
+                                                                        en.stage[b % 2], n, sign)
+                                              : en.kernels->measure(x, n, sign);
+        }
+        /* The next one can be measured by this one's loop if it is as long. */
+        known = n == as->bucket && left - n >= as->bucket;
+        dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+    }
+    en.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* ---- decoding ---- */
+
+static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
+{
+    float step;
+    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
+    return step;
+}
+
+/* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
+typedef struct dcommi_bucket_decoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    size_t count, codes;
+} dcommi_bucket_decoder;
+
+static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
+                                               const dcommi_bucketing *as, const dcommi_wires *in,
+                                               size_t count)
+{
+    size_t wanted = dcommi_bucket_wire_bytes(as, count);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
+    }
+    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
+                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    return DCOMM_OK;
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
+                                            size_t b, float *step, bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    if (dcommi_wire_step_good(*step, de->as->format != DCOMMI_FORMAT_SIGN)) {
+        return DCOMM_OK;
+    }
+    if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
+        de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        *nan = true;
+        *step = 0;
+        return DCOMM_OK;
+    }
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
+                       b, (double)*step);
+}
+
+static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: bucket %zu holds a code that does not exist",
+                       de->codec->ops->name, b);
+}
+
+/* One wire's bucket to x, or onto x. */
+static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, const void *wire,
+                                             size_t b, size_t n, float *x, bool add, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits, whole = n / line * line;
+    const unsigned char *from = (const unsigned char *)wire + b * as->bucket / 8 * bits;
+    float step;
+    bool nan = false;
+    DCOMMI_TRY(dcommi_bucket_read_step(de, wire, b, &step, &nan));
+    dcommi_dequant d = {.wires = &from,
+                        .steps = &step,
+                        .n = 1,
+                        .x = x,
+                        .count = whole,
+                        .add = add,
+                        .stream = stream};
+    if (!de->kernels->decode[as->format](&d)) {
+        return dcommi_bucket_bad_code(de, b);
+    }
+    if (whole < n) { /* at most a line: through a stage */
+        _Alignas(64) float stage[DCOMMI_WIRE_STAGE];
+        _Alignas(64) unsigned char lines[DCOMMI_WIRE_STAGE];
+        if (!dcommi_bucket_lines_in(as, lines, from + whole / 8 * bits, n - whole)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        const unsigned char *short_line = lines;
+        d = (dcommi_dequant){
+            .wires = &short_line, .steps = &step, .n = 1, .x = stage, .count = line, .add = add};
+        if (add) {
+            memcpy(stage, x + whole, (n - whole) * sizeof *x);
+            memset(stage + (n - whole), 0, (DCOMMI_WIRE_STAGE - (n - whole)) * sizeof *x);
+        }
+        if (!de->kernels->decode[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    for (size_t i = 0; nan && i < n; i++) {
+        x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         const void *wire, size_t bytes, float *x, size_t count,
+                                         bool add)
+{
+    dcommi_bucket_decoder de;
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, &in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
+        size_t n = count - at < as->bucket ? count - at : as->bucket;
+        status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+
+/* Bucket b of all wires, in order, times the factor. */
+static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
+                                          size_t b, size_t n, float factor, float *x, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    float steps[DCOMMI_BUCKET_WIRES];
+    bool nan = false;
+    if (in->n <= DCOMMI_BUCKET_WIRES && n % line == 0) {
+        for (size_t w = 0; w < in->n; w++) {
+            from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
+            DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
+        }
+        dcommi_dequant d = {.wires = from,
+                            .steps = steps,
+                            .n = in->n,
+                            .x = x,
+                            .count = n,
+                            .factor = factor,
+                            .stream = stream};
+        if (!de->kernels->sum[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        for (size_t i = 0; nan && i < n; i++) {
+            x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+        }
+        return DCOMM_OK;
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_bucket_decode_one(de, in->wires[w], b, n, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                             const dcommi_wires *in, float *x, size_t count)
+{
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
+        size_t n = count - at < as->bucket ? count - at : as->bucket;
+        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+
+/* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
+
+static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         const dcommi_wires *in, float factor,
+                                         dcommi_encoding *call)
+{
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
+    dcommi_bucket_encoder en;
+    dcommi_bucket_begin(&en, codec, as, call);
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    size_t most = call->count < as->bucket ? call->count : as->bucket;
+    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
+    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
+        size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
+        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false));
+        uint32_t measured = 0;
+        if (n % as->group == 0) {
+            measured = call->residual != NULL ? en.kernels->add_measure(sum, call->residual + at,
+                                                                        en.stage[b % 2], n, sign)
+                                              : en.kernels->measure(sum, n, sign);
+        }
+        dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+    }
+    en.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* ---- rows of the table: the bucketing is computed from the options when the codec is made ---- */
+
+static size_t dcommi_bucket_row_bytes(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_bucket_wire_bytes(&codec->bucketing, count);
+}
+
+static size_t dcommi_bucket_row_workspace(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_bucket_workspace(&codec->bucketing, count);
+}
+
+static dcomm_status dcommi_bucket_row_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    return dcommi_bucket_encode(codec, &codec->bucketing, call);
+}
+
+static dcomm_status dcommi_bucket_row_decode(const dcomm_codec *codec, const void *wire,
+                                             size_t bytes, float *x, size_t count, bool add)
+{
+    return dcommi_bucket_decode(codec, &codec->bucketing, wire, bytes, x, count, add);
+}
+
+static dcomm_status dcommi_bucket_row_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                          float *x, size_t count)
+{
+    return dcommi_bucket_decode_sum(codec, &codec->bucketing, in, x, count);
+}
+
+static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                             float factor, dcommi_encoding *call)
+{
+    return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
+}
+
+#define DCOMMI_BUCKET_ROW                                                           \
+    .max_bytes = dcommi_bucket_row_bytes, .workspace = dcommi_bucket_row_workspace, \
+    .encode = dcommi_bucket_row_encode, .decode = dcommi_bucket_row_decode,         \
+    .decode_sum = dcommi_bucket_row_sum, .recode = dcommi_bucket_row_recode
+
+/* Checks option `bucket`. */
+static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
+{
+    size_t group = dcommi_bucket_group(format);
+    if ((size_t)bucket % group != 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: bucket=%zu is not a multiple of %zu",
+                           codec->ops->name, (size_t)bucket, group);
+    }
+    codec->bucketing =
+        (dcommi_bucketing){.format = format, .bucket = (size_t)bucket, .group = group};
+    return DCOMM_OK;
+}
+
+#endif
+
+#define DCOMMI_CAST_BLOCK 2048 /* elements that stay in the first cache */
+
+enum { DCOMMI_CAST_ROUNDING };
+
+static const dcommi_codec_option dcommi_cast_options[] = {
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static inline bool dcommi_cast_stochastic(const dcomm_codec *codec)
+{
+    return dcommi_codec_int(codec, DCOMMI_CAST_ROUNDING) == 1;
+}
 
 static unsigned dcommi_cast_traits(const dcomm_codec *codec)
 {
-    (void)codec;
-    return DCOMMI_CODEC_EXACT_BYTES;
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_cast_stochastic(codec) ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
 static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
@@ -1946,50 +4971,494 @@ static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
     return dcommi_size_mul(count, 2);
 }
 
-static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding *call)
+/* A stage and what it becomes, and a sum of wires. */
+static size_t dcommi_cast_workspace(const dcomm_codec *codec, size_t count)
 {
-    for (size_t i = 0; i < call->count; i++) {
-        uint32_t bits = dcommi_f32_bits(call->x[i]);
-        uint16_t h = dcommi_f32_to_bf16(call->x[i]);
-        if (dcommi_f32_nonfinite(call->x[i])) {
-            dcommi_codec_nonfinite(call, i);
-            h = codec->nonfinite == DCOMMI_NONFINITE_PASS ? h : 0;
-        } else if ((bits & 0x7f800000u) == 0) {
-            h &= 0x8000u;
-        } else if ((h & 0x7fffu) == 0x7f80u) {
-            call->report.clipped++;
-            h--;
-        }
-        memcpy(call->wire + 2 * i, &h, 2);
-    }
+    (void)codec, (void)count;
+    return 3 * DCOMMI_CAST_BLOCK * sizeof(float);
+}
+
+typedef struct dcommi_cast {
+    const dcomm_codec *codec;
+    const dcommi_codec_kernels *kernels;
+    bool half;
+    uint32_t limit; /* |x| from here on, as bits, would become infinite */
+    float largest;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage;
+    unsigned char *numbers; /* of the stage */
+} dcommi_cast;
+
+static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
+                              dcommi_encoding *call)
+{
+    const dcomm_codec_key *key = &call->key;
+    const bool stochastic = dcommi_cast_stochastic(codec);
+    *cast = (dcommi_cast){
+        .codec = codec,
+        .kernels = dcommi_codec_kernels_get(),
+        .half = half,
+        .largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    cast->limit = stochastic ? dcommi_f32_bits(cast->largest) + 1
+                             : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
+    cast->stage = call->workspace;
+    cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->quant.rng = stochastic ? &cast->rng : NULL;
     call->bytes = 2 * call->count;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    cast->quant.stream_next =
+        cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+}
+
+/* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
+ * by a stage. x holds `n` elements, number `at` and on. */
+static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
+    const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    bool passed = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            passed = passed || pass;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
+            v = copysignf(cast->largest, v);
+            call->report.clipped++;
+        }
+        cast->stage[i] = v;
+    }
+    memset(cast->stage + n, 0, (padded - n) * sizeof(float));
+    dcommi_quant q = cast->quant;
+    q.x = cast->stage;
+    q.count = padded;
+    q.group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q.wire = cast->numbers;
+    q.next = residual != NULL ? cast->stage : NULL;
+    q.stream = q.stream_next = false;
+    cast->kernels->cast(&q, cast->half);
+    for (size_t i = 0; passed && i < n; i++) {
+        if (dcommi_f32_nonfinite(x[i])) {
+            uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
+            memcpy(cast->numbers + 2 * i, &h, 2);
+            cast->stage[i] = residual != NULL ? residual[i] : 0;
+        }
+    }
+    memcpy(call->wire + 2 * at, cast->numbers, 2 * n);
+    if (residual != NULL) {
+        memcpy(call->next + at, cast->stage, n * sizeof(float));
+    }
+}
+
+static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    dcommi_quant *q = &cast->quant;
+    if (n % DCOMMI_RNG_GROUP != 0) {
+        dcommi_cast_staged(cast, x, at, n);
+        return;
+    }
+    q->x = x;
+    if (call->residual != NULL) {
+        uint32_t most = cast->kernels->add_measure(x, call->residual + at, cast->stage, n, false);
+        if (most >= cast->limit) {
+            dcommi_cast_staged(cast, x, at, n);
+            return;
+        }
+        q->x = cast->stage;
+        q->next = call->next + at;
+    }
+    q->count = n;
+    q->group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q->wire = call->wire + 2 * at;
+    if (cast->kernels->cast(q, cast->half) >= cast->limit) {
+        dcommi_cast_staged(cast, x, at, n);
+    }
+}
+
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
+{
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        dcommi_cast_block(&cast, call->x + at, at, n);
+    }
+    cast.kernels->settle();
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                       float *x, size_t count, bool add)
+static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a number that is not finite, without nonfinite=pass",
+                       codec->ops->name);
+}
+
+/* Elements at .. at+n of all wires to x, which holds these alone. */
+static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
+                                    const unsigned char *const *wires, size_t n_wires, size_t at,
+                                    size_t n, float factor, float *x, bool add, bool stream)
+{
+    const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
+    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    const size_t whole = n / 64 * 64;
+    const uint32_t infinity = half ? 0x7c00 : 0x7f80;
+    for (size_t w = 0; w < n_wires; w++) {
+        from[w] = wires[w] + 2 * at;
+    }
+    dcommi_dequant d = {.wires = from,
+                        .n = n_wires,
+                        .x = x,
+                        .count = whole,
+                        .factor = factor,
+                        .add = add,
+                        .stream = stream};
+    uint32_t most = kernels->uncast(&d, half);
+    if (whole < n) {
+        _Alignas(64) float stage[64] = {0};
+        _Alignas(64) unsigned char numbers[DCOMMI_BUCKET_WIRES][128];
+        for (size_t w = 0; w < n_wires; w++) {
+            memset(numbers[w], 0, sizeof numbers[w]);
+            memcpy(numbers[w], from[w] + 2 * whole, 2 * (n - whole));
+            from[w] = numbers[w];
+        }
+        memcpy(stage, x + whole, add ? (n - whole) * sizeof *x : 0);
+        d.x = stage;
+        d.count = 64;
+        d.stream = false;
+        uint32_t rest = kernels->uncast(&d, half);
+        most = rest > most ? rest : most;
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
+               ? dcommi_cast_bad_number(codec)
+               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
+                                        size_t count)
 {
     size_t wanted = dcommi_cast_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
-    const unsigned char *from = wire;
-    for (size_t i = 0; i < count; i++) {
-        uint16_t h;
-        memcpy(&h, from + 2 * i, 2);
-        x[i] = add ? x[i] + dcommi_bf16_to_f32(h) : dcommi_bf16_to_f32(h);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
     }
     return DCOMM_OK;
 }
 
-static const dcommi_codec_ops dcommi_codec_bf16 = {
-    .name = "bf16",
-    .summary = "the upper 16 bits of an f32: 8 bits of exponent, 7 of fraction",
-    .options = dcommi_cast_options,
-    .traits = dcommi_cast_traits,
-    .max_bytes = dcommi_cast_bytes,
-    .encode = dcommi_cast_encode,
-    .decode = dcommi_cast_decode,
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, const void *wire,
+                                       size_t bytes, float *x, size_t count, bool add)
+{
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_cast_lengths(codec, &in, count));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    const unsigned char *from = wire;
+    dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
+    dcommi_codec_kernels_get()->settle();
+    return status;
+}
+
+/* More wires than fit are added one by one. */
+static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
+                                          const dcommi_wires *in, size_t at, size_t n, float factor,
+                                          float *x)
+{
+    const unsigned char *const *wires = (const unsigned char *const *)in->wires;
+    if (in->n >= 2 && in->n <= DCOMMI_BUCKET_WIRES) {
+        return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_cast_sum(codec, half, wires + w, 1, at, n, 1, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, bool half,
+                                           const dcommi_wires *in, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, count));
+    for (size_t at = 0, n = 0; at < count; at += n) {
+        n = count - at < DCOMMI_CAST_BLOCK ? count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, 1, x + at));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, const dcommi_wires *in,
+                                       float factor, dcommi_encoding *call)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    float *sum = cast.stage + 2 * DCOMMI_CAST_BLOCK;
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, sum));
+        dcommi_cast_block(&cast, sum, at, n);
+    }
+    cast.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* bf16 has the exponents of f32; f16 can lose the whole of a small number. */
+static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    (void)count;
+    info->granule = DCOMMI_RNG_GROUP;
+    if (strcmp(codec->ops->name, "bf16") == 0) {
+        *(dcommi_cast_stochastic(codec) ? &info->omega : &info->contraction) = 0x1p-16;
+    }
+}
+
+#define DCOMMI_CAST_ROW(NAME, HALF, SUMMARY)                                                       \
+    static dcomm_status dcommi_##NAME##_encode(const dcomm_codec *codec, dcommi_encoding *call)    \
+    {                                                                                              \
+        return dcommi_cast_encode(codec, HALF, call);                                              \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode(const dcomm_codec *codec, const void *wire,         \
+                                               size_t bytes, float *x, size_t count, bool add)     \
+    {                                                                                              \
+        return dcommi_cast_decode(codec, HALF, wire, bytes, x, count, add);                        \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode_sum(const dcomm_codec *codec,                       \
+                                                   const dcommi_wires *in, float *x, size_t count) \
+    {                                                                                              \
+        return dcommi_cast_decode_sum(codec, HALF, in, x, count);                                  \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_recode(const dcomm_codec *codec, const dcommi_wires *in,   \
+                                               float factor, dcommi_encoding *call)                \
+    {                                                                                              \
+        return dcommi_cast_recode(codec, HALF, in, factor, call);                                  \
+    }                                                                                              \
+    static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
+        .name = #NAME,                                                                             \
+        .summary = SUMMARY,                                                                        \
+        .options = dcommi_cast_options,                                                            \
+        .traits = dcommi_cast_traits,                                                              \
+        .max_bytes = dcommi_cast_bytes,                                                            \
+        .workspace = dcommi_cast_workspace,                                                        \
+        .encode = dcommi_##NAME##_encode,                                                          \
+        .decode = dcommi_##NAME##_decode,                                                          \
+        .decode_sum = dcommi_##NAME##_decode_sum,                                                  \
+        .recode = dcommi_##NAME##_recode,                                                          \
+        .info = dcommi_cast_info,                                                                  \
+    };
+
+DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504")
+DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
+
+#endif
+/* ==== include/dcomm/impl/codec_fp8.h ======================================================= */
+/* codec_fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
+ * has no infinity and the largest number 448, and E5M2, which is a short f16). */
+#ifndef DCOMMI_CODEC_FP8_H
+#define DCOMMI_CODEC_FP8_H
+
+
+enum { DCOMMI_FP8_TYPE, DCOMMI_FP8_BLOCK, DCOMMI_FP8_ROUNDING };
+
+static const dcommi_codec_option dcommi_fp8_options[] = {
+    {"type", DCOMMI_CODEC_CHOICE, "e4m3|e5m2", 0, 0, 0, "exponent and fraction bits"},
+    {"block", DCOMMI_CODEC_INTEGER, NULL, 128, 128, 65536, "elements that share a scale"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_fp8_make(dcomm_codec *codec)
+{
+    bool e4m3 = dcommi_codec_int(codec, DCOMMI_FP8_TYPE) == 0;
+    DCOMMI_TRY(dcommi_bucket_make(codec, e4m3 ? DCOMMI_FORMAT_E4M3 : DCOMMI_FORMAT_E5M2,
+                                  dcommi_codec_int(codec, DCOMMI_FP8_BLOCK)));
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_FP8_ROUNDING) == 1;
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_fp8_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+/* A normal number is off by at most 2^-(fraction+1) of itself to nearest, and has a variance of at
+ * most (2^-fraction/2)^2 of its square by chance; what is below the smallest normal one by half of
+ * the smallest number, or its square over 4, in units of the largest, which |x|_2 is not below. */
+static void dcommi_fp8_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    const dcommi_mini *mini =
+        as->format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    double d = (double)(count < as->bucket ? count : as->bucket);
+    double relative = ldexp(1, -2 * (mini->fraction + 1));
+    double smallest = 1 / ((double)mini->units * (double)dcommi_format_most[as->format]);
+    double bound = (relative + d * smallest * smallest / 4) * (1 + 0x1p-10);
+    info->granule = as->bucket;
+    *(as->stochastic ? &info->omega : &info->contraction) = bound;
+}
+
+static const dcommi_codec_ops dcommi_codec_fp8 = {
+    .name = "fp8",
+    .summary = "floats of 8 bits, scaled by block",
+    .options = dcommi_fp8_options,
+    .make = dcommi_fp8_make,
+    .traits = dcommi_fp8_traits,
+    .info = dcommi_fp8_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_qsgd.h ====================================================== */
+/* codec_qsgd.h - QSGD: each element is rounded, up or down by chance, to a multiple of the bucket's
+ * step (Alistarh et al. 2017); TernGrad is the same with the multiples -1, 0, 1 (Wen et al. 2017).
+ */
+#ifndef DCOMMI_CODEC_QSGD_H
+#define DCOMMI_CODEC_QSGD_H
+
+
+enum { DCOMMI_QSGD_BITS, DCOMMI_QSGD_BUCKET, DCOMMI_QSGD_NORM, DCOMMI_QSGD_ROUNDING };
+enum { DCOMMI_TERN_BUCKET, DCOMMI_TERN_ROUNDING };
+
+static const dcommi_codec_option dcommi_qsgd_options[] = {
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "elements that share a step"},
+    {"norm", DCOMMI_CODEC_CHOICE, "max|two", 0, 0, 0,
+     "what the largest code stands for: the largest |x| of the bucket, or its 2-norm"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0,
+     "up or down by chance, without bias; or to the nearest"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_tern_options[] = {
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 256, 65536, "elements that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0,
+     "up or down by chance, without bias; or to the nearest"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_qsgd_make(dcomm_codec *codec)
+{
+    int64_t bits = dcommi_codec_int(codec, DCOMMI_QSGD_BITS);
+    dcommi_format format = bits == 1   ? DCOMMI_FORMAT_Q1
+                           : bits == 2 ? DCOMMI_FORMAT_Q2
+                           : bits == 4 ? DCOMMI_FORMAT_Q4
+                                       : DCOMMI_FORMAT_Q8;
+    if (dcommi_format_bits[format] != bits) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec qsgd: bits=%d: it must be 1, 2, 4 or 8",
+                           (int)bits);
+    }
+    DCOMMI_TRY(dcommi_bucket_make(codec, format, dcommi_codec_int(codec, DCOMMI_QSGD_BUCKET)));
+    codec->bucketing.two_norm = dcommi_codec_int(codec, DCOMMI_QSGD_NORM) == 1;
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_QSGD_ROUNDING) == 0;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_tern_make(dcomm_codec *codec)
+{
+    DCOMMI_TRY(
+        dcommi_bucket_make(codec, DCOMMI_FORMAT_Q2, dcommi_codec_int(codec, DCOMMI_TERN_BUCKET)));
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_TERN_ROUNDING) == 0;
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+/* With step D the error of an element is at most D (D/2 to nearest) and its variance D^2 p(1-p),
+ * which is at most D^2/4, and at most D|x|. The largest element is a multiple of the step. max
+ * norm: D = M/s, M = max|x|, and M <= |x|_2. Two norm: D = |x|_2/s: the paper's bounds. */
+static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    double d = (double)(count < as->bucket ? count : as->bucket);
+    double s = (double)dcommi_format_most[as->format] / (1 + 0x1p-15); /* steps are rounded up */
+    info->granule = as->bucket;
+    if (as->stochastic) {
+        double by_count = as->format == DCOMMI_FORMAT_Q1 ? d : d / (4 * s * s);
+        double by_root = as->format == DCOMMI_FORMAT_Q1 ? d : sqrt(d) / s;
+        info->omega = by_count < by_root ? by_count : by_root;
+    } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
+        /* Elements below half a step become 0; others lose at most half a step. */
+        double bound = (d - 1) / (d - 1 + 4 * s * s);
+        info->contraction = bound > 0 ? bound : 0x1p-15;
+    }
+}
+
+static const dcommi_codec_ops dcommi_codec_qsgd = {
+    .name = "qsgd",
+    .summary = "stochastic rounding to a few levels per bucket",
+    .options = dcommi_qsgd_options,
+    .make = dcommi_qsgd_make,
+    .traits = dcommi_qsgd_traits,
+    .info = dcommi_qsgd_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+static const dcommi_codec_ops dcommi_codec_tern = {
+    .name = "tern",
+    .summary = "TernGrad: -1, 0 or 1 times the largest of the bucket; qsgd with 2 bits",
+    .options = dcommi_tern_options,
+    .make = dcommi_tern_make,
+    .traits = dcommi_qsgd_traits,
+    .info = dcommi_qsgd_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_sign.h ====================================================== */
+/* codec_sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes
+ * it a contraction (Karimireddy et al. 2019). */
+#ifndef DCOMMI_CODEC_SIGN_H
+#define DCOMMI_CODEC_SIGN_H
+
+
+static const dcommi_codec_option dcommi_sign_options[] = {
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 512, 65536, "elements that share a scale"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_sign_make(dcomm_codec *codec)
+{
+    return dcommi_bucket_make(codec, DCOMMI_FORMAT_SIGN, dcommi_codec_int(codec, 0));
+}
+
+static unsigned dcommi_sign_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* |x - C(x)|^2 = |x|_2^2 - |x|_1^2 / d, and |x|_1 >= |x|_2. */
+static void dcommi_sign_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t bucket = codec->bucketing.bucket;
+    double d = (double)(count < bucket ? count : bucket);
+    info->granule = bucket;
+    info->contraction = d > 1 ? 1 - 1 / d : 0;
+}
+
+static const dcommi_codec_ops dcommi_codec_sign = {
+    .name = "sign",
+    .summary = "the sign times the mean magnitude of the bucket",
+    .options = dcommi_sign_options,
+    .make = dcommi_sign_make,
+    .traits = dcommi_sign_traits,
+    .info = dcommi_sign_info,
+    DCOMMI_BUCKET_ROW,
 };
 
 #endif
@@ -2267,8 +5736,2394 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 #ifndef DCOMMI_CPU_TOPK_SCAN_H
 #define DCOMMI_CPU_TOPK_SCAN_H
 
+
+#if defined(__x86_64__)
+#endif
+
+#define DCOMMI_ABS_BITS 0x7fffffffu
+#define DCOMMI_INF_BITS 0x7f800000u
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
+/* Kept elements are stored in whole vectors: this many may be written behind the last. */
+#define DCOMMI_TOPK_SLACK 16
+/* How far ahead inputs are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_TOPK_AHEAD 3072
+
+/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
+                                      uint32_t first, uint32_t threshold, uint32_t *bits,
+                                      uint32_t *index, size_t have, size_t *done);
+
+static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
+                                    uint32_t first, uint32_t threshold, uint32_t *bits,
+                                    uint32_t *index, size_t have, size_t *done)
+{
+    size_t i = 0;
+    if (residual == NULL) {
+        for (; i < n; i++) {
+            uint32_t b = dcommi_f32_bits(x[i]);
+            bits[have] = b;
+            index[have] = first + (uint32_t)i;
+            have += (b & DCOMMI_ABS_BITS) >= threshold;
+        }
+    }
+    for (; i < n; i++) {
+        uint32_t b = dcommi_f32_bits(x[i] + residual[i]);
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        if (DCOMMI_UNLIKELY(key >= DCOMMI_INF_BITS)) {
+            break;
+        }
+        bits[have] = b;
+        index[have] = first + (uint32_t)i;
+        have += key >= threshold;
+        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
+    }
+    *done = i;
+    return have;
+}
+
+#if defined(__x86_64__)
+
+/* Ask for n elements that come later. */
+static inline void dcommi_topk_ahead(const float *x, int n)
+{
+    for (int i = 0; i < n; i += 16) {
+        __builtin_prefetch(x + DCOMMI_TOPK_AHEAD + i, 0, 2);
+    }
+}
+
+/* Those of 32 elements whose bit is set, read from where the vectors were. */
+static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
+                                      uint32_t *index, size_t have)
+{
+    for (; mask != 0; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        bits[have] = dcommi_f32_bits(x[lane]);
+        index[have++] = first + lane;
+    }
+    return have;
+}
+
+DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+{
+    __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
+}
+
+DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+                                                       float *next, size_t n, uint32_t first,
+                                                       uint32_t threshold, uint32_t *bits,
+                                                       uint32_t *index, size_t have, size_t *done)
+{
+    const __m256i below = _mm256_set1_epi32((int)threshold - 1);
+    const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
+    size_t i = 0;
+    for (; n - i >= 32; i += 32) {
+        const float *in = x + i;
+        uint32_t mask = 0;
+        dcommi_topk_ahead(in, 32);
+        if (residual == NULL) {
+            for (int v = 0; v < 4; v++) {
+                mask |= dcommi_topk_reach_avx2(
+                            _mm256_loadu_si256((const __m256i *)(const void *)(in + 8 * v)), below)
+                        << (8 * v);
+            }
+            have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
+            continue;
+        }
+        const float *left = residual + i;
+        dcommi_topk_ahead(left, 32);
+        __m256i sum[4];
+        uint32_t wild = 0;
+        for (int v = 0; v < 4; v++) {
+            sum[v] = _mm256_castps_si256(
+                _mm256_add_ps(_mm256_loadu_ps(in + 8 * v), _mm256_loadu_ps(left + 8 * v)));
+            mask |= dcommi_topk_reach_avx2(sum[v], below) << (8 * v);
+            wild |= dcommi_topk_reach_avx2(sum[v], finite);
+        }
+        if (DCOMMI_UNLIKELY(wild != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            _mm256_storeu_si256((__m256i *)(void *)(next + i + 8 * v), sum[v]);
+        }
+        size_t had = have;
+        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
+        for (; had < have; had++) {
+            next[index[had] - first] = 0;
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                  uint32_t *bits, uint32_t *index, size_t have)
+{
+    _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
+    _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
+    return have + (size_t)__builtin_popcount(mask);
+}
+
+DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                         float *next, size_t n, uint32_t first,
+                                                         uint32_t threshold, uint32_t *bits,
+                                                         uint32_t *index, size_t have, size_t *done)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
+    const __m512i step = _mm512_set1_epi32(16);
+    __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32((int)first),
+                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    size_t i = 0;
+    for (; residual == NULL && n - i >= 64; i += 64) {
+        dcommi_topk_ahead(x + i, 64);
+        for (int v = 0; v < 4; v++) {
+            __m512i b = _mm512_loadu_si512(x + i + 16 * v);
+            __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
+            have = dcommi_topk_keep_avx512(kept, b, at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    for (; residual != NULL && n - i >= 64; i += 64) {
+        dcommi_topk_ahead(x + i, 64);
+        dcommi_topk_ahead(residual + i, 64);
+        __m512i b[4], key[4];
+        for (int v = 0; v < 4; v++) {
+            b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
+                                                     _mm512_loadu_ps(residual + i + 16 * v)));
+            key[v] = _mm512_and_si512(b[v], magnitude);
+        }
+        __m512i most =
+            _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
+        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
+            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+#endif
+
+static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_topk_scan_avx512;
+    case DCOMMI_ISA_AVX2:
+        return dcommi_topk_scan_avx2;
+#endif
+    default:
+        return dcommi_topk_scan_port;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
+#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
+#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
+#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+#define DCOMMI_TOPK_BINS 2048
+
+typedef struct dcommi_topk {
+    const float *x;
+    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    float *next;            /* may be the residual */
+    size_t count;           /* at most UINT32_MAX */
+    size_t k;               /* wanted; at most count */
+    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
+    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
+    size_t room;
+    size_t have; /* kept so far; in the end what was selected */
+    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t nonfinite, first_nonfinite;
+    size_t clipped; /* sums beyond the largest number, which they became */
+} dcommi_topk;
+
+/* How many elements `bits` and `index` must have room for. */
+static size_t dcommi_topk_room(size_t count, size_t k)
+{
+    size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
+    size_t twice = k > count / 2 ? count : 2 * k;
+    size_t most = twice + 2 * DCOMMI_TOPK_BLOCK > sample ? twice + 2 * DCOMMI_TOPK_BLOCK : sample;
+    return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
+}
+
+/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
+{
+    uint32_t low = DCOMMI_ABS_BITS, high = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    while (low < high) {
+        uint32_t bin[DCOMMI_TOPK_BINS] = {0};
+        unsigned shift = 0;
+        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
+            shift++;
+        }
+        for (size_t i = 0; i < n; i++) {
+            uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
+            if (above <= high - low) {
+                bin[above >> shift]++;
+            }
+        }
+        uint32_t b = (high - low) >> shift;
+        for (; bin[b] < k; b--) {
+            k -= bin[b];
+        }
+        uint32_t past = ((uint32_t)1 << shift) - 1;
+        low += b << shift;
+        high = high - low > past ? low + past : high;
+    }
+    *equal_p = k;
+    return low;
+}
+
+/* Count one that is not finite. */
+static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
+{
+    t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
+    t->nonfinite++;
+}
+
+/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
+static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
+{
+    uint32_t most = 0;
+    for (size_t i = t->seen; i < t->have; i++) {
+        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
+        most = key > most ? key : most;
+    }
+    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
+    for (size_t i = to; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        bool keep = true;
+        if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+            dcommi_topk_count(t, t->index[i]);
+            if (!t->pass) {
+                b = 0;
+                keep = threshold == 0;
+            }
+        }
+        t->bits[to] = b;
+        t->index[to] = t->index[i];
+        to += keep;
+    }
+    t->have = to;
+    t->seen = to;
+}
+
+/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
+static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
+{
+    dcommi_topk_tame(t, threshold);
+    if (t->have <= k) {
+        return threshold;
+    }
+    size_t equal = 0, to = 0;
+    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i], at = t->index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        t->bits[to] = b;
+        t->index[to] = at;
+        to += keep;
+        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
+            t->next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    t->have = to;
+    t->seen = to;
+    return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
+}
+
+/* The element at i, whose sum with the residual is not finite. */
+static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
+{
+    float left = t->residual[i];
+    float sum = t->x[i] + left;
+    uint32_t b = dcommi_f32_bits(sum);
+    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+        dcommi_topk_count(t, i);
+        b = t->pass ? b : dcommi_f32_bits(left);
+    } else {
+        t->clipped++;
+        b--;
+    }
+    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
+    bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
+    t->bits[t->have] = b;
+    t->index[t->have] = (uint32_t)i;
+    t->have += keep;
+    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
+}
+
+/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
+{
+    dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
+    const float *x = again ? t->next : t->x;
+    bool adds = t->residual != NULL && !again;
+    size_t room = t->room - DCOMMI_TOPK_SLACK;
+    t->have = 0;
+    t->seen = 0;
+    for (size_t i = 0; i < t->count;) {
+        size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
+        size_t done;
+        if (room - t->have < n) {
+            threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+        i += done;
+        if (done < n) {
+            dcommi_topk_odd(t, i++, threshold);
+        }
+        t->seen = adds ? t->have : t->seen;
+    }
+    dcommi_topk_tame(t, threshold);
+}
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+static size_t dcommi_topk_sample_lines(size_t count)
+{
+    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
+}
+
+/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
+ * sample tells; 0 where that cannot be told. */
+static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
+{
+    size_t lines = dcommi_topk_sample_lines(t->count);
+    if (lines == 0 || t->k == 0) {
+        return t->k == 0 ? DCOMMI_INF_BITS : 0;
+    }
+    size_t stride = t->count / lines;
+    size_t n = 0;
+    for (size_t l = 0; l < lines; l++) {
+        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
+        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
+            float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
+            t->bits[n++] = dcommi_f32_bits(sum);
+        }
+    }
+    double share = (double)t->k * ((double)n / (double)t->count);
+    double rank = share + spare * (sqrt(share) + 1);
+    if (rank >= (double)n) {
+        return 0;
+    }
+    size_t equal;
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
+    return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
+}
+
+/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
+ * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
+ * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
+ */
+static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
+{
+    t->nonfinite = 0;
+    t->clipped = 0;
+    if (exact && t->pass && t->residual != NULL) {
+        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
+    }
+    dcommi_topk_pass(t, threshold, false);
+    if (exact && t->have < t->k && threshold > 0) {
+        bool again = t->residual != NULL;
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
+        }
+        t->nonfinite = again ? t->nonfinite : 0;
+        dcommi_topk_pass(t, 0, again);
+        dcommi_topk_cut(t, t->k, 0);
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = 0;
+        }
+        return;
+    }
+    dcommi_topk_cut(t, t->k, threshold);
+}
+
+#endif
+
+enum { DCOMMI_TOPK_CHUNK = 256 };
+enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
+enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2, DCOMMI_TOPK_ROUNDING = 3 };
+
+static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
+                                         size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire with %zu of %zu elements %s",
+                       codec->ops->name, kept, count, what);
+}
+
+/* ---- lengths ---- */
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_TOPK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
+static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
+{
+    size_t k = dcommi_topk_wanted(codec, count);
+    return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
+}
+
+static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
+{
+    return codec->inner != NULL ? codec->inner->ops->max_bytes(codec->inner, kept)
+           : codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32 ? 4 * kept
+                                                                 : 2 * kept;
+}
+
+static size_t dcommi_topk_bytes(const dcomm_codec *codec, size_t count, size_t kept)
+{
+    size_t index = (size_t)dcommi_sparse_index_bytes(count, kept);
+    return dcommi_size_add(DCOMMI_SPARSE_HEAD + index, dcommi_topk_value_bytes(codec, kept));
+}
+
+static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
+}
+
+static size_t dcommi_topk_align(size_t bytes)
+{
+    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
+static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
+{
+    if (count > UINT32_MAX) {
+        return 0;
+    }
+    size_t most = dcommi_topk_most(codec, count);
+    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    if (codec->inner != NULL) {
+        bytes += dcommi_topk_align(4 * most);
+        bytes += codec->inner->ops->workspace == NULL
+                     ? 0
+                     : codec->inner->ops->workspace(codec->inner, most);
+    }
+    return bytes;
+}
+
+/* ---- encode ---- */
+
+static inline uint32_t dcommi_topk_flush(uint32_t bits)
+{
+    return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
+}
+
+/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
+{
+    float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
+    uint16_t infinity = bf16 ? 0x7f80 : 0x7c00;
+    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
+    if ((h & 0x7fffu) == infinity && (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+        ++*clipped;
+        h--;
+    }
+    return h;
+}
+
+static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
+{
+    return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+}
+
+/* Write the values; where there is a residual, `next` keeps what they lost. */
+static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
+                                  unsigned char *out)
+{
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        float sent;
+        if (values == DCOMMI_TOPK_F32) {
+            uint32_t flushed = dcommi_topk_flush(b);
+            memcpy(out + 4 * i, &flushed, 4);
+            if (flushed == b) { /* next is 0 there, or what the residual was */
+                continue;
+            }
+            sent = dcommi_f32_from_bits(flushed);
+        } else {
+            bool bf16 = values == DCOMMI_TOPK_BF16;
+            uint16_t h = dcommi_topk_half(b, bf16, &call->report.clipped);
+            memcpy(out + 2 * i, &h, 2);
+            sent = dcommi_topk_from_half(h, bf16);
+        }
+        if (call->residual != NULL && (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+            call->next[t->index[i]] = dcommi_f32_from_bits(b) - sent;
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi_topk *t,
+                                          dcommi_encoding *call, unsigned char *out,
+                                          unsigned char *workspace)
+{
+    const dcomm_codec *inner = codec->inner;
+    const float *sum = (const float *)(const void *)t->bits;
+    float *sent = (float *)(void *)workspace;
+    dcommi_encoding of = {.x = sum,
+                          .count = t->have,
+                          .key = call->key,
+                          .wire = out,
+                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
+    DCOMMI_TRY(inner->ops->encode(inner, &of));
+    call->report.clipped += of.report.clipped;
+    if (call->residual == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
+    for (size_t i = 0; i < t->have; i++) {
+        if (!dcommi_f32_nonfinite(sum[i])) {
+            size_t at = t->index[i];
+            /* A number that is passed on may have taken its neighbours with it. */
+            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_topk_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most)};
+    size_t column = dcommi_topk_align(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* A wire that was found good, and where its reader stands. */
+typedef struct dcommi_topk_wire {
+    dcommi_sparse_reader reader;
+    const unsigned char *values;
+    float *decoded; /* by the inner codec; to be freed */
+} dcommi_topk_wire;
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    dcommi_sparse_head head = {0};
+    *w = (dcommi_topk_wire){0};
+    if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+    }
+    memcpy(&head, wire, sizeof head);
+    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
+    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds %zu elements, where %zu were to come",
+                           codec->ops->name, kept, most);
+    }
+    size_t wanted = dcommi_topk_bytes(codec, count, kept);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
+    size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
+    if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
+        return dcommi_topk_bad_wire(codec, "has indices that are out of order or of range", kept,
+                                    count);
+    }
+    dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
+    if (codec->inner == NULL) {
+        return DCOMM_OK;
+    }
+    w->decoded = dcommi_alloc_raw(4 * kept);
+    dcomm_status status = w->decoded == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : codec->inner->ops->decode(codec->inner, w->values, value_bytes,
+                                                          w->decoded, kept, false);
+    if (status != DCOMM_OK) {
+        dcommi_free(w->decoded);
+        w->decoded = NULL;
+    }
+    return status;
+}
+
+/* Values number at .. at + n. */
+static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
+                               size_t n, float *value)
+{
+    if (w->decoded != NULL) {
+        memcpy(value, w->decoded + at, 4 * n);
+    } else if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        memcpy(value, w->values + 4 * at, 4 * n);
+    } else {
+        bool bf16 = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16;
+        for (size_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, w->values + 2 * (at + i), 2);
+            value[i] = dcommi_topk_from_half(h, bf16);
+        }
+    }
+}
+
+/* The elements of a wire below `until`, stored or added. */
+static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
+                                float *x, bool add)
+{
+    uint32_t index[DCOMMI_TOPK_CHUNK];
+    float value[DCOMMI_TOPK_CHUNK];
+    for (;;) {
+        size_t at = w->reader.at;
+        size_t n = dcommi_sparse_next(&w->reader, until, index, DCOMMI_TOPK_CHUNK);
+        if (n == 0) {
+            return;
+        }
+        dcommi_topk_values(codec, w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            x[index[i]] = add ? dcommi_f32_canonical(x[index[i]] + value[i]) : value[i];
+        }
+    }
+}
+
+/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
+static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
+                               size_t count, bool add)
+{
+    for (uint64_t from = 0; from < count; from += DCOMMI_SPARSE_BLOCK) {
+        uint64_t left = count - from;
+        if (!add) {
+            memset(x + from, 0,
+                   sizeof *x * (left < DCOMMI_SPARSE_BLOCK ? left : DCOMMI_SPARSE_BLOCK));
+        }
+        for (size_t i = 0; i < n; i++) {
+            dcommi_topk_scatter(codec, &w[i], from + DCOMMI_SPARSE_BLOCK, x, add || i > 0);
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
+{
+    dcommi_topk_wire w;
+    DCOMMI_TRY(dcommi_topk_open(codec, wire, bytes, count, &w));
+    dcommi_topk_blocks(codec, &w, 1, x, count, add);
+    dcommi_free(w.decoded);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
+{
+    dcomm_status status = DCOMM_OK;
+    dcommi_topk_wire *w = dcommi_calloc(in->n, sizeof *w);
+    if (w == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; status == DCOMM_OK && i < in->n; i++) {
+        status = dcommi_topk_open(codec, in->wires[i], in->bytes[i], count, &w[i]);
+    }
+    if (status == DCOMM_OK) {
+        dcommi_topk_blocks(codec, w, in->n, x, count, false);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        dcommi_free(w[i].decoded);
+    }
+    dcommi_free(w);
+    return status;
+}
+
+/* ---- the rows ---- */
+
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
+static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    static const double format[] = {0, 0x1p-22, 0x1p-16};
+    double c;
+    if (codec->inner != NULL) {
+        dcomm_codec_info of = {.contraction = (double)NAN};
+        if (codec->inner->ops->info != NULL) {
+            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+        }
+        c = of.contraction;
+    } else {
+        c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    if (dcommi_topk_is_exact(codec) && count > 0) {
+        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        info->contraction = 1 - share * (1 - c);
+    }
+}
+
+static unsigned dcommi_topk_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
+}
+
+#define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
+    {                                                                            \
+        "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
+    }
+
+static const dcommi_codec_option dcommi_topk_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_threshold_options[] = {
+    DCOMMI_TOPK_OPTION_K("what is aimed at, as topk's k; at most twice as many are sent"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_topk = {
+    .name = "topk",
+    .summary = "exactly the k elements of largest magnitude, ties to the lower index",
+    .options = dcommi_topk_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_ops dcommi_codec_threshold = {
+    .name = "threshold",
+    .summary = "elements above a threshold that a sample sets, about k of them",
+    .options = dcommi_threshold_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a value's code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "values that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0, "of the values"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=pass",
+             (int)codec->value[DCOMMI_TOPK_BITS], (int)codec->value[DCOMMI_TOPK_BUCKET],
+             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest");
+    return dcomm_codec_create(spec, &codec->inner);
+}
+
+static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
+    .name = "topk+qsgd",
+    .summary = "topk, and the values that are sent through qsgd",
+    .options = dcommi_topk_qsgd_options,
+    .make = dcommi_topk_qsgd_make,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return codec->ops != &dcommi_codec_threshold;
+}
+
+#endif
+/* ==== include/dcomm/impl/codec_randk.h ===================================================== */
+/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
+ * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
+ * numbers sums them.
+ *
+ * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
+ * element is as likely as any other of its part, and the variance is that of k elements drawn
+ * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
+ * value that is not finite stands for its whole part. */
+#ifndef DCOMMI_CODEC_RANDK_H
+#define DCOMMI_CODEC_RANDK_H
+
+
+#include <math.h>
+
+#define DCOMMI_RANDK_HEAD 8
+
+enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
+enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
+
+typedef struct dcommi_randk_head {
+    uint64_t seed;
+} dcommi_randk_head;
+_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_RANDK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+}
+
+/* The same on every rank. */
+static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
+{
+    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
+                          dcommi_rng_mix(key->step, key->first));
+}
+
+/* Walks through the parts. */
+typedef struct dcommi_randk_walk {
+    dcommi_rng rng;
+    uint64_t count, k, part;
+    uint64_t begin, end, index; /* of this part, and the element that is sent */
+    uint32_t word[4];
+} dcommi_randk_walk;
+
+static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
+{
+    return (dcommi_randk_walk){
+        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
+}
+
+/* False behind the last part. count * k < 2^64. */
+static bool dcommi_randk_next(dcommi_randk_walk *w)
+{
+    if (w->part == w->k) {
+        return false;
+    }
+    if (w->part % 4 == 0) {
+        dcommi_rng_block(&w->rng, w->part / 4, w->word);
+    }
+    w->begin = w->end;
+    w->end = (w->part + 1) * w->count / w->k;
+    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
+    w->part++;
+    return true;
+}
+
+/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+static float dcommi_randk_value(float x, float factor, size_t *clipped)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    bits = dcommi_f32_bits(value);
+    if ((bits & 0x7fffffffu) == 0x7f800000u) {
+        ++*clipped;
+        value = dcommi_f32_from_bits(bits - 1);
+    }
+    return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
+}
+
+/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
+static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
+            dcommi_codec_nonfinite(call, (size_t)i);
+            ++*wild;
+        }
+    }
+    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
+        float sum = call->x[i] + call->residual[i];
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            bool finite = !dcommi_f32_nonfinite(call->x[i]);
+            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
+            call->report.clipped += finite;
+        }
+        call->next[i] = sum;
+    }
+}
+
+/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
+static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
+                                void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        size_t wild = 0;
+        if (pass) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                wild += dcommi_f32_nonfinite(call->x[at]);
+            }
+        }
+        if (wild > 0) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                if (dcommi_f32_nonfinite(call->x[at])) {
+                    dcommi_codec_nonfinite(call, (size_t)at);
+                }
+                if (call->residual != NULL) {
+                    call->next[at] = call->residual[at];
+                }
+            }
+            uint32_t nan = DCOMMI_F32_NAN;
+            memcpy((char *)values + 4 * i, &nan, 4);
+            continue;
+        }
+        dcommi_randk_part(call, w.begin, w.end, &wild);
+        float x = call->residual != NULL                   ? call->next[w.index]
+                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
+                                                           : call->x[w.index];
+        float value =
+            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        memcpy((char *)values + 4 * i, &value, 4);
+        if (call->residual != NULL) {
+            call->next[w.index] = x - value;
+        }
+    }
+}
+
+/* x = the k values at their places and 0 elsewhere, or x += them. */
+static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
+                                 size_t count, bool add)
+{
+    dcommi_randk_walk w = dcommi_randk_start(seed, count, k);
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        float value;
+        memcpy(&value, (const char *)values + 4 * i, 4);
+        if (!add) {
+            memset(x + w.begin, 0, sizeof *x * (size_t)(w.end - w.begin));
+        }
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(value))) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                x[at] = dcommi_f32_canonical(add ? x[at] + value : value);
+            }
+            continue;
+        }
+        x[w.index] = add ? x[w.index] + value : value;
+    }
+}
+
+static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
+    memcpy(call->wire, &head, sizeof head);
+    dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
+    call->bytes = dcommi_randk_bytes(codec, call->count);
+    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_randk_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    dcommi_randk_head head;
+    memcpy(&head, wire, sizeof head);
+    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
+                         dcommi_randk_wanted(codec, count), x, count, add);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_randk_traits(const dcomm_codec *codec)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES |
+           DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
+}
+
+/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
+ * (1-1/s)|x|^2 when not. */
+static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t k = dcommi_randk_wanted(codec, count);
+    double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
+    if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
+        info->omega = longest - 1;
+    } else {
+        info->contraction = 1 - 1 / longest;
+    }
+}
+
+static const dcommi_codec_option dcommi_randk_options[] = {
+    {"k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX,
+     "below 1: share of the elements that is sent; else their number"},
+    {"scale", DCOMMI_CODEC_CHOICE, "unbiased|none", 0, 0, 0,
+     "unbiased: values are multiplied by d/k; none: as they are, for error feedback"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_randk = {
+    .name = "randk",
+    .summary = "k random elements, the same on every rank: only their values are sent",
+    .options = dcommi_randk_options,
+    .traits = dcommi_randk_traits,
+    .max_bytes = dcommi_randk_bytes,
+    .encode = dcommi_randk_encode,
+    .decode = dcommi_randk_decode,
+    .info = dcommi_randk_info,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_powersgd.h ================================================== */
+/* codec_powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
+ * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
+ *
+ * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
+ * Both products are linear in M, so that ranks which begin with the same Q may sum P before it is
+ * made orthonormal, and then Q: what comes out is the approximation of the sum. The steps are
+ * functions of their own for that. Wire: P (rank columns of f32), Q (likewise). */
+#ifndef DCOMMI_CODEC_POWERSGD_H
+#define DCOMMI_CODEC_POWERSGD_H
+
+/* ==== kernels/cpu_powersgd.h =============================================================== */
+/* cpu_powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
+ *
+ * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
+ * lanes, or one row after the other), so that a compiler may fuse what it likes and every
+ * instruction set gives the same bits. The same source is compiled for each of them. An element of
+ * the matrix that is denormal or not finite counts as 0. */
+#ifndef DCOMMI_CPU_POWERSGD_H
+#define DCOMMI_CPU_POWERSGD_H
+
+
+#if defined(__x86_64__)
+#endif
+
+#include <float.h>
+#include <math.h>
+
+typedef float dcommi_f32x8 __attribute__((vector_size(32)));
+typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
+typedef double dcommi_f64x8 __attribute__((vector_size(64)));
+typedef int64_t dcommi_i64x8 __attribute__((vector_size(64)));
+
+/* A flat array of `count` elements as a matrix, row by row; what lacks in the last row is 0. P is
+ * `rank` columns of `rows` elements, one column after the other, Q `rank` columns of `cols`. */
+typedef struct dcommi_matrix {
+    size_t count, rows, cols, rank;
+} dcommi_matrix;
+
+static inline size_t dcommi_matrix_padded(size_t n)
+{
+    return (n + 7) & ~(size_t)7;
+}
+
+/* Elements of row i that are there. */
+static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
+{
+    size_t from = i * m->cols;
+    return from >= m->count ? 0 : m->count - from < m->cols ? m->count - from : m->cols;
+}
+
+/* Eight elements, or the n of them that are there, as f64. They are no functions: how a vector is
+ * passed depends on the instruction set. */
+#define DCOMMI_MATRIX_WHOLE(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 32)
+#define DCOMMI_MATRIX_PART(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 4 * dcommi_matrix_left(N, c))
+#define DCOMMI_MATRIX_LOAD(OUT, AT, BYTES)                  \
+    do {                                                    \
+        dcommi_i32x8 bits = {0};                            \
+        dcommi_f32x8 value;                                 \
+        memcpy(&bits, AT, BYTES);                           \
+        dcommi_i32x8 exponent = bits & 0x7f800000;          \
+        bits &= (exponent != 0) & (exponent != 0x7f800000); \
+        memcpy(&value, &bits, sizeof value);                \
+        OUT = __builtin_convertvector(value, dcommi_f64x8); \
+    } while (0)
+
+/* How many of the eight elements from c on a row of this length has. */
+static inline size_t dcommi_matrix_left(size_t length, size_t c)
+{
+    return length <= c ? 0 : length - c < 8 ? length - c : 8;
+}
+
+#define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
+
+#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
+    do {                                \
+        dcommi_f64x8 a, b, m;           \
+        memcpy(&a, q0 + c, sizeof a);   \
+        memcpy(&b, q1 + c, sizeof b);   \
+        LOAD(m, row[0] + c, length[0]); \
+        s00 += m * a;                   \
+        s01 += m * b;                   \
+        LOAD(m, row[1] + c, length[1]); \
+        s10 += m * a;                   \
+        s11 += m * b;                   \
+        LOAD(m, row[2] + c, length[2]); \
+        s20 += m * a;                   \
+        s21 += m * b;                   \
+        LOAD(m, row[3] + c, length[3]); \
+        s30 += m * a;                   \
+        s31 += m * b;                   \
+    } while (0)
+
+/* Four rows, none shorter than the next, times two columns: out[row][column]. */
+#define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_tile_##NAME(const float *const *row, const size_t *length, \
+                                                 const double *q0, const double *q1,            \
+                                                 double(*out)[2])                               \
+    {                                                                                           \
+        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
+        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
+        size_t c = 0;                                                                           \
+        for (; c + 8 <= length[3]; c += 8) {                                                    \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                       \
+        for (; c < length[0]; c += 8) {                                                         \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                       \
+        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
+        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
+        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
+        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
+        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
+        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
+        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
+        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
+    }
+
+#define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
+    do {                                                  \
+        dcommi_f64x8 m0, m1, m2, m3;                      \
+        LOAD(m0, row[0] + c, length[0]);                  \
+        LOAD(m1, row[1] + c, length[1]);                  \
+        LOAD(m2, row[2] + c, length[2]);                  \
+        LOAD(m3, row[3] + c, length[3]);                  \
+        double *at = sum + c;                             \
+        for (size_t j = 0; j < rank; j++, at += stride) { \
+            dcommi_f64x8 s;                               \
+            memcpy(&s, at, sizeof s);                     \
+            s += m0 * weight[0][j];                       \
+            s += m1 * weight[1][j];                       \
+            s += m2 * weight[2][j];                       \
+            s += m3 * weight[3][j];                       \
+            memcpy(at, &s, sizeof s);                     \
+        }                                                 \
+    } while (0)
+
+/* sum[j][c] += row[0][c] * weight[0][j] + ..., row after row; a column of sums is `stride` long. */
+#define DCOMMI_MATRIX_STRIP(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_strip_##NAME(const float *const *row, const size_t *length, \
+                                                  const double *const *weight, size_t rank,      \
+                                                  double *sum, size_t stride)                    \
+    {                                                                                            \
+        size_t c = 0;                                                                            \
+        for (; c + 8 <= length[3]; c += 8) {                                                     \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                        \
+        for (; c < length[0]; c += 8) {                                                          \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                        \
+    }
+
+/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
+/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
+#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
+    do {                                                                                         \
+        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
+        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
+        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
+        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
+                           ((dcommi_i64x8)(-most) & below));                                     \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
+    do {                                                               \
+        dcommi_f64x8 s = {0};                                          \
+        for (size_t j = 0; j < rank; j++) {                            \
+            dcommi_f32x8 a = {0};                                      \
+            memcpy(&a, q + j * cols + c, BYTES);                       \
+            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
+        }                                                              \
+        DCOMMI_MATRIX_CLAMP(s);                                        \
+        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
+        if (how != 0) {                                                \
+            dcommi_f32x8 old = {0};                                    \
+            memcpy(&old, x + c, BYTES);                                \
+            v = how > 0 ? old + v : old - v;                           \
+        }                                                              \
+        memcpy(x + c, &v, BYTES);                                      \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
+    TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
+                                                   size_t cols, const double *weight, size_t rank, \
+                                                   int how)                                        \
+    {                                                                                              \
+        size_t c = 0;                                                                              \
+        for (; c + 8 <= n; c += 8) {                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(32);                                                         \
+        }                                                                                          \
+        if (c < n) {                                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(4 * (n - c));                                                \
+        }                                                                                          \
+    }
+
+#define DCOMMI_MATRIX_KERNELS(NAME, TARGET) \
+    DCOMMI_MATRIX_TILE(NAME, TARGET)        \
+    DCOMMI_MATRIX_STRIP(NAME, TARGET)       \
+    DCOMMI_MATRIX_EXPAND(NAME, TARGET)
+
+typedef struct dcommi_matrix_kernels {
+    void (*tile)(const float *const *row, const size_t *length, const double *q0, const double *q1,
+                 double (*out)[2]);
+    void (*strip)(const float *const *row, const size_t *length, const double *const *weight,
+                  size_t rank, double *sum, size_t stride);
+    void (*expand)(float *x, size_t n, const float *q, size_t cols, const double *weight,
+                   size_t rank, int how);
+} dcommi_matrix_kernels;
+
+DCOMMI_MATRIX_KERNELS(port, )
+#if defined(__x86_64__)
+DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_v256_TARGET)
+DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_v512_TARGET)
+#endif
+
+static dcommi_matrix_kernels dcommi_matrix_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx512, dcommi_matrix_strip_avx512,
+                                       dcommi_matrix_expand_avx512};
+    case DCOMMI_ISA_AVX2:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx2, dcommi_matrix_strip_avx2,
+                                       dcommi_matrix_expand_avx2};
+#endif
+    default:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_port, dcommi_matrix_strip_port,
+                                       dcommi_matrix_expand_port};
+    }
+}
+
+/* Bytes of workspace for one column of Q, or of P, in f64. */
+static inline size_t dcommi_matrix_column_bytes(size_t n)
+{
+    return 8 * dcommi_matrix_padded(n);
+}
+
+/* Four rows from i on; those behind the end are empty. */
+static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i, const float **row,
+                               size_t *length)
+{
+    for (size_t r = 0; r < 4; r++) {
+        length[r] = i + r < m->rows ? dcommi_matrix_row(m, i + r) : 0;
+        row[r] = length[r] > 0 ? x + (i + r) * m->cols : x;
+    }
+}
+
+/* P = M Q. wide: rank columns of Q in f64. */
+static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                                double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < stride; c++) {
+            wide[j * stride + c] = c < m->cols ? (double)q[j * m->cols + c] : 0;
+        }
+    }
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t j = 0; j < m->rank; j += 2) {
+            size_t k = j + 1 < m->rank ? j + 1 : j;
+            double out[4][2];
+            kernels.tile(row, length, wide + j * stride, wide + k * stride, out);
+            for (size_t r = 0; r < 4 && i + r < m->rows; r++) {
+                p[j * m->rows + i + r] = (float)out[r][0];
+                p[k * m->rows + i + r] = (float)out[r][k - j];
+            }
+        }
+    }
+}
+
+/* Q = M^T P. wide: rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
+#define DCOMMI_MATRIX_RANK 64
+static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *x, const float *p,
+                                           float *q, double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    memset(wide, 0, 8 * stride * m->rank);
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        double weight[4][DCOMMI_MATRIX_RANK];
+        const double *const weights[4] = {weight[0], weight[1], weight[2], weight[3]};
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t r = 0; r < 4; r++) {
+            for (size_t j = 0; j < m->rank; j++) {
+                weight[r][j] = i + r < m->rows ? (double)p[j * m->rows + i + r] : 0;
+            }
+        }
+        kernels.strip(row, length, weights, m->rank, wide, stride);
+    }
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < m->cols; c++) {
+            q[j * m->cols + c] = (float)wide[j * stride + c];
+        }
+    }
+}
+
+/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
+static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
+                                  int how)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    for (size_t i = 0; i < m->rows; i++) {
+        double weight[DCOMMI_MATRIX_RANK];
+        for (size_t j = 0; j < m->rank; j++) {
+            weight[j] = (double)p[j * m->rows + i];
+        }
+        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
+    }
+}
+
+static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
+{
+    double s[8] = {0};
+    for (size_t i = 0; i < n; i++) {
+        s[i % 8] += (double)a[i] * (double)b[i];
+    }
+    return DCOMMI_MATRIX_SUM(s);
+}
+
+/* Make the columns of P orthonormal, in order, by the modified method of Gram and Schmidt, twice
+ * (once leaves what f32 rounded away). A column that others span up to that becomes 0. */
+static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
+{
+    for (size_t j = 0; j < rank; j++) {
+        float *column = p + j * rows;
+        double before = dcommi_matrix_dot(column, column, rows), after = before;
+        for (int turn = 0; turn < 2; turn++) {
+            for (size_t k = 0; k < j; k++) {
+                const float *other = p + k * rows;
+                double share = (double)(float)dcommi_matrix_dot(column, other, rows);
+                for (size_t i = 0; i < rows; i++) {
+                    column[i] = (float)((double)column[i] - share * (double)other[i]);
+                }
+            }
+            after = dcommi_matrix_dot(column, column, rows);
+            bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
+            double scale = spanned ? 0 : 1 / sqrt(after);
+            for (size_t i = 0; i < rows; i++) {
+                column[i] = (float)((double)column[i] * scale);
+            }
+            before = after * scale * scale;
+        }
+    }
+}
+
+#endif
+
+#include <float.h>
+
+enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS = 2 };
+
+/* Columns that Q begins with have this length, so that P overflows for no M of finite numbers. */
+#define DCOMMI_POWERSGD_LENGTH 0x1p-20
+
+/* ---- the steps ---- */
+
+static size_t dcommi_powersgd_side(size_t count)
+{
+    size_t side = (size_t)sqrt((double)count);
+    while (side * side < count) {
+        side++;
+    }
+    return side;
+}
+
+/* rows=0: nearly square. Rank is cut to what the matrix can have. */
+static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = {.count = count};
+    size_t rows = (size_t)codec->value[DCOMMI_POWERSGD_ROWS];
+    size_t rank = (size_t)codec->value[DCOMMI_POWERSGD_RANK];
+    if (count > 0) {
+        rows = rows == 0 ? dcommi_powersgd_side(count) : rows < count ? rows : count;
+        m.cols = count / rows + (count % rows != 0);
+        m.rows = count / m.cols + (count % m.cols != 0);
+        m.rank = rank < m.rows ? rank : m.rows;
+        m.rank = m.rank < m.cols ? m.rank : m.cols;
+    }
+    return m;
+}
+
+/* Elements of P, of Q. */
+static size_t dcommi_powersgd_p_count(const dcommi_matrix *m)
+{
+    return m->rank * m->rows;
+}
+
+static size_t dcommi_powersgd_q_count(const dcommi_matrix *m)
+{
+    return m->rank * m->cols;
+}
+
+/* Bytes of scratch memory for either product. */
+static size_t dcommi_powersgd_scratch(const dcommi_matrix *m)
+{
+    return m->rank * dcommi_matrix_column_bytes(m->cols);
+}
+
+/* Make Q ready for a step: the columns that it has to length DCOMMI_POWERSGD_LENGTH, those that are
+ * 0 random, by the part of the key that ranks share. Zero it before the first step. */
+static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key *key, float *q)
+{
+    dcommi_rng rng = dcommi_rng_make(key->seed, key->tensor, key->step, 0, key->first);
+    for (size_t j = 0; j < m->rank; j++) {
+        float *column = q + j * m->cols;
+        double length = dcommi_matrix_dot(column, column, m->cols);
+        if (!(length > 0) || length > DBL_MAX) {
+            for (size_t c = 0; c < m->cols; c++) {
+                uint32_t bits = dcommi_rng_element(&rng, j * m->cols + c);
+                column[c] = (float)(int32_t)(bits | 1) * 0x1p-31f;
+            }
+            length = dcommi_matrix_dot(column, column, m->cols);
+        }
+        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
+        for (size_t c = 0; c < m->cols; c++) {
+            column[c] = (float)((double)column[c] * scale);
+        }
+    }
+}
+
+/* P = M Q. */
+static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                              void *scratch)
+{
+    dcommi_matrix_times(m, x, q, p, scratch);
+}
+
+static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
+{
+    dcommi_matrix_orthonormal(p, m->rows, m->rank);
+}
+
+/* Q = M^T P. */
+static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
+                              void *scratch)
+{
+    dcommi_matrix_transposed_times(m, x, p, q, scratch);
+}
+
+/* ---- the codec ---- */
+
+static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
+{
+    if (count > (size_t)1 << 48) {
+        return SIZE_MAX;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
+    return dcommi_powersgd_scratch(&m) +
+           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+/* What is remembered from step to step: Q. */
+static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * dcommi_powersgd_q_count(&m);
+}
+
+/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
+static void dcommi_powersgd_read(dcommi_encoding *call)
+{
+    bool adds = call->residual != NULL;
+    for (size_t i = 0; i < call->count; i++) {
+        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            if (!dcommi_f32_nonfinite(x)) {
+                call->report.clipped++;
+                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+            } else {
+                dcommi_codec_nonfinite(call, i);
+                sum = adds ? call->residual[i] : 0;
+            }
+        }
+        if (adds) {
+            call->next[i] = sum;
+        }
+    }
+}
+
+/* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
+static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
+{
+    for (size_t i = 0; i < call->count; i++) {
+        if (dcommi_f32_nonfinite(call->x[i])) {
+            dcommi_codec_nonfinite(call, i);
+        }
+    }
+    if (call->report.nonfinite == 0) {
+        return false;
+    }
+    for (size_t i = 0; i < numbers; i++) {
+        uint32_t nan = DCOMMI_F32_NAN;
+        memcpy(call->wire + 4 * i, &nan, 4);
+    }
+    if (call->residual != NULL && call->next != call->residual) {
+        memcpy(call->next, call->residual, sizeof *call->next * call->count);
+    }
+    return true;
+}
+
+static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
+            ++*clipped;
+            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
+        }
+    }
+}
+
+static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
+    size_t p_count = dcommi_powersgd_p_count(&m), q_count = dcommi_powersgd_q_count(&m);
+    void *scratch = call->workspace;
+    float *p = (float *)(void *)((char *)scratch + dcommi_powersgd_scratch(&m)), *q = p + p_count;
+    call->bytes = 4 * (p_count + q_count);
+    if (call->count == 0 || (codec->nonfinite == DCOMMI_NONFINITE_PASS &&
+                             dcommi_powersgd_poisoned(call, p_count + q_count))) {
+        return DCOMM_OK;
+    }
+    dcommi_powersgd_read(call);
+    const float *x = call->residual != NULL ? call->next : call->x;
+    if (call->state != NULL) {
+        memcpy(q, call->state, 4 * q_count);
+    } else {
+        memset(q, 0, 4 * q_count);
+    }
+    for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
+        dcommi_powersgd_start(&m, &call->key, q);
+        dcommi_powersgd_p(&m, x, q, p, scratch);
+        dcommi_powersgd_orthonormal(&m, p);
+        dcommi_powersgd_q(&m, x, p, q, scratch);
+        dcommi_powersgd_clip(q, q_count, &call->report.clipped);
+    }
+    memcpy(call->wire, p, call->bytes);
+    if (call->state != NULL) {
+        memcpy(call->state, q, 4 * q_count);
+    }
+    if (call->residual != NULL) {
+        dcommi_matrix_product(&m, p, q, call->next, -1);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                           float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_powersgd_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    const float *p = wire;
+    float *copy = NULL;
+    if ((uintptr_t)wire % sizeof(float) != 0) {
+        copy = dcommi_alloc_raw(bytes);
+        if (copy == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        p = memcpy(copy, wire, bytes);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    dcommi_matrix_product(&m, p, p + dcommi_powersgd_p_count(&m), x, add ? 1 : 0);
+    dcommi_free(copy);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_powersgd_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* P P^T is a projection: the error is never longer than the input. */
+static void dcommi_powersgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    size_t shorter = m.rows < m.cols ? m.rows : m.cols;
+    if (m.rank == shorter) {
+        info->contraction = 0;
+    }
+}
+
+static const dcommi_codec_option dcommi_powersgd_options[] = {
+    {"rank", DCOMMI_CODEC_INTEGER, NULL, 2, 1, DCOMMI_MATRIX_RANK, "columns of P and of Q"},
+    {"rows", DCOMMI_CODEC_INTEGER, NULL, 0, 0, 1e9, "of the matrix; 0: nearly as many as columns"},
+    {"turns", DCOMMI_CODEC_INTEGER, NULL, 1, 1, 16, "how often both products are taken"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_powersgd = {
+    .name = "powersgd",
+    .summary = "the array as a matrix, approximated by one of low rank",
+    .options = dcommi_powersgd_options,
+    .traits = dcommi_powersgd_traits,
+    .max_bytes = dcommi_powersgd_bytes,
+    .workspace = dcommi_powersgd_workspace,
+    .encode = dcommi_powersgd_encode,
+    .decode = dcommi_powersgd_decode,
+    .info = dcommi_powersgd_info,
+    .state = dcommi_powersgd_state,
+};
+
+#endif
+
+static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_f16,
+    &dcommi_codec_bf16,
+    &dcommi_codec_fp8,
+    &dcommi_codec_qsgd,
+    &dcommi_codec_tern,
+    &dcommi_codec_sign,
+    &dcommi_codec_topk,
+    &dcommi_codec_threshold,
+    &dcommi_codec_topk_qsgd,
+    &dcommi_codec_randk,
+    &dcommi_codec_powersgd,
+    NULL,
+};
+
+#endif
+
+#include <math.h>
+
+static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
+                                                        DCOMMI_CODEC_CHOICE,
+                                                        "fail|zero|pass",
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        "what becomes of NaN and infinity"};
+
+/* Text with room that it does not leave. */
+typedef struct dcommi_codec_text {
+    char *at;
+    size_t room, used;
+} dcommi_codec_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    va_end(args);
+    if (n > 0) {
+        text->used += (size_t)n;
+        text->used = text->used < text->room ? text->used : text->room - 1;
+    }
+}
+
+static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
+{
+    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+        const char *known = dcommi_codec_table[i]->name;
+        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+            return dcommi_codec_table[i];
+        }
+    }
+    return NULL;
+}
+
+/* The position of a word in "a|b|c", -1: it is not there. */
+static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+{
+    for (int i = 0;; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && memcmp(choices, word, len) == 0) {
+            return i;
+        }
+        if (choices[n] == '\0') {
+            return -1;
+        }
+        choices += n + 1;
+    }
+}
+
+/* What an option may be, for people. */
+static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        dcommi_codec_print(text, "%s", option->choices);
+    } else {
+        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
+                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                           option->most);
+    }
+}
+
+/* A value as it is written: the shortest decimal that reads back as the same number. */
+static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+                              double value)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        const char *word = option->choices;
+        for (int i = 0; i < (int)value; i++) {
+            word += strcspn(word, "|") + 1;
+        }
+        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        return;
+    }
+    char number[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) {
+            break;
+        }
+    }
+    dcommi_codec_print(text, "%s", number);
+}
+
+/* One value, `len` characters of it. */
+static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
+                                      const dcommi_codec_option *option, const char *text,
+                                      size_t len, double *value)
+{
+    bool good = false;
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        int i = dcommi_codec_choice(option->choices, text, len);
+        *value = i;
+        good = i >= 0;
+    } else {
+        char number[40];
+        char *end = number;
+        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+            memcpy(number, text, len);
+            number[len] = '\0';
+            *value = strtod(number, &end);
+            good = *end == '\0' && end != number && *value >= option->least &&
+                   *value <= option->most &&
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+        }
+    }
+    if (good) {
+        return DCOMM_OK;
+    }
+    char allowed[200];
+    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_codec_allowed(&to, option);
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
+                       option->name, (int)(len < 40 ? len : 40), text,
+                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+}
+
+static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
+                                                size_t len)
+{
+    char known[200];
+    dcommi_codec_text to = {known, sizeof known, 0};
+    known[0] = '\0';
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_print(&to, "%s, ", o->name);
+    }
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
+                       ops->name, (int)(len < 40 ? len : 40), name, known,
+                       dcommi_codec_common.name);
+}
+
+/* The part behind the colon. */
+static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+{
+    const dcommi_codec_ops *ops = codec->ops;
+    bool given_common = false;
+    for (const char *next; *text != '\0'; text = next) {
+        size_t len = strcspn(text, ",");
+        size_t name = strcspn(text, "=");
+        next = text + len + (text[len] == ',');
+        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
+                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
+        }
+        const char *value = text + name + 1;
+        size_t value_len = len - name - 1;
+        int i = 0;
+        while (ops->options[i].kind != DCOMMI_CODEC_END &&
+               (strlen(ops->options[i].name) != name ||
+                memcmp(ops->options[i].name, text, name) != 0)) {
+            i++;
+        }
+        bool *given = &codec->given[i];
+        if (ops->options[i].kind != DCOMMI_CODEC_END) {
+            DCOMMI_TRY(
+                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
+        } else if (name == strlen(dcommi_codec_common.name) &&
+                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+            double policy = 0;
+            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
+            codec->nonfinite = (int)policy;
+            given = &given_common;
+        } else {
+            return dcommi_codec_unknown_option(ops, text, name);
+        }
+        if (*given) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
+                               (int)name, text);
+        }
+        *given = true;
+    }
+    return DCOMM_OK;
+}
+
+/* Fill in codec->ops, values and policy. */
+static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
+{
+    size_t len = strcspn(spec, ":");
+    codec->ops = dcommi_codec_find(spec, len);
+    if (codec->ops == NULL) {
+        char known[200];
+        dcommi_codec_text to = {known, sizeof known, 0};
+        known[0] = '\0';
+        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
+                           (int)(len < 40 ? len : 40), spec, known);
+    }
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        codec->value[i] = codec->ops->options[i].preset;
+    }
+    if (spec[len] == ':' && spec[len + 1] == '\0') {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
+                           codec->ops->name);
+    }
+    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
+}
+
+/* The canonical spec, from the values. */
+static void dcommi_codec_write_spec(dcomm_codec *codec)
+{
+    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
+        dcommi_codec_print(&to, ",");
+    }
+    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
+}
+
+#endif
+
+#include <float.h>
+
+/* ---- life ---- */
+
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
+{
+    if (spec == NULL || codec_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
+                           spec == NULL ? "spec" : "codec_p");
+    }
+    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
+    if (codec == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_codec_parse(codec, spec);
+    if (status == DCOMM_OK && codec->ops->make != NULL) {
+        status = codec->ops->make(codec);
+    }
+    if (status != DCOMM_OK) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    dcommi_codec_write_spec(codec);
+    *codec_p = codec;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
+{
+    if (codec_p != NULL && *codec_p != NULL) {
+        dcomm_codec_destroy(&(*codec_p)->inner);
+        dcommi_free(*codec_p);
+        *codec_p = NULL;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- what is known of it ---- */
+
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
+{
+    return codec != NULL ? codec->spec : "";
+}
+
+DCOMM_API const char *dcomm_codec_name(size_t i)
+{
+    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
+    return i < n ? dcommi_codec_table[i]->name : NULL;
+}
+
+static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+                                   double preset)
+{
+    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_codec_show(to, option, preset);
+    dcommi_codec_print(to, "  (");
+    dcommi_codec_allowed(to, option);
+    dcommi_codec_print(to, ")  %s\n", option->meaning);
+}
+
+DCOMM_API const char *dcomm_codec_help(const char *name)
+{
+    static _Thread_local char help[2048];
+    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
+    if (ops == NULL) {
+        return NULL;
+    }
+    dcommi_codec_text to = {help, sizeof help, 0};
+    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_help_line(&to, o, o->preset);
+    }
+    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
+    return help;
+}
+
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
+}
+
+static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
+{
+    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
+    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* An array of f32 in a workspace. */
+static size_t dcommi_codec_array_bytes(size_t count)
+{
+    size_t bytes = dcommi_size_mul(count, sizeof(float));
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
+static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec == NULL ? 0
+                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
+                                           dcommi_codec_feedback_bytes(codec, count));
+}
+
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
+    return codec == NULL || codec->ops->recode != NULL
+               ? bytes
+               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info)
+{
+    if (codec == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
+                           codec == NULL ? "codec" : "info");
+    }
+    unsigned traits = codec->ops->traits(codec);
+    *info = (dcomm_codec_info){.name = codec->ops->name,
+                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
+                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
+                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
+                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
+                               .granule = 1,
+                               .max_bytes = codec->ops->max_bytes(codec, count),
+                               .omega = (double)NAN,
+                               .contraction = (double)NAN};
+    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
+    if (codec->ops->info != NULL) {
+        codec->ops->info(codec, count, info);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
+                                             const void *wire, size_t capacity, size_t count,
+                                             const size_t *bytes_p)
+{
+    if (codec == NULL || bytes_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
+                           codec == NULL ? "codec" : "bytes_p");
+    }
+    size_t need = codec->ops->max_bytes(codec, count);
+    if (need == SIZE_MAX || capacity < need) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
+                           codec->ops->name, need, count, capacity);
+    }
+    if (wire == NULL && need > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's workspace, or one for this call; *own is then to be freed. */
+static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
+{
+    *own = NULL;
+    if (*workspace == NULL && bytes > 0) {
+        *workspace = *own = dcommi_alloc_raw(bytes);
+    }
+    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
+
+/* Feedback for a codec that encodes a plain array only. */
+static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    const float *x = call->x, *residual = call->residual;
+    unsigned char *at = call->workspace;
+    float *e = (float *)(void *)at;
+    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
+    size_t clipped = 0;
+    dcommi_encoding plain = *call;
+    for (size_t i = 0; i < call->count; i++) {
+        if (!dcommi_f32_nonfinite(x[i])) {
+            e[i] = x[i] + residual[i];
+            if (dcommi_f32_nonfinite(e[i])) {
+                e[i] = copysignf(FLT_MAX, e[i]);
+                clipped++;
+            }
+        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+            e[i] = x[i];
+        } else {
+            dcommi_codec_nonfinite(&plain, i);
+            e[i] = residual[i];
+        }
+    }
+    plain.x = e;
+    plain.residual = NULL;
+    plain.next = NULL;
+    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
+    DCOMMI_TRY(codec->ops->encode(codec, &plain));
+    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
+    for (size_t i = 0; i < call->count; i++) {
+        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    }
+    call->bytes = plain.bytes;
+    call->report = plain.report;
+    call->report.clipped += clipped;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
+                                            : codec->ops->encode(codec, call);
+}
+
+static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
+                                         size_t count, const dcomm_codec_key *key, void *wire)
+{
+    dcommi_encoding call = {.x = x,
+                            .residual = residual,
+                            .next = next,
+                            .count = count,
+                            .wire = wire,
+                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
+    if (key != NULL) {
+        call.key = *key;
+    }
+    return call;
+}
+
+/* What is left to do when the codec is through: the outputs, and the policy. */
+static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
+                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
+                                         dcomm_codec_report *report)
+{
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    *bytes_p = call->report.bytes = call->bytes;
+    if (report != NULL) {
+        *report = call->report;
+    }
+    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        size_t at = call->report.first_nonfinite;
+        char value[32] = "a sum of wires";
+        if (call->x != NULL) {
+            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
+                           what, call->report.nonfinite, call->count, at, value);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
+                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
+                                     void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
+    if (call->x == NULL && call->count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
+    }
+    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
+                                         : dcomm_codec_workspace_bytes(codec, call->count);
+    void *own;
+    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
+    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report)
+{
+    if ((residual == NULL || next == NULL) && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
+                           residual == NULL ? "residual" : "next");
+    }
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
+                            report);
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
+                                             const void *const *wires, const size_t *bytes,
+                                             size_t n, const void *x, size_t count)
+{
+    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
+                           codec == NULL   ? "codec is NULL"
+                           : n == 0        ? "there are no wires"
+                           : wires == NULL ? "wires is NULL"
+                           : bytes == NULL ? "bytes is NULL"
+                                           : "x is NULL");
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (wires[i] == NULL && bytes[i] > 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
+    return codec->ops->decode(codec, wire, bytes, x, count, false);
+}
+
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
+    return codec->ops->decode(codec, wire, bytes, acc, count, true);
+}
+
+static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                                     size_t count)
+{
+    if (in->n > 1 && codec->ops->decode_sum != NULL) {
+        return codec->ops->decode_sum(codec, in, x, count);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
+    dcommi_wires in = {wires, bytes, n};
+    return dcommi_codec_sum(codec, &in, x, count);
+}
+
+/* ---- decoding and encoding again ---- */
+
+static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                        float factor, dcommi_encoding *call)
+{
+    if (codec->ops->recode != NULL) {
+        return codec->ops->recode(codec, in, factor, call);
+    }
+    float *sum = call->workspace;
+    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
+    for (size_t i = 0; factor != 1 && i < call->count; i++) {
+        sum[i] *= factor;
+    }
+    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
+    call->x = sum;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    call->x = NULL;
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
+    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
+                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
+    }
+    void *own;
+    DCOMMI_TRY(
+        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    dcommi_wires in = {wires, bytes, n};
+    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
+    call.workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+}
+
+#endif
+
+#ifndef DCOMM_NO_COMM
+/* ==== include/dcomm/impl/device_host.h ===================================================== */
+/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+#ifndef DCOMMI_DEVICE_HOST_H
+#define DCOMMI_DEVICE_HOST_H
+
+/* ==== include/dcomm/impl/device.h ========================================================== */
+/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
+ * their own table. The device layer knows no rank. */
+#ifndef DCOMMI_DEVICE_H
+#define DCOMMI_DEVICE_H
+
+
+/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
+ * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
+ * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+ * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
+ * rounding of the f64 product towards zero; dst may equal src. */
+static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor);
+/* memcpy for long, cold copies (non-temporal where that is faster). */
+static void dcommi_host_copy(void *dst, const void *src, size_t len);
+
+#endif
 /* ==== kernels/cpu.h ======================================================================== */
-/* cpu.h - which kernels this machine runs, chosen once at run time. */
+/* cpu.h - the folds of the instruction set that this machine runs. */
 #ifndef DCOMMI_CPU_H
 #define DCOMMI_CPU_H
 
@@ -3005,72 +8860,9 @@ DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
 static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
 
 #endif
-
-#include <cpuid.h>
 #endif
 
-typedef enum dcommi_isa {
-    DCOMMI_ISA_PORTABLE = 0,
-    DCOMMI_ISA_AVX2 = 1,
-    DCOMMI_ISA_AVX512 = 2,
-    DCOMMI_ISA_COUNT = 3
-} dcommi_isa;
-
-static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
-
-/* The best that the processor and the operating system carry. */
-static dcommi_isa dcommi_isa_best(void)
-{
-#if defined(__x86_64__)
-    unsigned a, b, c, d;
-    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        return DCOMMI_ISA_AVX512;
-    }
-    if (f16c && __builtin_cpu_supports("avx2")) {
-        return DCOMMI_ISA_AVX2;
-    }
-#endif
-    return DCOMMI_ISA_PORTABLE;
-}
-
-static _Atomic int dcommi_isa_chosen = -1;
-
-/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
-static dcommi_isa dcommi_isa_force(int wanted)
-{
-    dcommi_isa best = dcommi_isa_best();
-    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
-    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
-    return isa;
-}
-
-/* DCOMM_ISA=portable|avx2|avx512 forces one. */
-static dcommi_isa dcommi_isa_get(void)
-{
-    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
-    if (DCOMMI_LIKELY(known >= 0)) {
-        return (dcommi_isa)known;
-    }
-    const char *name = getenv("DCOMM_ISA");
-    int wanted = DCOMMI_ISA_COUNT - 1;
-    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
-        wanted--;
-    }
-    dcommi_isa isa = dcommi_isa_force(wanted);
-    if (name != NULL && (int)isa != wanted) {
-        static atomic_flag warned = ATOMIC_FLAG_INIT;
-        if (!atomic_flag_test_and_set(&warned)) {
-            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
-                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
-                       dcommi_isa_names[isa]);
-        }
-    }
-    return isa;
-}
-
-static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
     switch (dcommi_isa_get()) {
 #if defined(__x86_64__)
@@ -3083,2423 +8875,6 @@ static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind
         return dcommi_port_folds[dtype][kind];
     }
 }
-
-#endif
-
-#define DCOMMI_ABS_BITS 0x7fffffffu
-#define DCOMMI_INF_BITS 0x7f800000u
-#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
-/* Kept elements are stored in whole vectors: this many may be written behind the last. */
-#define DCOMMI_TOPK_SLACK 16
-
-/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
- * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
-typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
-                                      uint32_t first, uint32_t threshold, uint32_t *bits,
-                                      uint32_t *index, size_t have, size_t *done);
-
-static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
-                                    uint32_t first, uint32_t threshold, uint32_t *bits,
-                                    uint32_t *index, size_t have, size_t *done)
-{
-    size_t i = 0;
-    if (residual == NULL) {
-        for (; i < n; i++) {
-            uint32_t b = dcommi_f32_bits(x[i]);
-            bits[have] = b;
-            index[have] = first + (uint32_t)i;
-            have += (b & DCOMMI_ABS_BITS) >= threshold;
-        }
-    }
-    for (; i < n; i++) {
-        uint32_t b = dcommi_f32_bits(x[i] + residual[i]);
-        uint32_t key = b & DCOMMI_ABS_BITS;
-        if (DCOMMI_UNLIKELY(key >= DCOMMI_INF_BITS)) {
-            break;
-        }
-        bits[have] = b;
-        index[have] = first + (uint32_t)i;
-        have += key >= threshold;
-        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
-    }
-    *done = i;
-    return have;
-}
-
-#if defined(__x86_64__)
-
-/* Those of 32 elements whose bit is set, read from where the vectors were. */
-static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
-                                      uint32_t *index, size_t have)
-{
-    for (; mask != 0; mask &= mask - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        bits[have] = dcommi_f32_bits(x[lane]);
-        index[have++] = first + lane;
-    }
-    return have;
-}
-
-DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
-{
-    __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
-    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
-}
-
-DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
-                                                       float *next, size_t n, uint32_t first,
-                                                       uint32_t threshold, uint32_t *bits,
-                                                       uint32_t *index, size_t have, size_t *done)
-{
-    const __m256i below = _mm256_set1_epi32((int)threshold - 1);
-    const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
-    size_t i = 0;
-    for (; n - i >= 32; i += 32) {
-        const float *in = x + i;
-        uint32_t mask = 0;
-        dcommi_avx2_ahead((const unsigned char *)in + DCOMMI_SIMD_AHEAD);
-        if (residual == NULL) {
-            for (int v = 0; v < 4; v++) {
-                mask |= dcommi_topk_reach_avx2(
-                            dcommi_avx2_load((const unsigned char *)(in + 8 * v)), below)
-                        << (8 * v);
-            }
-            have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
-            continue;
-        }
-        const float *left = residual + i;
-        dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
-        __m256i sum[4];
-        uint32_t wild = 0;
-        for (int v = 0; v < 4; v++) {
-            sum[v] = _mm256_castps_si256(
-                _mm256_add_ps(_mm256_loadu_ps(in + 8 * v), _mm256_loadu_ps(left + 8 * v)));
-            mask |= dcommi_topk_reach_avx2(sum[v], below) << (8 * v);
-            wild |= dcommi_topk_reach_avx2(sum[v], finite);
-        }
-        if (DCOMMI_UNLIKELY(wild != 0)) {
-            break;
-        }
-        for (int v = 0; v < 4; v++) {
-            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
-        }
-        size_t had = have;
-        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
-        for (; had < have; had++) {
-            next[index[had] - first] = 0;
-        }
-    }
-    size_t more;
-    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
-                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
-    *done = i + more;
-    return have;
-}
-
-DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
-                                                    uint32_t *bits, uint32_t *index, size_t have)
-{
-    _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
-    _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
-    return have + (size_t)__builtin_popcount(mask);
-}
-
-DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
-                                                           float *next, size_t n, uint32_t first,
-                                                           uint32_t threshold, uint32_t *bits,
-                                                           uint32_t *index, size_t have,
-                                                           size_t *done)
-{
-    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
-    const __m512i limit = _mm512_set1_epi32((int)threshold);
-    const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
-    const __m512i step = _mm512_set1_epi32(16);
-    __m512i at =
-        _mm512_add_epi32(_mm512_set1_epi32((int)first),
-                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    size_t i = 0;
-    for (; residual == NULL && n - i >= 64; i += 64) {
-        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
-        for (int v = 0; v < 4; v++) {
-            __m512i b = _mm512_loadu_si512(x + i + 16 * v);
-            __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
-            have = dcommi_topk_keep_avx512(kept, b, at, bits, index, have);
-            at = _mm512_add_epi32(at, step);
-        }
-    }
-    for (; residual != NULL && n - i >= 64; i += 64) {
-        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
-        dcommi_avx512_ahead((const unsigned char *)(residual + i) + DCOMMI_SIMD_AHEAD);
-        __m512i b[4], key[4];
-        for (int v = 0; v < 4; v++) {
-            b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
-                                                     _mm512_loadu_ps(residual + i + 16 * v)));
-            key[v] = _mm512_and_si512(b[v], magnitude);
-        }
-        __m512i most =
-            _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
-        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
-            break;
-        }
-        for (int v = 0; v < 4; v++) {
-            __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
-            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
-            have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
-            at = _mm512_add_epi32(at, step);
-        }
-    }
-    size_t more;
-    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
-                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
-    *done = i + more;
-    return have;
-}
-
-#endif
-
-static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
-{
-    switch (dcommi_isa_get()) {
-#if defined(__x86_64__)
-    case DCOMMI_ISA_AVX512:
-        return dcommi_topk_scan_avx512;
-    case DCOMMI_ISA_AVX2:
-        return dcommi_topk_scan_avx2;
-#endif
-    default:
-        return dcommi_topk_scan_port;
-    }
-}
-
-#endif
-
-#include <math.h>
-
-#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
-#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
-#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
-#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
-#define DCOMMI_TOPK_BINS 2048
-
-typedef struct dcommi_topk {
-    const float *x;
-    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
-    float *next;            /* may be the residual */
-    size_t count;           /* at most UINT32_MAX */
-    size_t k;               /* wanted; at most count */
-    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
-    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
-    size_t room;
-    size_t have; /* kept so far; in the end what was selected */
-    size_t seen; /* of these, how many were looked at for numbers that are not finite */
-    size_t nonfinite, first_nonfinite;
-    size_t clipped; /* sums beyond the largest number, which they became */
-} dcommi_topk;
-
-/* How many elements `bits` and `index` must have room for. */
-static size_t dcommi_topk_room(size_t count, size_t k)
-{
-    size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
-    size_t twice = k > count / 2 ? count : 2 * k;
-    size_t most = twice + 2 * DCOMMI_TOPK_BLOCK > sample ? twice + 2 * DCOMMI_TOPK_BLOCK : sample;
-    return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
-}
-
-/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
-static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
-{
-    uint32_t low = DCOMMI_ABS_BITS, high = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
-        low = key < low ? key : low;
-        high = key > high ? key : high;
-    }
-    while (low < high) {
-        uint32_t bin[DCOMMI_TOPK_BINS] = {0};
-        unsigned shift = 0;
-        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
-            shift++;
-        }
-        for (size_t i = 0; i < n; i++) {
-            uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
-            if (above <= high - low) {
-                bin[above >> shift]++;
-            }
-        }
-        uint32_t b = (high - low) >> shift;
-        for (; bin[b] < k; b--) {
-            k -= bin[b];
-        }
-        uint32_t past = ((uint32_t)1 << shift) - 1;
-        low += b << shift;
-        high = high - low > past ? low + past : high;
-    }
-    *equal_p = k;
-    return low;
-}
-
-/* Count one that is not finite. */
-static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
-{
-    t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
-    t->nonfinite++;
-}
-
-/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
-static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
-{
-    uint32_t most = 0;
-    for (size_t i = t->seen; i < t->have; i++) {
-        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
-        most = key > most ? key : most;
-    }
-    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
-    for (size_t i = to; i < t->have; i++) {
-        uint32_t b = t->bits[i];
-        bool keep = true;
-        if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
-            dcommi_topk_count(t, t->index[i]);
-            if (!t->pass) {
-                b = 0;
-                keep = threshold == 0;
-            }
-        }
-        t->bits[to] = b;
-        t->index[to] = t->index[i];
-        to += keep;
-    }
-    t->have = to;
-    t->seen = to;
-}
-
-/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
-static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
-{
-    dcommi_topk_tame(t, threshold);
-    if (t->have <= k) {
-        return threshold;
-    }
-    size_t equal = 0, to = 0;
-    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
-    for (size_t i = 0; i < t->have; i++) {
-        uint32_t b = t->bits[i], at = t->index[i];
-        uint32_t key = b & DCOMMI_ABS_BITS;
-        bool tie = key == kth && equal > 0;
-        bool keep = key > kth || tie;
-        equal -= tie;
-        t->bits[to] = b;
-        t->index[to] = at;
-        to += keep;
-        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
-            t->next[at] = dcommi_f32_from_bits(b);
-        }
-    }
-    t->have = to;
-    t->seen = to;
-    return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
-}
-
-/* The element at i, whose sum with the residual is not finite. */
-static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
-{
-    float left = t->residual[i];
-    float sum = t->x[i] + left;
-    uint32_t b = dcommi_f32_bits(sum);
-    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
-        dcommi_topk_count(t, i);
-        b = t->pass ? b : dcommi_f32_bits(left);
-    } else {
-        t->clipped++;
-        b--;
-    }
-    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
-    bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
-    t->bits[t->have] = b;
-    t->index[t->have] = (uint32_t)i;
-    t->have += keep;
-    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
-}
-
-/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
-static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
-{
-    dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
-    const float *x = again ? t->next : t->x;
-    bool adds = t->residual != NULL && !again;
-    size_t room = t->room - DCOMMI_TOPK_SLACK;
-    t->have = 0;
-    t->seen = 0;
-    for (size_t i = 0; i < t->count;) {
-        size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
-        size_t done;
-        if (room - t->have < n) {
-            threshold = dcommi_topk_cut(t, t->k, threshold);
-        }
-        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
-                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
-        i += done;
-        if (done < n) {
-            dcommi_topk_odd(t, i++, threshold);
-        }
-        t->seen = adds ? t->have : t->seen;
-    }
-    dcommi_topk_tame(t, threshold);
-}
-
-/* How many runs a sample of `count` elements has; 0: they are too few for one. */
-static size_t dcommi_topk_sample_lines(size_t count)
-{
-    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
-    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
-    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
-}
-
-/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
- * sample tells; 0 where that cannot be told. */
-static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
-{
-    size_t lines = dcommi_topk_sample_lines(t->count);
-    if (lines == 0 || t->k == 0) {
-        return t->k == 0 ? DCOMMI_INF_BITS : 0;
-    }
-    size_t stride = t->count / lines;
-    size_t n = 0;
-    for (size_t l = 0; l < lines; l++) {
-        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
-        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
-        for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
-            float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
-            t->bits[n++] = dcommi_f32_bits(sum);
-        }
-    }
-    double share = (double)t->k * ((double)n / (double)t->count);
-    double rank = share + spare * (sqrt(share) + 1);
-    if (rank >= (double)n) {
-        return 0;
-    }
-    size_t equal;
-    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
-    return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
-}
-
-/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
- * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
- * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
- */
-static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
-{
-    t->nonfinite = 0;
-    t->clipped = 0;
-    if (exact && t->pass && t->residual != NULL) {
-        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
-    }
-    dcommi_topk_pass(t, threshold, false);
-    if (exact && t->have < t->k && threshold > 0) {
-        bool again = t->residual != NULL;
-        for (size_t i = 0; again && i < t->have; i++) {
-            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
-        }
-        t->nonfinite = again ? t->nonfinite : 0;
-        dcommi_topk_pass(t, 0, again);
-        dcommi_topk_cut(t, t->k, 0);
-        for (size_t i = 0; again && i < t->have; i++) {
-            t->next[t->index[i]] = 0;
-        }
-        return;
-    }
-    dcommi_topk_cut(t, t->k, threshold);
-}
-
-#endif
-
-enum { DCOMMI_TOPK_CHUNK = 256 };
-enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
-enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
-enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2 };
-
-static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
-                                         size_t count)
-{
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire with %zu of %zu elements %s",
-                       codec->ops->name, kept, count, what);
-}
-
-/* ---- lengths ---- */
-
-static bool dcommi_topk_is_exact(const dcomm_codec *codec);
-
-/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
-static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
-{
-    double k = codec->value[DCOMMI_TOPK_K];
-    double wanted = k < 1 ? k * (double)count : k;
-    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
-}
-
-/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
-static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
-{
-    size_t k = dcommi_topk_wanted(codec, count);
-    return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
-}
-
-static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
-{
-    return codec->inner != NULL ? codec->inner->ops->max_bytes(codec->inner, kept)
-           : codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32 ? 4 * kept
-                                                                 : 2 * kept;
-}
-
-static size_t dcommi_topk_bytes(const dcomm_codec *codec, size_t count, size_t kept)
-{
-    size_t index = (size_t)dcommi_sparse_index_bytes(count, kept);
-    return dcommi_size_add(DCOMMI_SPARSE_HEAD + index, dcommi_topk_value_bytes(codec, kept));
-}
-
-static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
-{
-    return count > UINT32_MAX ? SIZE_MAX
-                              : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
-}
-
-static size_t dcommi_topk_align(size_t bytes)
-{
-    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
-static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
-{
-    if (count > UINT32_MAX) {
-        return 0;
-    }
-    size_t most = dcommi_topk_most(codec, count);
-    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
-    if (codec->inner != NULL) {
-        bytes += dcommi_topk_align(4 * most);
-        bytes += codec->inner->ops->workspace == NULL
-                     ? 0
-                     : codec->inner->ops->workspace(codec->inner, most);
-    }
-    return bytes;
-}
-
-/* ---- encode ---- */
-
-static inline uint32_t dcommi_topk_flush(uint32_t bits)
-{
-    return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
-}
-
-/* One value in 16 bits: as it is cast, but a finite one stays finite. */
-static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
-{
-    float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
-    uint16_t infinity = bf16 ? 0x7f80 : 0x7c00;
-    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
-    if ((h & 0x7fffu) == infinity && (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
-        ++*clipped;
-        h--;
-    }
-    return h;
-}
-
-static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
-{
-    return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
-}
-
-/* Write the values; where there is a residual, `next` keeps what they lost. */
-static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
-                                  unsigned char *out)
-{
-    for (size_t i = 0; i < t->have; i++) {
-        uint32_t b = t->bits[i];
-        float sent;
-        if (values == DCOMMI_TOPK_F32) {
-            uint32_t flushed = dcommi_topk_flush(b);
-            memcpy(out + 4 * i, &flushed, 4);
-            if (flushed == b) { /* next is 0 there, or what the residual was */
-                continue;
-            }
-            sent = dcommi_f32_from_bits(flushed);
-        } else {
-            bool bf16 = values == DCOMMI_TOPK_BF16;
-            uint16_t h = dcommi_topk_half(b, bf16, &call->report.clipped);
-            memcpy(out + 2 * i, &h, 2);
-            sent = dcommi_topk_from_half(h, bf16);
-        }
-        if (call->residual != NULL && (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
-            call->next[t->index[i]] = dcommi_f32_from_bits(b) - sent;
-        }
-    }
-}
-
-static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi_topk *t,
-                                          dcommi_encoding *call, unsigned char *out,
-                                          unsigned char *workspace)
-{
-    const dcomm_codec *inner = codec->inner;
-    const float *sum = (const float *)(const void *)t->bits;
-    float *sent = (float *)(void *)workspace;
-    dcommi_encoding of = {.x = sum,
-                          .count = t->have,
-                          .key = call->key,
-                          .wire = out,
-                          .workspace = workspace + dcommi_topk_align(4 * t->have),
-                          .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
-    DCOMMI_TRY(inner->ops->encode(inner, &of));
-    call->report.clipped += of.report.clipped;
-    if (call->residual == NULL) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
-    for (size_t i = 0; i < t->have; i++) {
-        if (!dcommi_f32_nonfinite(sum[i])) {
-            size_t at = t->index[i];
-            /* A number that is passed on may have taken its neighbours with it. */
-            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
-        }
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    unsigned char *workspace = call->workspace;
-    size_t most = dcommi_topk_most(codec, call->count);
-    dcommi_topk t = {.x = call->x,
-                     .residual = call->residual,
-                     .next = call->next,
-                     .count = call->count,
-                     .k = dcommi_topk_wanted(codec, call->count),
-                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
-                     .room = dcommi_topk_room(call->count, most)};
-    size_t column = dcommi_topk_align(4 * t.room);
-    t.bits = (uint32_t *)(void *)workspace;
-    t.index = (uint32_t *)(void *)(workspace + column);
-    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
-    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
-    if (!exact) {
-        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
-        t.k = most;
-    }
-    dcommi_topk_run(&t, threshold, exact);
-
-    call->report.kept = t.have;
-    call->report.nonfinite = t.nonfinite;
-    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
-    call->report.clipped = t.clipped;
-    dcommi_sparse_head head = {(uint32_t)t.have};
-    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
-    memcpy(call->wire, &head, sizeof head);
-    if (codec->inner != NULL) {
-        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
-    } else {
-        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
-    }
-    dcommi_sparse_pack(t.index, t.have, call->count,
-                       values + dcommi_topk_value_bytes(codec, t.have));
-    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
-    return DCOMM_OK;
-}
-
-/* ---- decode ---- */
-
-/* A wire that was found good, and where its reader stands. */
-typedef struct dcommi_topk_wire {
-    dcommi_sparse_reader reader;
-    const unsigned char *values;
-    float *decoded; /* by the inner codec; to be freed */
-} dcommi_topk_wire;
-
-static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                     size_t count, dcommi_topk_wire *w)
-{
-    dcommi_sparse_head head = {0};
-    *w = (dcommi_topk_wire){0};
-    if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
-        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
-    }
-    memcpy(&head, wire, sizeof head);
-    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
-    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT,
-                           "%s: a wire holds %zu elements, where %zu were to come",
-                           codec->ops->name, kept, most);
-    }
-    size_t wanted = dcommi_topk_bytes(codec, count, kept);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
-    w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
-    size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
-    if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
-        return dcommi_topk_bad_wire(codec, "has indices that are out of order or of range", kept,
-                                    count);
-    }
-    dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
-    if (codec->inner == NULL) {
-        return DCOMM_OK;
-    }
-    w->decoded = dcommi_alloc_raw(4 * kept);
-    dcomm_status status = w->decoded == NULL
-                              ? DCOMM_ERR_NO_MEMORY
-                              : codec->inner->ops->decode(codec->inner, w->values, value_bytes,
-                                                          w->decoded, kept, false);
-    if (status != DCOMM_OK) {
-        dcommi_free(w->decoded);
-        w->decoded = NULL;
-    }
-    return status;
-}
-
-/* Values number at .. at + n. */
-static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
-                               size_t n, float *value)
-{
-    if (w->decoded != NULL) {
-        memcpy(value, w->decoded + at, 4 * n);
-    } else if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
-        memcpy(value, w->values + 4 * at, 4 * n);
-    } else {
-        bool bf16 = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16;
-        for (size_t i = 0; i < n; i++) {
-            uint16_t h;
-            memcpy(&h, w->values + 2 * (at + i), 2);
-            value[i] = dcommi_topk_from_half(h, bf16);
-        }
-    }
-}
-
-/* The elements of a wire below `until`, stored or added. */
-static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
-                                float *x, bool add)
-{
-    uint32_t index[DCOMMI_TOPK_CHUNK];
-    float value[DCOMMI_TOPK_CHUNK];
-    for (;;) {
-        size_t at = w->reader.at;
-        size_t n = dcommi_sparse_next(&w->reader, until, index, DCOMMI_TOPK_CHUNK);
-        if (n == 0) {
-            return;
-        }
-        dcommi_topk_values(codec, w, at, n, value);
-        for (size_t i = 0; i < n; i++) {
-            x[index[i]] = add ? dcommi_f32_canonical(x[index[i]] + value[i]) : value[i];
-        }
-    }
-}
-
-/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
-static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
-                               size_t count, bool add)
-{
-    for (uint64_t from = 0; from < count; from += DCOMMI_SPARSE_BLOCK) {
-        uint64_t left = count - from;
-        if (!add) {
-            memset(x + from, 0,
-                   sizeof *x * (left < DCOMMI_SPARSE_BLOCK ? left : DCOMMI_SPARSE_BLOCK));
-        }
-        for (size_t i = 0; i < n; i++) {
-            dcommi_topk_scatter(codec, &w[i], from + DCOMMI_SPARSE_BLOCK, x, add || i > 0);
-        }
-    }
-}
-
-static dcomm_status dcommi_topk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                       float *x, size_t count, bool add)
-{
-    dcommi_topk_wire w;
-    DCOMMI_TRY(dcommi_topk_open(codec, wire, bytes, count, &w));
-    dcommi_topk_blocks(codec, &w, 1, x, count, add);
-    dcommi_free(w.decoded);
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
-                                           float *x, size_t count)
-{
-    dcomm_status status = DCOMM_OK;
-    dcommi_topk_wire *w = dcommi_calloc(in->n, sizeof *w);
-    if (w == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    for (size_t i = 0; status == DCOMM_OK && i < in->n; i++) {
-        status = dcommi_topk_open(codec, in->wires[i], in->bytes[i], count, &w[i]);
-    }
-    if (status == DCOMM_OK) {
-        dcommi_topk_blocks(codec, w, in->n, x, count, false);
-    }
-    for (size_t i = 0; i < in->n; i++) {
-        dcommi_free(w[i].decoded);
-    }
-    dcommi_free(w);
-    return status;
-}
-
-/* ---- the rows ---- */
-
-/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
-static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
-{
-    static const double format[] = {0, 0x1p-22, 0x1p-16};
-    double c;
-    if (codec->inner != NULL) {
-        dcomm_codec_info of = {.contraction = (double)NAN};
-        if (codec->inner->ops->info != NULL) {
-            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
-        }
-        c = of.contraction;
-    } else {
-        c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
-    }
-    if (dcommi_topk_is_exact(codec) && count > 0) {
-        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
-        info->contraction = 1 - share * (1 - c);
-    }
-}
-
-static unsigned dcommi_topk_traits(const dcomm_codec *codec)
-{
-    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
-           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
-}
-
-#define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
-    {                                                                            \
-        "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
-    }
-
-static const dcommi_codec_option dcommi_topk_options[] = {
-    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
-    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
-    {.kind = DCOMMI_CODEC_END}};
-
-static const dcommi_codec_option dcommi_threshold_options[] = {
-    DCOMMI_TOPK_OPTION_K("what is aimed at, as topk's k; at most twice as many are sent"),
-    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
-    {.kind = DCOMMI_CODEC_END}};
-
-static const dcommi_codec_ops dcommi_codec_topk = {
-    .name = "topk",
-    .summary = "exactly the k elements of largest magnitude, ties to the lower index",
-    .options = dcommi_topk_options,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
-};
-
-static const dcommi_codec_ops dcommi_codec_threshold = {
-    .name = "threshold",
-    .summary = "elements above a threshold that a sample sets, about k of them",
-    .options = dcommi_threshold_options,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
-};
-
-static bool dcommi_topk_is_exact(const dcomm_codec *codec)
-{
-    return codec->ops != &dcommi_codec_threshold;
-}
-
-#endif
-/* ==== include/dcomm/impl/codec_randk.h ===================================================== */
-/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
- * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
- * numbers sums them.
- *
- * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
- * element is as likely as any other of its part, and the variance is that of k elements drawn
- * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
- * value that is not finite stands for its whole part. */
-#ifndef DCOMMI_CODEC_RANDK_H
-#define DCOMMI_CODEC_RANDK_H
-
-/* ==== kernels/rng.h ======================================================================== */
-/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
- * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
- * CUDA alike.
- *
- * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
- * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
- * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
- * bits that it shares with three others. */
-#ifndef DCOMMI_RNG_H
-#define DCOMMI_RNG_H
-
-
-#define DCOMMI_RNG_GROUP 128
-#define DCOMMI_RNG_ROUNDS 10
-#define DCOMMI_PHILOX_M0 0xd2511f53u
-#define DCOMMI_PHILOX_M1 0xcd9e8d57u
-#define DCOMMI_PHILOX_W0 0x9e3779b9u
-#define DCOMMI_PHILOX_W1 0xbb67ae85u
-
-/* The random numbers of one array. */
-typedef struct dcommi_rng {
-    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
-    uint32_t high[2];                    /* the upper half of every counter */
-    uint64_t group;                      /* of the array's first element */
-} dcommi_rng;
-
-DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
-{
-    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-/* Arrays that begin inside a group draw from counters of their own. */
-DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
-                                                   uint64_t rank, uint64_t first)
-{
-    dcommi_rng rng;
-    uint64_t key = dcommi_rng_mix(seed, tensor);
-    uint64_t high = dcommi_rng_mix(step, rank);
-    if (first % DCOMMI_RNG_GROUP != 0) {
-        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
-    }
-    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
-        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
-    }
-    rng.high[0] = (uint32_t)high;
-    rng.high[1] = (uint32_t)(high >> 32);
-    rng.group = first / DCOMMI_RNG_GROUP;
-    return rng;
-}
-
-DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
-                                              uint32_t word[4])
-{
-    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
-    uint32_t c2 = rng->high[0], c3 = rng->high[1];
-    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
-        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
-        c3 = (uint32_t)p0;
-    }
-    word[0] = c0;
-    word[1] = c1;
-    word[2] = c2;
-    word[3] = c3;
-}
-
-/* The random number of element `at` of the array. */
-DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
-{
-    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
-    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
-    unsigned turn = 8 * (k % 4);
-    uint32_t word[4];
-    dcommi_rng_block(rng, 8 * group + i / 2, word);
-    uint32_t w = word[2 * (k / 4) + i % 2];
-    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
-}
-
-#endif
-
-#include <math.h>
-
-#define DCOMMI_RANDK_HEAD 8
-
-enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
-enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
-
-typedef struct dcommi_randk_head {
-    uint64_t seed;
-} dcommi_randk_head;
-_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
-
-/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
-static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
-{
-    double k = codec->value[DCOMMI_RANDK_K];
-    double wanted = k < 1 ? k * (double)count : k;
-    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
-}
-
-static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
-{
-    return count > UINT32_MAX ? SIZE_MAX
-                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
-}
-
-/* The same on every rank. */
-static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
-{
-    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
-                          dcommi_rng_mix(key->step, key->first));
-}
-
-/* Walks through the parts. */
-typedef struct dcommi_randk_walk {
-    dcommi_rng rng;
-    uint64_t count, k, part;
-    uint64_t begin, end, index; /* of this part, and the element that is sent */
-    uint32_t word[4];
-} dcommi_randk_walk;
-
-static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
-{
-    return (dcommi_randk_walk){
-        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
-}
-
-/* False behind the last part. count * k < 2^64. */
-static bool dcommi_randk_next(dcommi_randk_walk *w)
-{
-    if (w->part == w->k) {
-        return false;
-    }
-    if (w->part % 4 == 0) {
-        dcommi_rng_block(&w->rng, w->part / 4, w->word);
-    }
-    w->begin = w->end;
-    w->end = (w->part + 1) * w->count / w->k;
-    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
-    w->part++;
-    return true;
-}
-
-/* One value: denormals become 0, what exceeds f32 becomes its largest. */
-static float dcommi_randk_value(float x, float factor, size_t *clipped)
-{
-    uint32_t bits = dcommi_f32_bits(x);
-    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
-    bits = dcommi_f32_bits(value);
-    if ((bits & 0x7fffffffu) == 0x7f800000u) {
-        ++*clipped;
-        value = dcommi_f32_from_bits(bits - 1);
-    }
-    return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
-}
-
-/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
-static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
-{
-    for (uint64_t i = begin; i < end; i++) {
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
-            dcommi_codec_nonfinite(call, (size_t)i);
-            ++*wild;
-        }
-    }
-    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
-        float sum = call->x[i] + call->residual[i];
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
-            bool finite = !dcommi_f32_nonfinite(call->x[i]);
-            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
-            call->report.clipped += finite;
-        }
-        call->next[i] = sum;
-    }
-}
-
-/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
-static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
-                                void *values)
-{
-    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
-    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
-    dcommi_randk_walk w =
-        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
-    for (size_t i = 0; dcommi_randk_next(&w); i++) {
-        size_t wild = 0;
-        if (pass) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                wild += dcommi_f32_nonfinite(call->x[at]);
-            }
-        }
-        if (wild > 0) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                if (dcommi_f32_nonfinite(call->x[at])) {
-                    dcommi_codec_nonfinite(call, (size_t)at);
-                }
-                if (call->residual != NULL) {
-                    call->next[at] = call->residual[at];
-                }
-            }
-            uint32_t nan = DCOMMI_F32_NAN;
-            memcpy((char *)values + 4 * i, &nan, 4);
-            continue;
-        }
-        dcommi_randk_part(call, w.begin, w.end, &wild);
-        float x = call->residual != NULL                   ? call->next[w.index]
-                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
-                                                           : call->x[w.index];
-        float value =
-            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
-        memcpy((char *)values + 4 * i, &value, 4);
-        if (call->residual != NULL) {
-            call->next[w.index] = x - value;
-        }
-    }
-}
-
-/* x = the k values at their places and 0 elsewhere, or x += them. */
-static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
-                                 size_t count, bool add)
-{
-    dcommi_randk_walk w = dcommi_randk_start(seed, count, k);
-    for (size_t i = 0; dcommi_randk_next(&w); i++) {
-        float value;
-        memcpy(&value, (const char *)values + 4 * i, 4);
-        if (!add) {
-            memset(x + w.begin, 0, sizeof *x * (size_t)(w.end - w.begin));
-        }
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(value))) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                x[at] = dcommi_f32_canonical(add ? x[at] + value : value);
-            }
-            continue;
-        }
-        x[w.index] = add ? x[w.index] + value : value;
-    }
-}
-
-static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
-    memcpy(call->wire, &head, sizeof head);
-    dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
-    call->bytes = dcommi_randk_bytes(codec, call->count);
-    call->report.kept = dcommi_randk_wanted(codec, call->count);
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                        float *x, size_t count, bool add)
-{
-    size_t wanted = dcommi_randk_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
-    dcommi_randk_head head;
-    memcpy(&head, wire, sizeof head);
-    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
-                         dcommi_randk_wanted(codec, count), x, count, add);
-    return DCOMM_OK;
-}
-
-static unsigned dcommi_randk_traits(const dcomm_codec *codec)
-{
-    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
-    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES |
-           DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
-}
-
-/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
- * (1-1/s)|x|^2 when not. */
-static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
-{
-    size_t k = dcommi_randk_wanted(codec, count);
-    double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
-    if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
-        info->omega = longest - 1;
-    } else {
-        info->contraction = 1 - 1 / longest;
-    }
-}
-
-static const dcommi_codec_option dcommi_randk_options[] = {
-    {"k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX,
-     "below 1: share of the elements that is sent; else their number"},
-    {"scale", DCOMMI_CODEC_CHOICE, "unbiased|none", 0, 0, 0,
-     "unbiased: values are multiplied by d/k; none: as they are, for error feedback"},
-    {.kind = DCOMMI_CODEC_END}};
-
-static const dcommi_codec_ops dcommi_codec_randk = {
-    .name = "randk",
-    .summary = "k random elements, the same on every rank: only their values are sent",
-    .options = dcommi_randk_options,
-    .traits = dcommi_randk_traits,
-    .max_bytes = dcommi_randk_bytes,
-    .encode = dcommi_randk_encode,
-    .decode = dcommi_randk_decode,
-    .info = dcommi_randk_info,
-};
-
-#endif
-/* ==== include/dcomm/impl/codec_powersgd.h ================================================== */
-/* codec_powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
- * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
- *
- * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
- * Both products are linear in M, so that ranks which begin with the same Q may sum P before it is
- * made orthonormal, and then Q: what comes out is the approximation of the sum. The steps are
- * functions of their own for that. Wire: P (rank columns of f32), Q (likewise). */
-#ifndef DCOMMI_CODEC_POWERSGD_H
-#define DCOMMI_CODEC_POWERSGD_H
-
-/* ==== kernels/cpu_powersgd.h =============================================================== */
-/* cpu_powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
- *
- * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
- * lanes, or one row after the other), so that a compiler may fuse what it likes and every
- * instruction set gives the same bits. The same source is compiled for each of them. An element of
- * the matrix that is denormal or not finite counts as 0. */
-#ifndef DCOMMI_CPU_POWERSGD_H
-#define DCOMMI_CPU_POWERSGD_H
-
-
-#include <float.h>
-#include <math.h>
-
-typedef float dcommi_f32x8 __attribute__((vector_size(32)));
-typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
-typedef double dcommi_f64x8 __attribute__((vector_size(64)));
-typedef int64_t dcommi_i64x8 __attribute__((vector_size(64)));
-
-/* A flat array of `count` elements as a matrix, row by row; what lacks in the last row is 0. P is
- * `rank` columns of `rows` elements, one column after the other, Q `rank` columns of `cols`. */
-typedef struct dcommi_matrix {
-    size_t count, rows, cols, rank;
-} dcommi_matrix;
-
-static inline size_t dcommi_matrix_padded(size_t n)
-{
-    return (n + 7) & ~(size_t)7;
-}
-
-/* Elements of row i that are there. */
-static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
-{
-    size_t from = i * m->cols;
-    return from >= m->count ? 0 : m->count - from < m->cols ? m->count - from : m->cols;
-}
-
-/* Eight elements, or the n of them that are there, as f64. They are no functions: how a vector is
- * passed depends on the instruction set. */
-#define DCOMMI_MATRIX_WHOLE(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 32)
-#define DCOMMI_MATRIX_PART(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 4 * dcommi_matrix_left(N, c))
-#define DCOMMI_MATRIX_LOAD(OUT, AT, BYTES)                  \
-    do {                                                    \
-        dcommi_i32x8 bits = {0};                            \
-        dcommi_f32x8 value;                                 \
-        memcpy(&bits, AT, BYTES);                           \
-        dcommi_i32x8 exponent = bits & 0x7f800000;          \
-        bits &= (exponent != 0) & (exponent != 0x7f800000); \
-        memcpy(&value, &bits, sizeof value);                \
-        OUT = __builtin_convertvector(value, dcommi_f64x8); \
-    } while (0)
-
-/* How many of the eight elements from c on a row of this length has. */
-static inline size_t dcommi_matrix_left(size_t length, size_t c)
-{
-    return length <= c ? 0 : length - c < 8 ? length - c : 8;
-}
-
-#define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
-
-#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
-    do {                                \
-        dcommi_f64x8 a, b, m;           \
-        memcpy(&a, q0 + c, sizeof a);   \
-        memcpy(&b, q1 + c, sizeof b);   \
-        LOAD(m, row[0] + c, length[0]); \
-        s00 += m * a;                   \
-        s01 += m * b;                   \
-        LOAD(m, row[1] + c, length[1]); \
-        s10 += m * a;                   \
-        s11 += m * b;                   \
-        LOAD(m, row[2] + c, length[2]); \
-        s20 += m * a;                   \
-        s21 += m * b;                   \
-        LOAD(m, row[3] + c, length[3]); \
-        s30 += m * a;                   \
-        s31 += m * b;                   \
-    } while (0)
-
-/* Four rows, none shorter than the next, times two columns: out[row][column]. */
-#define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
-    TARGET static void dcommi_matrix_tile_##NAME(const float *const *row, const size_t *length, \
-                                                 const double *q0, const double *q1,            \
-                                                 double(*out)[2])                               \
-    {                                                                                           \
-        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
-        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
-        size_t c = 0;                                                                           \
-        for (; c + 8 <= length[3]; c += 8) {                                                    \
-            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
-        }                                                                                       \
-        for (; c < length[0]; c += 8) {                                                         \
-            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
-        }                                                                                       \
-        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
-        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
-        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
-        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
-        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
-        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
-        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
-        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
-    }
-
-#define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
-    do {                                                  \
-        dcommi_f64x8 m0, m1, m2, m3;                      \
-        LOAD(m0, row[0] + c, length[0]);                  \
-        LOAD(m1, row[1] + c, length[1]);                  \
-        LOAD(m2, row[2] + c, length[2]);                  \
-        LOAD(m3, row[3] + c, length[3]);                  \
-        double *at = sum + c;                             \
-        for (size_t j = 0; j < rank; j++, at += stride) { \
-            dcommi_f64x8 s;                               \
-            memcpy(&s, at, sizeof s);                     \
-            s += m0 * weight[0][j];                       \
-            s += m1 * weight[1][j];                       \
-            s += m2 * weight[2][j];                       \
-            s += m3 * weight[3][j];                       \
-            memcpy(at, &s, sizeof s);                     \
-        }                                                 \
-    } while (0)
-
-/* sum[j][c] += row[0][c] * weight[0][j] + ..., row after row; a column of sums is `stride` long. */
-#define DCOMMI_MATRIX_STRIP(NAME, TARGET)                                                        \
-    TARGET static void dcommi_matrix_strip_##NAME(const float *const *row, const size_t *length, \
-                                                  const double *const *weight, size_t rank,      \
-                                                  double *sum, size_t stride)                    \
-    {                                                                                            \
-        size_t c = 0;                                                                            \
-        for (; c + 8 <= length[3]; c += 8) {                                                     \
-            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_WHOLE);                                       \
-        }                                                                                        \
-        for (; c < length[0]; c += 8) {                                                          \
-            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_PART);                                        \
-        }                                                                                        \
-    }
-
-/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
-/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
-#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
-    do {                                                                                         \
-        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
-        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
-        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
-        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
-                           ((dcommi_i64x8)(-most) & below));                                     \
-    } while (0)
-
-#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
-    do {                                                               \
-        dcommi_f64x8 s = {0};                                          \
-        for (size_t j = 0; j < rank; j++) {                            \
-            dcommi_f32x8 a = {0};                                      \
-            memcpy(&a, q + j * cols + c, BYTES);                       \
-            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
-        }                                                              \
-        DCOMMI_MATRIX_CLAMP(s);                                        \
-        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
-        if (how != 0) {                                                \
-            dcommi_f32x8 old = {0};                                    \
-            memcpy(&old, x + c, BYTES);                                \
-            v = how > 0 ? old + v : old - v;                           \
-        }                                                              \
-        memcpy(x + c, &v, BYTES);                                      \
-    } while (0)
-
-#define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
-    TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
-                                                   size_t cols, const double *weight, size_t rank, \
-                                                   int how)                                        \
-    {                                                                                              \
-        size_t c = 0;                                                                              \
-        for (; c + 8 <= n; c += 8) {                                                               \
-            DCOMMI_MATRIX_EXPAND_STEP(32);                                                         \
-        }                                                                                          \
-        if (c < n) {                                                                               \
-            DCOMMI_MATRIX_EXPAND_STEP(4 * (n - c));                                                \
-        }                                                                                          \
-    }
-
-#define DCOMMI_MATRIX_KERNELS(NAME, TARGET) \
-    DCOMMI_MATRIX_TILE(NAME, TARGET)        \
-    DCOMMI_MATRIX_STRIP(NAME, TARGET)       \
-    DCOMMI_MATRIX_EXPAND(NAME, TARGET)
-
-typedef struct dcommi_matrix_kernels {
-    void (*tile)(const float *const *row, const size_t *length, const double *q0, const double *q1,
-                 double (*out)[2]);
-    void (*strip)(const float *const *row, const size_t *length, const double *const *weight,
-                  size_t rank, double *sum, size_t stride);
-    void (*expand)(float *x, size_t n, const float *q, size_t cols, const double *weight,
-                   size_t rank, int how);
-} dcommi_matrix_kernels;
-
-DCOMMI_MATRIX_KERNELS(port, )
-#if defined(__x86_64__)
-DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_avx2_TARGET)
-DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_avx512_TARGET)
-#endif
-
-static dcommi_matrix_kernels dcommi_matrix_get(void)
-{
-    switch (dcommi_isa_get()) {
-#if defined(__x86_64__)
-    case DCOMMI_ISA_AVX512:
-        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx512, dcommi_matrix_strip_avx512,
-                                       dcommi_matrix_expand_avx512};
-    case DCOMMI_ISA_AVX2:
-        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx2, dcommi_matrix_strip_avx2,
-                                       dcommi_matrix_expand_avx2};
-#endif
-    default:
-        return (dcommi_matrix_kernels){dcommi_matrix_tile_port, dcommi_matrix_strip_port,
-                                       dcommi_matrix_expand_port};
-    }
-}
-
-/* Bytes of workspace for one column of Q, or of P, in f64. */
-static inline size_t dcommi_matrix_column_bytes(size_t n)
-{
-    return 8 * dcommi_matrix_padded(n);
-}
-
-/* Four rows from i on; those behind the end are empty. */
-static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i, const float **row,
-                               size_t *length)
-{
-    for (size_t r = 0; r < 4; r++) {
-        length[r] = i + r < m->rows ? dcommi_matrix_row(m, i + r) : 0;
-        row[r] = length[r] > 0 ? x + (i + r) * m->cols : x;
-    }
-}
-
-/* P = M Q. wide: rank columns of Q in f64. */
-static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const float *q, float *p,
-                                double *wide)
-{
-    dcommi_matrix_kernels kernels = dcommi_matrix_get();
-    size_t stride = dcommi_matrix_padded(m->cols);
-    for (size_t j = 0; j < m->rank; j++) {
-        for (size_t c = 0; c < stride; c++) {
-            wide[j * stride + c] = c < m->cols ? (double)q[j * m->cols + c] : 0;
-        }
-    }
-    for (size_t i = 0; i < m->rows; i += 4) {
-        const float *row[4];
-        size_t length[4];
-        dcommi_matrix_rows(m, x, i, row, length);
-        for (size_t j = 0; j < m->rank; j += 2) {
-            size_t k = j + 1 < m->rank ? j + 1 : j;
-            double out[4][2];
-            kernels.tile(row, length, wide + j * stride, wide + k * stride, out);
-            for (size_t r = 0; r < 4 && i + r < m->rows; r++) {
-                p[j * m->rows + i + r] = (float)out[r][0];
-                p[k * m->rows + i + r] = (float)out[r][k - j];
-            }
-        }
-    }
-}
-
-/* Q = M^T P. wide: rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
-#define DCOMMI_MATRIX_RANK 64
-static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *x, const float *p,
-                                           float *q, double *wide)
-{
-    dcommi_matrix_kernels kernels = dcommi_matrix_get();
-    size_t stride = dcommi_matrix_padded(m->cols);
-    memset(wide, 0, 8 * stride * m->rank);
-    for (size_t i = 0; i < m->rows; i += 4) {
-        const float *row[4];
-        size_t length[4];
-        double weight[4][DCOMMI_MATRIX_RANK];
-        const double *const weights[4] = {weight[0], weight[1], weight[2], weight[3]};
-        dcommi_matrix_rows(m, x, i, row, length);
-        for (size_t r = 0; r < 4; r++) {
-            for (size_t j = 0; j < m->rank; j++) {
-                weight[r][j] = i + r < m->rows ? (double)p[j * m->rows + i + r] : 0;
-            }
-        }
-        kernels.strip(row, length, weights, m->rank, wide, stride);
-    }
-    for (size_t j = 0; j < m->rank; j++) {
-        for (size_t c = 0; c < m->cols; c++) {
-            q[j * m->cols + c] = (float)wide[j * stride + c];
-        }
-    }
-}
-
-/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
-static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
-                                  int how)
-{
-    dcommi_matrix_kernels kernels = dcommi_matrix_get();
-    for (size_t i = 0; i < m->rows; i++) {
-        double weight[DCOMMI_MATRIX_RANK];
-        for (size_t j = 0; j < m->rank; j++) {
-            weight[j] = (double)p[j * m->rows + i];
-        }
-        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
-    }
-}
-
-static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
-{
-    double s[8] = {0};
-    for (size_t i = 0; i < n; i++) {
-        s[i % 8] += (double)a[i] * (double)b[i];
-    }
-    return DCOMMI_MATRIX_SUM(s);
-}
-
-/* Make the columns of P orthonormal, in order, by the modified method of Gram and Schmidt, twice
- * (once leaves what f32 rounded away). A column that others span up to that becomes 0. */
-static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
-{
-    for (size_t j = 0; j < rank; j++) {
-        float *column = p + j * rows;
-        double before = dcommi_matrix_dot(column, column, rows), after = before;
-        for (int turn = 0; turn < 2; turn++) {
-            for (size_t k = 0; k < j; k++) {
-                const float *other = p + k * rows;
-                double share = (double)(float)dcommi_matrix_dot(column, other, rows);
-                for (size_t i = 0; i < rows; i++) {
-                    column[i] = (float)((double)column[i] - share * (double)other[i]);
-                }
-            }
-            after = dcommi_matrix_dot(column, column, rows);
-            bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
-            double scale = spanned ? 0 : 1 / sqrt(after);
-            for (size_t i = 0; i < rows; i++) {
-                column[i] = (float)((double)column[i] * scale);
-            }
-            before = after * scale * scale;
-        }
-    }
-}
-
-#endif
-
-#include <float.h>
-
-enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS = 2 };
-
-/* Columns that Q begins with have this length, so that P overflows for no M of finite numbers. */
-#define DCOMMI_POWERSGD_LENGTH 0x1p-20
-
-/* ---- the steps ---- */
-
-static size_t dcommi_powersgd_side(size_t count)
-{
-    size_t side = (size_t)sqrt((double)count);
-    while (side * side < count) {
-        side++;
-    }
-    return side;
-}
-
-/* rows=0: nearly square. Rank is cut to what the matrix can have. */
-static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t count)
-{
-    dcommi_matrix m = {.count = count};
-    size_t rows = (size_t)codec->value[DCOMMI_POWERSGD_ROWS];
-    size_t rank = (size_t)codec->value[DCOMMI_POWERSGD_RANK];
-    if (count > 0) {
-        rows = rows == 0 ? dcommi_powersgd_side(count) : rows < count ? rows : count;
-        m.cols = count / rows + (count % rows != 0);
-        m.rows = count / m.cols + (count % m.cols != 0);
-        m.rank = rank < m.rows ? rank : m.rows;
-        m.rank = m.rank < m.cols ? m.rank : m.cols;
-    }
-    return m;
-}
-
-/* Elements of P, of Q. */
-static size_t dcommi_powersgd_p_count(const dcommi_matrix *m)
-{
-    return m->rank * m->rows;
-}
-
-static size_t dcommi_powersgd_q_count(const dcommi_matrix *m)
-{
-    return m->rank * m->cols;
-}
-
-/* Bytes of scratch memory for either product. */
-static size_t dcommi_powersgd_scratch(const dcommi_matrix *m)
-{
-    return m->rank * dcommi_matrix_column_bytes(m->cols);
-}
-
-/* Make Q ready for a step: the columns that it has to length DCOMMI_POWERSGD_LENGTH, those that are
- * 0 random, by the part of the key that ranks share. Zero it before the first step. */
-static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key *key, float *q)
-{
-    dcommi_rng rng = dcommi_rng_make(key->seed, key->tensor, key->step, 0, key->first);
-    for (size_t j = 0; j < m->rank; j++) {
-        float *column = q + j * m->cols;
-        double length = dcommi_matrix_dot(column, column, m->cols);
-        if (!(length > 0) || length > DBL_MAX) {
-            for (size_t c = 0; c < m->cols; c++) {
-                uint32_t bits = dcommi_rng_element(&rng, j * m->cols + c);
-                column[c] = (float)(int32_t)(bits | 1) * 0x1p-31f;
-            }
-            length = dcommi_matrix_dot(column, column, m->cols);
-        }
-        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
-        for (size_t c = 0; c < m->cols; c++) {
-            column[c] = (float)((double)column[c] * scale);
-        }
-    }
-}
-
-/* P = M Q. */
-static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
-                              void *scratch)
-{
-    dcommi_matrix_times(m, x, q, p, scratch);
-}
-
-static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
-{
-    dcommi_matrix_orthonormal(p, m->rows, m->rank);
-}
-
-/* Q = M^T P. */
-static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
-                              void *scratch)
-{
-    dcommi_matrix_transposed_times(m, x, p, q, scratch);
-}
-
-/* ---- the codec ---- */
-
-static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
-{
-    if (count > (size_t)1 << 48) {
-        return SIZE_MAX;
-    }
-    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
-    return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
-}
-
-static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
-{
-    dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
-    return dcommi_powersgd_scratch(&m) +
-           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
-}
-
-/* What is remembered from step to step: Q. */
-static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
-{
-    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
-    return 4 * dcommi_powersgd_q_count(&m);
-}
-
-/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
-static void dcommi_powersgd_read(dcommi_encoding *call)
-{
-    bool adds = call->residual != NULL;
-    for (size_t i = 0; i < call->count; i++) {
-        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
-            if (!dcommi_f32_nonfinite(x)) {
-                call->report.clipped++;
-                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
-            } else {
-                dcommi_codec_nonfinite(call, i);
-                sum = adds ? call->residual[i] : 0;
-            }
-        }
-        if (adds) {
-            call->next[i] = sum;
-        }
-    }
-}
-
-/* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
-static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
-{
-    for (size_t i = 0; i < call->count; i++) {
-        if (dcommi_f32_nonfinite(call->x[i])) {
-            dcommi_codec_nonfinite(call, i);
-        }
-    }
-    if (call->report.nonfinite == 0) {
-        return false;
-    }
-    for (size_t i = 0; i < numbers; i++) {
-        uint32_t nan = DCOMMI_F32_NAN;
-        memcpy(call->wire + 4 * i, &nan, 4);
-    }
-    if (call->residual != NULL && call->next != call->residual) {
-        memcpy(call->next, call->residual, sizeof *call->next * call->count);
-    }
-    return true;
-}
-
-static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
-            ++*clipped;
-            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
-        }
-    }
-}
-
-static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
-    size_t p_count = dcommi_powersgd_p_count(&m), q_count = dcommi_powersgd_q_count(&m);
-    void *scratch = call->workspace;
-    float *p = (float *)(void *)((char *)scratch + dcommi_powersgd_scratch(&m)), *q = p + p_count;
-    call->bytes = 4 * (p_count + q_count);
-    if (call->count == 0 || (codec->nonfinite == DCOMMI_NONFINITE_PASS &&
-                             dcommi_powersgd_poisoned(call, p_count + q_count))) {
-        return DCOMM_OK;
-    }
-    dcommi_powersgd_read(call);
-    const float *x = call->residual != NULL ? call->next : call->x;
-    if (call->state != NULL) {
-        memcpy(q, call->state, 4 * q_count);
-    } else {
-        memset(q, 0, 4 * q_count);
-    }
-    for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
-        dcommi_powersgd_start(&m, &call->key, q);
-        dcommi_powersgd_p(&m, x, q, p, scratch);
-        dcommi_powersgd_orthonormal(&m, p);
-        dcommi_powersgd_q(&m, x, p, q, scratch);
-        dcommi_powersgd_clip(q, q_count, &call->report.clipped);
-    }
-    memcpy(call->wire, p, call->bytes);
-    if (call->state != NULL) {
-        memcpy(call->state, q, 4 * q_count);
-    }
-    if (call->residual != NULL) {
-        dcommi_matrix_product(&m, p, q, call->next, -1);
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                           float *x, size_t count, bool add)
-{
-    size_t wanted = dcommi_powersgd_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
-    const float *p = wire;
-    float *copy = NULL;
-    if ((uintptr_t)wire % sizeof(float) != 0) {
-        copy = dcommi_alloc_raw(bytes);
-        if (copy == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        p = memcpy(copy, wire, bytes);
-    }
-    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
-    dcommi_matrix_product(&m, p, p + dcommi_powersgd_p_count(&m), x, add ? 1 : 0);
-    dcommi_free(copy);
-    return DCOMM_OK;
-}
-
-static unsigned dcommi_powersgd_traits(const dcomm_codec *codec)
-{
-    (void)codec;
-    return DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
-}
-
-/* P P^T is a projection: the error is never longer than the input. */
-static void dcommi_powersgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
-{
-    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
-    size_t shorter = m.rows < m.cols ? m.rows : m.cols;
-    if (m.rank == shorter) {
-        info->contraction = 0;
-    }
-}
-
-static const dcommi_codec_option dcommi_powersgd_options[] = {
-    {"rank", DCOMMI_CODEC_INTEGER, NULL, 2, 1, DCOMMI_MATRIX_RANK, "columns of P and of Q"},
-    {"rows", DCOMMI_CODEC_INTEGER, NULL, 0, 0, 1e9, "of the matrix; 0: nearly as many as columns"},
-    {"turns", DCOMMI_CODEC_INTEGER, NULL, 1, 1, 16, "how often both products are taken"},
-    {.kind = DCOMMI_CODEC_END}};
-
-static const dcommi_codec_ops dcommi_codec_powersgd = {
-    .name = "powersgd",
-    .summary = "the array as a matrix, approximated by one of low rank",
-    .options = dcommi_powersgd_options,
-    .traits = dcommi_powersgd_traits,
-    .max_bytes = dcommi_powersgd_bytes,
-    .workspace = dcommi_powersgd_workspace,
-    .encode = dcommi_powersgd_encode,
-    .decode = dcommi_powersgd_decode,
-    .info = dcommi_powersgd_info,
-    .state = dcommi_powersgd_state,
-};
-
-#endif
-
-static const dcommi_codec_ops *const dcommi_codec_table[] = {
-    &dcommi_codec_bf16,  &dcommi_codec_topk,     &dcommi_codec_threshold,
-    &dcommi_codec_randk, &dcommi_codec_powersgd, NULL,
-};
-
-#endif
-
-#include <math.h>
-
-static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
-                                                        DCOMMI_CODEC_CHOICE,
-                                                        "fail|zero|pass",
-                                                        0,
-                                                        0,
-                                                        0,
-                                                        "what becomes of NaN and infinity"};
-
-/* Text with room that it does not leave. */
-typedef struct dcommi_codec_text {
-    char *at;
-    size_t room, used;
-} dcommi_codec_text;
-
-static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
-    va_end(args);
-    if (n > 0) {
-        text->used += (size_t)n;
-        text->used = text->used < text->room ? text->used : text->room - 1;
-    }
-}
-
-static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
-{
-    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-        const char *known = dcommi_codec_table[i]->name;
-        if (strlen(known) == len && memcmp(known, name, len) == 0) {
-            return dcommi_codec_table[i];
-        }
-    }
-    return NULL;
-}
-
-/* The position of a word in "a|b|c", -1: it is not there. */
-static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
-{
-    for (int i = 0;; i++) {
-        size_t n = strcspn(choices, "|");
-        if (n == len && memcmp(choices, word, len) == 0) {
-            return i;
-        }
-        if (choices[n] == '\0') {
-            return -1;
-        }
-        choices += n + 1;
-    }
-}
-
-/* What an option may be, for people. */
-static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
-{
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        dcommi_codec_print(text, "%s", option->choices);
-    } else {
-        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
-                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
-                           option->most);
-    }
-}
-
-/* A value as it is written: the shortest decimal that reads back as the same number. */
-static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
-                              double value)
-{
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        const char *word = option->choices;
-        for (int i = 0; i < (int)value; i++) {
-            word += strcspn(word, "|") + 1;
-        }
-        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
-        return;
-    }
-    char number[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(number, sizeof number, "%.*g", digits, value);
-        if (strtod(number, NULL) == value) {
-            break;
-        }
-    }
-    dcommi_codec_print(text, "%s", number);
-}
-
-/* One value, `len` characters of it. */
-static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
-                                      const dcommi_codec_option *option, const char *text,
-                                      size_t len, double *value)
-{
-    bool good = false;
-    if (option->kind == DCOMMI_CODEC_CHOICE) {
-        int i = dcommi_codec_choice(option->choices, text, len);
-        *value = i;
-        good = i >= 0;
-    } else {
-        char number[40];
-        char *end = number;
-        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
-            memcpy(number, text, len);
-            number[len] = '\0';
-            *value = strtod(number, &end);
-            good = *end == '\0' && end != number && *value >= option->least &&
-                   *value <= option->most &&
-                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
-        }
-    }
-    if (good) {
-        return DCOMM_OK;
-    }
-    char allowed[200];
-    dcommi_codec_text to = {allowed, sizeof allowed, 0};
-    dcommi_codec_allowed(&to, option);
-    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
-                       option->name, (int)(len < 40 ? len : 40), text,
-                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
-}
-
-static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
-                                                size_t len)
-{
-    char known[200];
-    dcommi_codec_text to = {known, sizeof known, 0};
-    known[0] = '\0';
-    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_print(&to, "%s, ", o->name);
-    }
-    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
-                       ops->name, (int)(len < 40 ? len : 40), name, known,
-                       dcommi_codec_common.name);
-}
-
-/* The part behind the colon. */
-static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
-{
-    const dcommi_codec_ops *ops = codec->ops;
-    bool given_common = false;
-    for (const char *next; *text != '\0'; text = next) {
-        size_t len = strcspn(text, ",");
-        size_t name = strcspn(text, "=");
-        next = text + len + (text[len] == ',');
-        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
-                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
-        }
-        const char *value = text + name + 1;
-        size_t value_len = len - name - 1;
-        int i = 0;
-        while (ops->options[i].kind != DCOMMI_CODEC_END &&
-               (strlen(ops->options[i].name) != name ||
-                memcmp(ops->options[i].name, text, name) != 0)) {
-            i++;
-        }
-        bool *given = &codec->given[i];
-        if (ops->options[i].kind != DCOMMI_CODEC_END) {
-            DCOMMI_TRY(
-                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
-        } else if (name == strlen(dcommi_codec_common.name) &&
-                   memcmp(text, dcommi_codec_common.name, name) == 0) {
-            double policy = 0;
-            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
-            codec->nonfinite = (int)policy;
-            given = &given_common;
-        } else {
-            return dcommi_codec_unknown_option(ops, text, name);
-        }
-        if (*given) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
-                               (int)name, text);
-        }
-        *given = true;
-    }
-    return DCOMM_OK;
-}
-
-/* Fill in codec->ops, values and policy. */
-static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
-{
-    size_t len = strcspn(spec, ":");
-    codec->ops = dcommi_codec_find(spec, len);
-    if (codec->ops == NULL) {
-        char known[200];
-        dcommi_codec_text to = {known, sizeof known, 0};
-        known[0] = '\0';
-        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
-        }
-        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
-                           (int)(len < 40 ? len : 40), spec, known);
-    }
-    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        codec->value[i] = codec->ops->options[i].preset;
-    }
-    if (spec[len] == ':' && spec[len + 1] == '\0') {
-        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
-                           codec->ops->name);
-    }
-    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
-}
-
-/* The canonical spec, from the values. */
-static void dcommi_codec_write_spec(dcomm_codec *codec)
-{
-    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s:", codec->ops->name);
-    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
-        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
-        dcommi_codec_print(&to, ",");
-    }
-    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
-    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
-}
-
-#endif
-
-#include <float.h>
-
-/* ---- life ---- */
-
-DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
-{
-    if (spec == NULL || codec_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
-                           spec == NULL ? "spec" : "codec_p");
-    }
-    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
-    if (codec == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcomm_status status = dcommi_codec_parse(codec, spec);
-    if (status == DCOMM_OK && codec->ops->make != NULL) {
-        status = codec->ops->make(codec);
-    }
-    if (status != DCOMM_OK) {
-        dcomm_codec_destroy(&codec);
-        return status;
-    }
-    dcommi_codec_write_spec(codec);
-    *codec_p = codec;
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
-{
-    if (codec_p != NULL && *codec_p != NULL) {
-        dcomm_codec_destroy(&(*codec_p)->inner);
-        dcommi_free(*codec_p);
-        *codec_p = NULL;
-    }
-    return DCOMM_OK;
-}
-
-/* ---- what is known of it ---- */
-
-DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
-{
-    return codec != NULL ? codec->spec : "";
-}
-
-DCOMM_API const char *dcomm_codec_name(size_t i)
-{
-    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
-    return i < n ? dcommi_codec_table[i]->name : NULL;
-}
-
-static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
-                                   double preset)
-{
-    dcommi_codec_print(to, "  %s=", option->name);
-    dcommi_codec_show(to, option, preset);
-    dcommi_codec_print(to, "  (");
-    dcommi_codec_allowed(to, option);
-    dcommi_codec_print(to, ")  %s\n", option->meaning);
-}
-
-DCOMM_API const char *dcomm_codec_help(const char *name)
-{
-    static _Thread_local char help[2048];
-    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
-    if (ops == NULL) {
-        return NULL;
-    }
-    dcommi_codec_text to = {help, sizeof help, 0};
-    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
-    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_help_line(&to, o, o->preset);
-    }
-    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
-    return help;
-}
-
-DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
-{
-    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
-}
-
-static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
-{
-    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
-    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* An array of f32 in a workspace. */
-static size_t dcommi_codec_array_bytes(size_t count)
-{
-    size_t bytes = dcommi_size_mul(count, sizeof(float));
-    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
-/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
-static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
-{
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
-    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
-}
-
-DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    return codec == NULL ? 0
-                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
-                                           dcommi_codec_feedback_bytes(codec, count));
-}
-
-DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
-    return codec == NULL || codec->ops->recode != NULL
-               ? bytes
-               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
-}
-
-DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
-                                            dcomm_codec_info *info)
-{
-    if (codec == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
-                           codec == NULL ? "codec" : "info");
-    }
-    unsigned traits = codec->ops->traits(codec);
-    *info = (dcomm_codec_info){.name = codec->ops->name,
-                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
-                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
-                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
-                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
-                               .granule = 1,
-                               .max_bytes = codec->ops->max_bytes(codec, count),
-                               .omega = (double)NAN,
-                               .contraction = (double)NAN};
-    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
-    if (codec->ops->info != NULL) {
-        codec->ops->info(codec, count, info);
-    }
-    return DCOMM_OK;
-}
-
-/* ---- encoding ---- */
-
-static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
-                                             const void *wire, size_t capacity, size_t count,
-                                             const size_t *bytes_p)
-{
-    if (codec == NULL || bytes_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
-                           codec == NULL ? "codec" : "bytes_p");
-    }
-    size_t need = codec->ops->max_bytes(codec, count);
-    if (need == SIZE_MAX || capacity < need) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
-                           codec->ops->name, need, count, capacity);
-    }
-    if (wire == NULL && need > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
-    }
-    return DCOMM_OK;
-}
-
-/* The caller's workspace, or one for this call; *own is then to be freed. */
-static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
-{
-    *own = NULL;
-    if (*workspace == NULL && bytes > 0) {
-        *workspace = *own = dcommi_alloc_raw(bytes);
-    }
-    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
-
-/* Feedback for a codec that encodes a plain array only. */
-static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    const float *x = call->x, *residual = call->residual;
-    unsigned char *at = call->workspace;
-    float *e = (float *)(void *)at;
-    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
-    size_t clipped = 0;
-    dcommi_encoding plain = *call;
-    for (size_t i = 0; i < call->count; i++) {
-        if (!dcommi_f32_nonfinite(x[i])) {
-            e[i] = x[i] + residual[i];
-            if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = copysignf(FLT_MAX, e[i]);
-                clipped++;
-            }
-        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
-            e[i] = x[i];
-        } else {
-            dcommi_codec_nonfinite(&plain, i);
-            e[i] = residual[i];
-        }
-    }
-    plain.x = e;
-    plain.residual = NULL;
-    plain.next = NULL;
-    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
-    DCOMMI_TRY(codec->ops->encode(codec, &plain));
-    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
-    for (size_t i = 0; i < call->count; i++) {
-        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
-    }
-    call->bytes = plain.bytes;
-    call->report = plain.report;
-    call->report.clipped += clipped;
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
-    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
-                                            : codec->ops->encode(codec, call);
-}
-
-static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
-                                         size_t count, const dcomm_codec_key *key, void *wire)
-{
-    dcommi_encoding call = {.x = x,
-                            .residual = residual,
-                            .next = next,
-                            .count = count,
-                            .wire = wire,
-                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
-    if (key != NULL) {
-        call.key = *key;
-    }
-    return call;
-}
-
-/* What is left to do when the codec is through: the outputs, and the policy. */
-static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
-                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
-                                         dcomm_codec_report *report)
-{
-    if (status != DCOMM_OK) {
-        return status;
-    }
-    *bytes_p = call->report.bytes = call->bytes;
-    if (report != NULL) {
-        *report = call->report;
-    }
-    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        size_t at = call->report.first_nonfinite;
-        char value[32] = "a sum of wires";
-        if (call->x != NULL) {
-            snprintf(value, sizeof value, "%g", (double)call->x[at]);
-        }
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
-                           what, call->report.nonfinite, call->count, at, value);
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
-                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
-                                     void *workspace, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
-    if (call->x == NULL && call->count > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
-    }
-    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
-                                         : dcomm_codec_workspace_bytes(codec, call->count);
-    void *own;
-    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
-    call->workspace = workspace;
-    dcomm_status status = dcommi_codec_encode(codec, call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
-}
-
-DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
-{
-    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
-    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
-}
-
-DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
-                                             const float *residual, float *next, size_t count,
-                                             const dcomm_codec_key *key, void *wire,
-                                             size_t capacity, size_t *bytes_p, void *workspace,
-                                             dcomm_codec_report *report)
-{
-    if ((residual == NULL || next == NULL) && count > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
-                           residual == NULL ? "residual" : "next");
-    }
-    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
-    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
-                            report);
-}
-
-/* ---- decoding ---- */
-
-static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
-                                             const void *const *wires, const size_t *bytes,
-                                             size_t n, const void *x, size_t count)
-{
-    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
-                           codec == NULL   ? "codec is NULL"
-                           : n == 0        ? "there are no wires"
-                           : wires == NULL ? "wires is NULL"
-                           : bytes == NULL ? "bytes is NULL"
-                                           : "x is NULL");
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (wires[i] == NULL && bytes[i] > 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
-        }
-    }
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                    float *x, size_t count)
-{
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
-    return codec->ops->decode(codec, wire, bytes, x, count, false);
-}
-
-DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                        float *acc, size_t count)
-{
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
-    return codec->ops->decode(codec, wire, bytes, acc, count, true);
-}
-
-static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
-                                     size_t count)
-{
-    if (in->n > 1 && codec->ops->decode_sum != NULL) {
-        return codec->ops->decode_sum(codec, in, x, count);
-    }
-    for (size_t i = 0; i < in->n; i++) {
-        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
-    }
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
-                                        const size_t *bytes, size_t n, float *x, size_t count)
-{
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
-    dcommi_wires in = {wires, bytes, n};
-    return dcommi_codec_sum(codec, &in, x, count);
-}
-
-/* ---- decoding and encoding again ---- */
-
-static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
-                                        float factor, dcommi_encoding *call)
-{
-    if (codec->ops->recode != NULL) {
-        return codec->ops->recode(codec, in, factor, call);
-    }
-    float *sum = call->workspace;
-    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
-    for (size_t i = 0; factor != 1 && i < call->count; i++) {
-        sum[i] *= factor;
-    }
-    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
-    call->x = sum;
-    dcomm_status status = dcommi_codec_encode(codec, call);
-    call->x = NULL;
-    return status;
-}
-
-DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
-                                    const size_t *bytes, size_t n, float factor,
-                                    const float *residual, float *next, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
-    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
-                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
-    }
-    void *own;
-    DCOMMI_TRY(
-        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
-    dcommi_wires in = {wires, bytes, n};
-    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
-    call.workspace = workspace;
-    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
-}
-
-#endif
-
-#ifndef DCOMM_NO_COMM
-/* ==== include/dcomm/impl/device_host.h ===================================================== */
-/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
-#ifndef DCOMMI_DEVICE_HOST_H
-#define DCOMMI_DEVICE_HOST_H
-
-/* ==== include/dcomm/impl/device.h ========================================================== */
-/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
- * their own table. The device layer knows no rank. */
-#ifndef DCOMMI_DEVICE_H
-#define DCOMMI_DEVICE_H
-
-
-/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
- * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
- * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
- * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
- * rounding of the f64 product towards zero; dst may equal src. */
-static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
-                              double factor);
-/* memcpy for long, cold copies (non-temporal where that is faster). */
-static void dcommi_host_copy(void *dst, const void *src, size_t len);
 
 #endif
 
@@ -30961,6 +34336,9 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS
+#undef DCOMMI_BUCKET_ROW
+#undef DCOMMI_BUCKET_STREAM
+#undef DCOMMI_BUCKET_WIRES
 #undef DCOMMI_BYTE_VALUES
 #undef DCOMMI_CACHE_BUCKETS
 #undef DCOMMI_CACHE_LINE
@@ -30968,6 +34346,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CALL_DEPTH
 #undef DCOMMI_CARD_MAGIC
 #undef DCOMMI_CARD_VERSION
+#undef DCOMMI_CAST_BLOCK
+#undef DCOMMI_CAST_ROW
 #undef DCOMMI_CHECK_ANY
 #undef DCOMMI_CHECK_BIT
 #undef DCOMMI_CHECK_BUDGET
@@ -30989,6 +34369,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR
+#undef DCOMMI_CODEC_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE
@@ -31158,10 +34539,12 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SPARSE_BLOCK
 #undef DCOMMI_SPARSE_HD
 #undef DCOMMI_SPARSE_HEAD
+#undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_TOPK_AHEAD
 #undef DCOMMI_TOPK_BINS
 #undef DCOMMI_TOPK_BLOCK
 #undef DCOMMI_TOPK_LEAST
@@ -31188,10 +34571,34 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
+#undef DCOMMI_UNROLL_8
 #undef DCOMMI_UNUSED
 #undef DCOMMI_USER_BLOCK
+#undef DCOMMI_V256
+#undef DCOMMI_V256_1
+#undef DCOMMI_V256_2
+#undef DCOMMI_V256_3
+#undef DCOMMI_V256_AND_OR
+#undef DCOMMI_V256_AND_XOR
+#undef DCOMMI_V256_LESS
+#undef DCOMMI_V256_NORMAL
+#undef DCOMMI_V256_PICK
+#undef DCOMMI_V256_ROL
+#undef DCOMMI_V512
+#undef DCOMMI_V512_ROUND
+#undef DCOMMI_VPORT
 #undef DCOMMI_WINDOW
+#undef DCOMMI_WIRE_LARGEST
+#undef DCOMMI_WIRE_LEAST
+#undef DCOMMI_WIRE_LINE
+#undef DCOMMI_WIRE_STAGE
 #undef DCOMMI_avx2_INLINE
 #undef DCOMMI_avx2_TARGET
 #undef DCOMMI_avx512_INLINE
 #undef DCOMMI_avx512_TARGET
+#undef DCOMMI_v256_INLINE
+#undef DCOMMI_v256_TARGET
+#undef DCOMMI_v512_INLINE
+#undef DCOMMI_v512_TARGET
+#undef DCOMMI_vport_INLINE
+#undef DCOMMI_vport_TARGET

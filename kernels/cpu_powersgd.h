@@ -7,7 +7,12 @@
 #ifndef DCOMMI_CPU_POWERSGD_H
 #define DCOMMI_CPU_POWERSGD_H
 
-#include "cpu.h"
+#include "isa.h"
+
+#if defined(__x86_64__)
+#include "lanes_avx2.h"
+#include "lanes_avx512.h"
+#endif
 
 #include <float.h>
 #include <math.h>
@@ -195,8 +200,8 @@ typedef struct dcommi_matrix_kernels {
 
 DCOMMI_MATRIX_KERNELS(port, )
 #if defined(__x86_64__)
-DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_avx2_TARGET)
-DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_avx512_TARGET)
+DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_v256_TARGET)
+DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_v512_TARGET)
 #endif
 
 static dcommi_matrix_kernels dcommi_matrix_get(void)

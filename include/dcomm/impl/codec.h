@@ -29,6 +29,15 @@ enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
 /* What `nonfinite` says, which every codec has. */
 enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
 
+/* What the options of a codec with buckets come to (codec_bucket.h). */
+typedef struct dcommi_bucketing {
+    int format;    /* dcommi_format */
+    size_t bucket; /* elements, a multiple of `group` */
+    size_t group;  /* elements of whole lines and random groups */
+    bool two_norm; /* else the maximum, or for signs the mean */
+    bool stochastic;
+} dcommi_bucketing;
+
 typedef struct dcommi_codec_ops dcommi_codec_ops;
 
 struct dcomm_codec {
@@ -36,6 +45,7 @@ struct dcomm_codec {
     double value[DCOMMI_CODEC_OPTIONS]; /* in the order of ops->options */
     bool given[DCOMMI_CODEC_OPTIONS];   /* in the spec, and not by default */
     int nonfinite;
+    dcommi_bucketing bucketing;
     dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
     char spec[DCOMMI_CODEC_SPEC_MAX];
 };
