@@ -568,7 +568,8 @@ typedef struct dcomm_expr {
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
  *   min(max(length, 0), max_length, clip > 0 ? max(clip - (offset + r*stride), 0) : infinity)
- * bytes, so that a partition into equal blocks needs no special last block. In PEER space, piece r
+ * bytes, so that a partition into equal blocks needs no special last block. Where the length is a
+ * WORD, piece r takes that of the r-th word behind it. In PEER space, piece r
  * belongs to rank (peer + r) mod nranks and offsets count from the start of what it exposed.
  * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
  * step. */
@@ -588,8 +589,8 @@ typedef struct dcomm_operand {
  *
  * Moves (may be ASYNC):
  *   SEND         src[0] -> rank `peer`, matched by `tag`; done when src may be overwritten
- *   RECV         dst <- rank `peer`; the length that arrived goes to words[word] if word >= 0;
- *                without a word, a length other than dst's is an error
+ *   RECV         dst <- rank `peer`; the length that arrived goes to words[word + value] if
+ *                word >= 0; without a word, a length other than dst's is an error
  *   RECV_REDUCE  dst <- fold(src...), exactly one of which is in MSG space (the arriving message);
  *                `stage` is scratch that the engine may receive into; dst may equal any src
  *   COPY         dst <- src[0]; from PEER space it reads the other rank's memory
@@ -598,9 +599,13 @@ typedef struct dcomm_operand {
  * Transforms:
  *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
  *                `stage` unused: the engine brings its own blocks
- *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word]
- *   DECODE       dst <- codec.decode(src[0])
- *   DECODE_REDUCE dst <- dst (+) codec.decode(src[0])
+ *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]. The first
+ *                element of src[0] is number `index` for the codec, and this is its encoding number
+ *                `slot`
+ *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
+ *   DECODE_REDUCE dst <- dst (+) fold(codec.decode(src...))
+ *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
+ *                scratch as long as what is decoded
  *   COMMIT       STATE operand dst <- src[0]
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
@@ -613,7 +618,8 @@ typedef struct dcomm_operand {
  *   END
  *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
  *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
- *                its exposed slots by `word` (0 if that is negative) + `peer`. All of the group
+ *                its exposed slots by `word` (0 if that is negative) + `peer`, the numbers of the
+ *                elements that it codes by `index`. All of the group
  *                shift alike. A call that may run while a peer is still in another, or has gone on
  *                to it, needs tags, counters and slots that are not that other one's: in a loop,
  *                the expressions give each iteration its own
@@ -630,6 +636,7 @@ typedef struct dcomm_operand {
     X(ENCODE, "encode")               \
     X(DECODE, "decode")               \
     X(DECODE_REDUCE, "decode_reduce") \
+    X(RECODE, "recode")               \
     X(COMMIT, "commit")               \
     X(COMPUTE, "compute")             \
     X(SIGNAL, "signal")               \
@@ -652,19 +659,22 @@ typedef enum dcomm_step_kind {
 typedef struct dcomm_step {
     uint8_t kind;    /* dcomm_step_kind */
     uint8_t flags;   /* DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL */
-    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
+    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
+                        which encoding of these elements it is, from 0 */
     uint16_t kernel; /* COMPUTE */
     uint32_t src;    /* first source operand, an index into plan.operands */
     uint32_t nsrc;   /* number of source operands, repeats not unfolded */
     uint32_t body;   /* LOOP: steps between LOOP and END; END: the same number */
     uint32_t sub;    /* CALL: index into plan.subs */
     uint32_t group;  /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
-    int32_t word;    /* RECV, ENCODE: index of the word that takes the length, -1 for none */
+    int32_t word;    /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
     dcomm_operand dst;
     dcomm_operand stage;
     dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
     dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
-    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter */
+    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
+                         added to `word` */
+    dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
 } dcomm_step;
 
 typedef struct dcomm_lane {
@@ -672,16 +682,31 @@ typedef struct dcomm_lane {
     uint32_t count;
 } dcomm_lane;
 
-/* Encoding for ENCODE, DECODE and DECODE_REDUCE: all lengths in bytes. encode returns the encoded
- * length (at most dst_len) in *encoded; decode must fill dst exactly. `user` is plan.codec_user.
- * DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
+/* What a codec is told besides the bytes. */
+typedef struct dcomm_codec_place {
+    uint64_t first;   /* number of the first element */
+    uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
+    uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
+} dcomm_codec_place;
+
+/* Encoding for ENCODE, DECODE, DECODE_REDUCE and RECODE: all lengths in bytes. encode returns the
+ * encoded length (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what
+ * the sources decode to, in their order, and decode_reduce folds that into dst, before it divides.
+ * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
+ * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
     const char *name;
-    dcomm_status (*encode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len,
-                           size_t *encoded);
-    dcomm_status (*decode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len);
-    dcomm_status (*decode_reduce)(void *user, const void *src, size_t src_len, void *dst,
-                                  size_t dst_len);
+    dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
+                           size_t src_len, void *dst, size_t dst_len, size_t *encoded);
+    dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
+    dcomm_status (*decode_reduce)(void *user, const dcomm_codec_place *place,
+                                  const void *const *src, const size_t *src_len, size_t nsrc,
+                                  void *dst, size_t dst_len);
+    /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
+    dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
+                           void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
@@ -715,7 +740,11 @@ struct dcomm_plan {
     void *kernel_user;
     const dcomm_plan_codec *codec;
     void *codec_user;
-    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
+    /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
+     * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
+    uint32_t codec_length, codec_encode, codec_decode;
+    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
+    int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);
@@ -1052,6 +1081,21 @@ typedef struct dcomm_coll_opts {
                            (default: 0 is taken as 1) */
     int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
+    /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
+     * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
+     * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
+    const dcomm_codec *codec;
+    dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
+                                 per tensor and rank, in use until the operation is complete, of
+                                 `count` elements. Its codec is taken where codec is NULL, and its
+                                 seed. Committed when the operation succeeds, stale when it fails
+                                 (default: NULL, none) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
+    uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
+                            of the collective on its communicator) */
+    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until
+                                         the operation is complete; may differ by rank
+                                         (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
@@ -1255,11 +1299,15 @@ typedef struct dcomm_algo_info {
 /* The i-th algorithm of an operation, for i = 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
+/* The same of those that run where opts.codec compresses. */
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+
 /* One rank's plan for an operation, as the engine would run it: arguments as in
  * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
- * lanes and chunk_bytes. Free with dcomm_plan_destroy.
- * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
- * cannot do this: the sentence says why). */
+ * lanes, chunk_bytes and codec (a compressed plan is for looking at: what a run brings along for
+ * its codec is not in it). Free with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown
+ * algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says
+ * why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p);
@@ -11027,6 +11075,18 @@ static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
+/* What an algorithm may know about a codec: sizes, not data. */
+typedef struct dcommi_coding {
+    const dcomm_plan_codec *codec;
+    size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
+    const void *sizes;
+    uint64_t hash;   /* of the codec with all its options */
+    int64_t granule; /* elements, at whose multiples pieces had best begin */
+    bool whole;      /* encode as much as possible at once */
+    bool feedback;   /* what is rounded away is kept, of contributions and of sums */
+    uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
+} dcommi_coding;
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
@@ -11039,6 +11099,8 @@ typedef struct dcommi_shape {
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
+    const dcommi_coding *coding; /* NULL: without compression */
+    bool apart;                  /* compressed: the f32 to be coded have to be made first */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -11581,7 +11643,8 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
                                  int64_t *length)
 {
     int64_t at = dcommi_expr_value(&o->offset, index, table, words) + (int64_t)r * o->stride;
-    int64_t len = dcommi_expr_value(&o->length, index, table, words);
+    const uint64_t *behind = o->length.kind == DCOMM_EXPR_WORD ? words + r : words;
+    int64_t len = dcommi_expr_value(&o->length, index, table, behind);
     len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
     if (o->clip > 0) {
         len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
@@ -11862,8 +11925,16 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_add(t, ", tag ");
         dcommi_print_expr(t, &s->tag);
     }
-    if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
-        dcommi_print_add(t, ", length -> words[%d]", s->word);
+    bool encodes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE;
+    if ((s->kind == DCOMM_STEP_RECV || encodes) && s->word >= 0) {
+        dcomm_expr word = dcommi_plus(s->value, s->word);
+        dcommi_print_add(t, ", length -> words[");
+        dcommi_print_expr(t, &word);
+        dcommi_print_add(t, "]");
+    }
+    if (encodes || s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE) {
+        dcommi_print_add(t, ", elements from ");
+        dcommi_print_expr(t, &s->index);
     }
     dcommi_print_add(t, "%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
                      (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "");
@@ -12359,10 +12430,12 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
                                false, true, false},
         [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
-                               false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1,
-                                      false, false, false},
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1,
+                                      UINT32_MAX, false, true, false},
+        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
         [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
                                false, false},
         [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
@@ -12473,6 +12546,7 @@ static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_ste
     }
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
     return dcommi_check_expr_valid(p, &s->tag, where, "tag");
 }
 
@@ -12503,6 +12577,10 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         DCOMMI_TRY(
             dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
     }
+    if (s->kind == DCOMM_STEP_RECODE) {
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
+    }
     if (s->kind == DCOMM_STEP_RECV_REDUCE) {
         if (arriving != 1) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
@@ -12521,6 +12599,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     switch (s->kind) {
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_RECODE:
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
                                p->nwords);
@@ -12553,7 +12633,10 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
-                 s->kind == DCOMM_STEP_DECODE_REDUCE;
+                 s->kind == DCOMM_STEP_DECODE_REDUCE || s->kind == DCOMM_STEP_RECODE;
+    if (codes) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+    }
     if (codes && p->codec == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
     }
@@ -12664,8 +12747,8 @@ static bool dcommi_check_plan_varies(const dcomm_plan *p)
     }
     for (uint32_t i = 0; i < p->nsteps; i++) {
         const dcomm_step *s = &p->steps[i];
-        if (s->kind == DCOMM_STEP_ENCODE || dcommi_check_expr_varies(&s->dst.length) ||
-            dcommi_check_expr_varies(&s->value)) {
+        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
+            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
             return true;
         }
     }
@@ -13140,7 +13223,7 @@ static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
 
 /* ---- words and expressions ---- */
 
-static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
+static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
                                   int64_t number)
 {
     const dcommi_check_frame *f = op->lane->frame;
@@ -13221,6 +13304,21 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
     return true;
 }
 
+/* The word that the step writes to takes a length. */
+static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
+{
+    int64_t index = 0;
+    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
+        return false;
+    }
+    index += op->step->word;
+    if (index < 0 || index >= op->lane->frame->plan->nwords) {
+        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
+                                   op->lane->frame->plan->nwords);
+    }
+    return dcommi_check_put_word(c, op, index, number);
+}
+
 /* ---- operands ---- */
 
 /* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
@@ -13233,7 +13331,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &o->length, &len)) {
+    dcomm_expr length = o->length;
+    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
+    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
         return false;
     }
     if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
@@ -13540,7 +13640,8 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
         c->rank[op->lane->frame->rank].bytes += from->len;
         dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
     }
-    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE) {
+    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE &&
+        op->step->kind != DCOMM_STEP_RECODE) {
         return true;
     }
     const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
@@ -13569,12 +13670,14 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     return true;
 }
 
-/* dst <- fold of the sources, `arrived` being the message if one is among them. */
-static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
-                                 const dcommi_check_region *dst, int *owner)
+/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
+static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
+                                      const dcommi_check_region *dst, int *owner)
 {
     const dcomm_step *s = op->step;
     const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE ||
+                   s->kind == DCOMM_STEP_RECODE;
     bool first = true;
     if (s->kind == DCOMM_STEP_DECODE_REDUCE) {
         if (!dcommi_check_read_region(c, op, dst, &c->given) ||
@@ -13596,8 +13699,7 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
                 return false;
             }
-            if (s->kind != DCOMM_STEP_DECODE_REDUCE &&
-                (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
+            if (!decodes && (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
                 return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes into %" PRId64, from.len,
                                            dst->len);
             }
@@ -13612,22 +13714,46 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
         return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes, no whole number of elements",
                                    dst->len);
     }
-    return dcommi_check_fold_end(c, op) && dcommi_check_put(c, op, dst, &c->folded);
+    return dcommi_check_fold_end(c, op);
 }
 
-static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
-                                   const dcommi_check_region *dst, const dcommi_check_region *src)
+static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
+                                 const dcommi_check_region *dst, int *owner)
 {
-    if (!dcommi_check_take(c, op, src, dst, &c->given) ||
-        !dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
+    return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
+}
+
+/* ENCODE and RECODE. */
+static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
+                                   const dcommi_check_region *dst, int *owner)
+{
+    const dcomm_step *s = op->step;
+    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    const dcommi_check_runs *values = &c->given;
+    dcommi_check_region src = {0};
+    if (s->kind == DCOMM_STEP_RECODE) {
+        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+        if (!dcommi_check_piece(c, op, &s->stage, 0, &src, owner) ||
+            !dcommi_check_order_write(c, op, &src) ||
+            !dcommi_check_put_value(c, op, &src, undefined) ||
+            !dcommi_check_fold_sources(c, op, &src, owner)) {
+            return false;
+        }
+        values = &c->folded;
+    } else if (!dcommi_check_piece(c, op, operand, 0, &src, owner) ||
+               !dcommi_check_apart(c, op, &src, dst) ||
+               !dcommi_check_take(c, op, &src, dst, &c->given)) {
+        return false;
+    }
+    if (!dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
                                           c->nencodings + 1, sizeof *c->encoding))) {
         return false;
     }
     dcommi_check_encoding *e = &c->encoding[c->nencodings];
     e->len = dcommi_check_choose(c, c->nencodings + 1, dst->len);
-    for (size_t i = 0; i < c->given.n; i++) {
+    for (size_t i = 0; i < values->n; i++) {
         if (!dcommi_check_good(
-                c, dcommi_check_append(&e->runs, c->given.run[i].len, c->given.run[i].v))) {
+                c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
             return false;
         }
     }
@@ -13636,7 +13762,7 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
     dcommi_check_region head = {dst->mem, dst->at, e->len};
     return dcommi_check_put_value(c, op, dst, undefined) &&
            dcommi_check_put_value(c, op, &head, encoded) &&
-           (op->step->word < 0 || dcommi_check_set_word(c, op, op->step->word, head.len));
+           (op->step->word < 0 || dcommi_check_set_word(c, op, head.len));
 }
 
 static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
@@ -13692,22 +13818,21 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
     }
-    bool single = s->kind != DCOMM_STEP_REDUCE && s->kind != DCOMM_STEP_COMPUTE &&
-                  s->kind != DCOMM_STEP_DECODE_REDUCE;
+    bool single = s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT;
     if (single) {
         const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
         if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
             !dcommi_check_apart(c, op, &src, &dst)) {
             return false;
         }
-        if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT) && src.len != dst.len) {
+        if (src.len != dst.len) {
             return dcommi_check_refuse(c, op, "copies %" PRId64 " bytes into %" PRId64, src.len,
                                        dst.len);
         }
     }
     bool good;
-    if (s->kind == DCOMM_STEP_ENCODE) {
-        good = dcommi_check_do_encode(c, op, &dst, &src);
+    if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE) {
+        good = dcommi_check_do_encode(c, op, &dst, &owner);
     } else if (s->kind == DCOMM_STEP_COMPUTE) {
         good = dcommi_check_do_compute(c, op, &dst, &owner);
     } else if (single) {
@@ -13765,7 +13890,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
                 : !dcommi_check_put(c, recv, &dst, &c->arrived)) {
         return false;
     }
-    if (any_length && !dcommi_check_set_word(c, recv, r->word, src.len)) {
+    if (any_length && !dcommi_check_set_word(c, recv, src.len)) {
         return false;
     }
     c->messages++;
@@ -15632,7 +15757,8 @@ static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, con
                                  int64_t r)
 {
     if (o->length.kind == DCOMM_EXPR_WORD) {
-        return o->max_length;
+        uint32_t share = lane->frame->plan->codec_length;
+        return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
     }
     int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
     len = dcommi_min64(len, o->max_length);
@@ -16199,7 +16325,26 @@ static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return DCOMMI_SIM_STOP;
 }
 
-/* Encoding and the caller's kernels: as much as copying what they write or read. */
+/* Encoding, and decoding of each source, by what the plan says of its codec. */
+static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int64_t len = step->kind == DCOMM_STEP_ENCODE   ? dcommi_sim_length(s, lane, o, 0)
+                  : step->kind == DCOMM_STEP_RECODE ? dcommi_sim_length(s, lane, &step->stage, 0)
+                                                    : dcommi_sim_length(s, lane, &step->dst, 0);
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len), work = 0;
+    if (step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE) {
+        work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
+    }
+    for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
+        int64_t pieces = dcommi_max64(o[i].repeat, 1);
+        work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+}
+
+/* The caller's kernels: as much as copying what they write or read. */
 static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
@@ -16241,6 +16386,11 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     case DCOMM_STEP_END:
         dcommi_sim_end(lane, step);
         return s->now;
+    case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_DECODE:
+    case DCOMM_STEP_DECODE_REDUCE:
+    case DCOMM_STEP_RECODE:
+        return dcommi_sim_codec(s, lane, step);
     default:
         return dcommi_sim_compute(s, lane, step);
     }
@@ -16873,6 +17023,6063 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
+/* ==== include/dcomm/impl/coded.h =========================================================== */
+/* coded.h - compressed calls: when a call is compressed, what its algorithm may know of the codec,
+ * and what a run brings along for the codec's steps. */
+#ifndef DCOMMI_CODED_H
+#define DCOMMI_CODED_H
+
+/* ==== include/dcomm/impl/select.h ========================================================== */
+/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
+ * share. */
+#ifndef DCOMMI_SELECT_H
+#define DCOMMI_SELECT_H
+
+/* ==== include/dcomm/impl/choose.h ========================================================== */
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+#ifndef DCOMMI_CHOOSE_H
+#define DCOMMI_CHOOSE_H
+
+/* ==== include/dcomm/impl/algo_table.h ====================================================== */
+/* algo_table.h - the table of all algorithms. */
+#ifndef DCOMMI_ALGO_TABLE_H
+#define DCOMMI_ALGO_TABLE_H
+
+/* ==== include/dcomm/impl/algo_alltoall.h =================================================== */
+/* algo_alltoall.h - all-to-all: pairwise, linear and Bruck's.
+ *
+ * pairwise: in round k = 1 .. N/2 each rank exchanges with the ranks k ahead and k behind, so that
+ * few messages are under way at a time; (N-1) blocks per rank, N/2 rounds. In place, only the
+ * blocks of the round are set aside.
+ * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
+ * they lie.
+ * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
+ * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
+ * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
+#ifndef DCOMMI_ALGO_ALLTOALL_H
+#define DCOMMI_ALGO_ALLTOALL_H
+
+/* ==== include/dcomm/impl/algo_parts.h ====================================================== */
+/* algo_parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
+ * the ranks, chunk loops, folds in rank order. */
+#ifndef DCOMMI_ALGO_PARTS_H
+#define DCOMMI_ALGO_PARTS_H
+
+/* ==== include/dcomm/impl/algo.h ============================================================ */
+/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
+#ifndef DCOMMI_ALGO_H
+#define DCOMMI_ALGO_H
+
+
+/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
+ * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
+typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
+
+typedef struct dcommi_algo {
+    const char *name;
+    dcomm_coll coll;
+    dcommi_algo_fn make;
+    bool rank_order; /* can fold in rank order */
+    const char *cost;
+    const char *source;
+} dcommi_algo;
+
+/* Bytes of one element, and of `count`. */
+static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
+{
+    return (int64_t)(count * dcomm_dtype_size(s->dtype));
+}
+
+/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
+ * (0, or rank*block for all-gather and gather). */
+typedef struct dcommi_input {
+    dcomm_space space;
+    int64_t base;
+} dcommi_input;
+
+static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
+{
+    dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
+    return in;
+}
+
+/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
+ * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
+typedef struct dcommi_partition {
+    int64_t total, block, chunk;
+    int64_t nblocks, chunks;
+} dcommi_partition;
+
+static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
+                                                     int64_t chunk_bytes, int64_t element)
+{
+    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
+    int64_t share = dcommi_ceil_div(total, nblocks);
+    if (chunk_bytes > 0) {
+        p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
+    }
+    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
+    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
+    p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
+    p.block = p.chunk * p.chunks;
+    return p;
+}
+
+#endif
+
+#define DCOMMI_CHUNK_FAR (256 << 10)
+#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
+
+/* The grain of pipelines where the caller names none. */
+static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
+{
+    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
+}
+/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
+ * that every rank decides alike. */
+#define DCOMMI_PEER_READ_MIN 4097
+
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
+typedef struct dcommi_blocks {
+    int64_t n;
+    int64_t base;   /* where the blocks begin in their space */
+    int64_t stride; /* equal blocks: bytes from one to the next */
+    int64_t length; /* equal blocks: bytes of each */
+    int64_t clip;   /* cut all off here, 0: never */
+    int64_t skip;
+    bool listed, ordered;
+    int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
+} dcommi_blocks;
+
+/* A block number that depends on a loop: index + coef * i[depth]. */
+typedef struct dcommi_turn {
+    int64_t index;
+    int depth;
+    int64_t coef;
+} dcommi_turn;
+
+static inline dcommi_turn dcommi_turn_at(int64_t index)
+{
+    dcommi_turn t = {index, 0, 0};
+    return t;
+}
+
+/* Length of all of block `turn`. */
+static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
+{
+    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
+                     : dcommi_const(k->length);
+}
+
+/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
+static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t chunk, int chunk_depth)
+{
+    dcomm_expr offset = k->listed
+                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
+                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
+    dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
+    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
+    o.length =
+        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
+    return o;
+}
+
+/* All of block `turn`, at most max_length bytes. */
+static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t max_length)
+{
+    dcomm_operand o = dcommi_block_chunk(k, space, turn, 0, 0);
+    o.max_length = max_length;
+    return o;
+}
+
+/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
+static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
+                                              int64_t chunk, int depth)
+{
+    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
+    o.length = dcommi_linear(length, depth, -chunk);
+    return o;
+}
+
+/* Rank number (index + coef * i[depth]) mod n. */
+static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
+{
+    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
+}
+
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
+static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
+}
+
+static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    if (trips > 1) {
+        dcommi_end(b, lane);
+    }
+}
+
+/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
+ * the element, at least one element. */
+static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
+    return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+}
+
+/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
+static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
+{
+    return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
+}
+
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
+{
+    int64_t first = (int64_t)b->ntable;
+    for (int i = 0; i < s->nranks; i++) {
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
+        dcommi_build_table(b, &bytes, 1);
+    }
+    return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
+}
+
+/* The longest of n counts, in bytes. */
+static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
+{
+    size_t longest = 0;
+    for (int i = 0; i < s->nranks; i++) {
+        longest = elements[i] > longest ? elements[i] : longest;
+    }
+    return dcommi_shape_bytes(s, longest);
+}
+
+/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
+static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
+{
+    dcommi_turn t = {s->rank + 1, depth, 1};
+    return t;
+}
+
+/* Send `what` to every other rank, without waiting. */
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+                                         dcomm_operand what, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
+                                             int64_t *longest)
+{
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
+    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
+        blocks.listed = true;
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
+        *longest = dcommi_longest(s, s->counts);
+    } else {
+        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
+    }
+    return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
+}
+
+/* Where this rank's own block begins, and how long it is. */
+static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
+}
+
+static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
+}
+
+/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
+ * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
+ */
+static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
+                                          int64_t stride, dcomm_operand own, dcomm_operand out[3])
+{
+    size_t n = 0;
+    if (s->rank > 0) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)s->rank;
+        out[n].stride = stride;
+        n++;
+    }
+    out[n++] = own;
+    if (s->rank + 1 < s->nranks) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
+        out[n].stride = stride;
+        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
+        out[n].peer = dcommi_const(s->rank + 1);
+        n++;
+    }
+    return n;
+}
+
+#endif
+
+/* The two sides of an all-to-all: blocks to send and blocks to receive, by rank. */
+typedef struct dcommi_a2a {
+    dcommi_blocks send, recv;
+    int64_t longest_send, longest_recv;
+    dcomm_space space; /* of the blocks to send */
+} dcommi_a2a;
+
+static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_a2a a = {.send = {.n = s->nranks}, .recv = {.n = s->nranks}};
+    a.space = dcommi_input_of(s, 0).space;
+    if (s->coll == DCOMM_COLL_ALLTOALLV) {
+        a.send.listed = a.recv.listed = true;
+        a.send.offsets = dcommi_table_bytes(s, b, s->send_displs);
+        a.send.lengths = dcommi_table_bytes(s, b, s->send_counts);
+        a.recv.offsets = dcommi_table_bytes(s, b, s->displs);
+        a.recv.lengths = dcommi_table_bytes(s, b, s->counts);
+        a.longest_send = dcommi_longest(s, s->send_counts);
+        a.longest_recv = dcommi_longest(s, s->counts);
+    } else {
+        int64_t block = dcommi_shape_bytes(s, s->count);
+        a.send.stride = a.send.length = a.recv.stride = a.recv.length = block;
+        a.longest_send = a.longest_recv = block;
+    }
+    return a;
+}
+
+/* This rank's block for itself. */
+static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a)
+{
+    if (!s->in_place) {
+        dcommi_turn own = dcommi_turn_at(s->rank);
+        dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
+                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv), 0);
+    }
+}
+
+/* Start the exchange with rank `to` (send) and rank `from` (receive). */
+static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+                             dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
+{
+    dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
+    dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
+                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC);
+}
+
+/* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
+static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
+                                         const dcommi_a2a *a, dcommi_turn to, int64_t aside)
+{
+    dcomm_operand block = dcommi_block_whole(&a->send, a->space, to, a->longest_send);
+    if (!s->in_place) {
+        return block;
+    }
+    dcomm_operand copy = dcommi_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
+    dcommi_copy(b, 0, copy, block, 0);
+    return copy;
+}
+
+static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_a2a a = dcommi_a2a_make(s, b);
+    int64_t n = s->nranks, rounds = (n - 1) / 2;
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    int64_t aside[2] = {0, 0};
+    if (s->in_place) {
+        aside[0] = dcommi_build_scratch(b, a.longest_send);
+        aside[1] = dcommi_build_scratch(b, a.longest_send);
+    }
+    dcommi_a2a_own(s, b, &a);
+    if (rounds > 0) {
+        int d = dcommi_loop(b, 0, dcommi_const(rounds));
+        dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
+        dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
+        dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
+        dcommi_a2a_start(s, b, &a, up, ahead, behind, tag);
+        dcommi_a2a_start(s, b, &a, down, behind, ahead, tag);
+        dcommi_fence(b, 0);
+        dcommi_end(b, 0);
+    }
+    if (n % 2 == 0) {
+        dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
+        dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
+        dcommi_a2a_start(s, b, &a, across, opposite, opposite, tag);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_a2a a = dcommi_a2a_make(s, b);
+    int64_t n = s->nranks, block = a.longest_send;
+    bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
+    if (s->in_place) {
+        /* All of it has to leave before any of it may be overwritten. */
+        int64_t aside = dcommi_build_scratch(b, n * block);
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, aside, n * block),
+                    dcommi_span(a.space, 0, n * block), 0);
+        a.space = DCOMM_SPACE_SCRATCH;
+        a.send.base = aside;
+    }
+    uint16_t slot = read ? dcommi_build_slot(b) : 0, readers = read ? dcommi_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    if (read) {
+        dcommi_expose(b, 0, dcommi_span(a.space, a.send.base, n * block), slot,
+                      dcommi_const(DCOMM_ALL_PEERS));
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn to = dcommi_others(s, d), from = {s->rank - 1, d, -1};
+    if (read) {
+        dcommi_copy(
+            b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
+            dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
+            DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
+                         dcommi_const(tag));
+    }
+    dcommi_end(b, 0);
+    dcommi_a2a_own(s, b, &a);
+    dcommi_fence(b, 0);
+    if (read) {
+        dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+        dcommi_await(b, 0, readers, dcommi_const(n - 1));
+    }
+    return b->status;
+}
+
+/* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
+ * after the other: runs of `bit` blocks, of which the last may be shorter. */
+static void dcommi_bruck_pack(dcommi_builder *b, int64_t n, int64_t block, int64_t bit,
+                              int64_t blocks, int64_t packed, int64_t length, bool unpack)
+{
+    int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
+    int d = dcommi_loop_many(b, 0, runs);
+    dcomm_operand spread = dcommi_at(
+        DCOMM_SPACE_SCRATCH, dcommi_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
+    dcomm_operand dense =
+        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(packed, d, bit * block), bit * block);
+    spread.length = dense.length = dcommi_linear(length, d, -bit * block);
+    dcommi_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
+    dcommi_end_many(b, 0, runs);
+}
+
+/* Blocks with bit `bit` among the distances 0 .. n-1. */
+static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
+{
+    return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
+}
+
+static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank, block = dcommi_shape_bytes(s, s->count);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t half = dcommi_bruck_count(n, 1);
+    for (int64_t bit = 2; bit < n; bit *= 2) {
+        half = dcommi_max64(half, dcommi_bruck_count(n, bit));
+    }
+    int64_t blocks = dcommi_build_scratch(b, n * block);
+    int64_t leaving = dcommi_build_scratch(b, half * block);
+    int64_t coming = dcommi_build_scratch(b, half * block);
+    int64_t tag = 0;
+
+    /* Block i is the one that has distance i to go: rotate the input by rank. */
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
+                dcommi_span(input, rank * block, (n - rank) * block), 0);
+    if (rank > 0) {
+        dcommi_copy(b, 0,
+                    dcommi_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
+                    dcommi_span(input, 0, rank * block), 0);
+    }
+    for (int64_t bit = 1; bit < n; bit *= 2) {
+        int64_t length = dcommi_bruck_count(n, bit) * block;
+        tag = dcommi_build_tags(b, 1);
+        dcommi_bruck_pack(b, n, block, bit, blocks, leaving, length, false);
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, length),
+                    dcommi_const((rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, length),
+                    dcommi_const((rank - bit + n) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcommi_fence(b, 0);
+        dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
+    }
+    /* What travelled distance i came from rank-i. */
+    int d = dcommi_loop(b, 0, dcommi_const(n));
+    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, rank, d, -1, n), block),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
+    dcommi_end(b, 0);
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_coded_hier.h ================================================= */
+/* algo_coded_hier.h - compressed all-reduce over several hosts, compressed between them only:
+ * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
+ * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is. */
+#ifndef DCOMMI_ALGO_CODED_HIER_H
+#define DCOMMI_ALGO_CODED_HIER_H
+
+/* ==== include/dcomm/impl/algo_coded.h ====================================================== */
+/* algo_coded.h - compressed all-reduce of f32: contributions travel encoded, and are decoded, added
+ * in f32 in rank order, and encoded once more by one rank only, so that all end with the same bits.
+ *
+ * coded_allgather: everybody sends its encoding to everybody, who decodes and adds all of them.
+ * N-1 encodings per rank, each element encoded once: what sparse codecs and two ranks want.
+ * coded_two_shot: reduce-scatter and all-gather by direct exchange. The owner of a shard decodes
+ * and adds all contributions in one pass and encodes the sum; it decodes its own encoding as the
+ * others do. 2(N-1)/N encodings per rank and two roundings whatever N: what quantizers want.
+ *
+ * The buffer is cut into chunks. Each kind of work on a chunk - encode, send, receive, add, ... -
+ * has a lane that takes chunks in turn and waits for the lane before it, so that one chunk is
+ * encoded while another is on the wire; a window of slots bounds the memory and keeps it in cache.
+ * Tracks are several such sets of lanes that take turns, so that the network never waits for the
+ * end of a chunk. Slots are numbered by distance: slot d holds what is for, or from, rank + 1 + d.
+ */
+#ifndef DCOMMI_ALGO_CODED_H
+#define DCOMMI_ALGO_CODED_H
+
+
+#define DCOMMI_CODED_CHUNK (512 << 10) /* bytes of f32 in a chunk, by default */
+#define DCOMMI_CODED_WINDOW 4          /* chunks of a track that have slots */
+#define DCOMMI_CODED_TRACKS 2
+#define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
+
+/* How a buffer is cut, and what the pieces need. */
+typedef struct dcommi_coded_cut {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
+    int64_t encoded, stride;             /* most that a chunk is encoded to; a slot */
+} dcommi_coded_cut;
+
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcommi_builder *b,
+                                                     int64_t nblocks)
+{
+    dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
+    const dcommi_coding *coding = s->coding;
+    int64_t share = dcommi_ceil_div(k.total, nblocks);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CODED_CHUNK;
+    wanted = dcommi_max64(wanted, dcommi_ceil_div(k.total, DCOMMI_CODED_CHUNKS));
+    if (!coding->whole) {
+        k.chunks = dcommi_max64(1, dcommi_ceil_div(share, wanted));
+    }
+    /* Blocks that begin where the codec's own blocks do, unless that made them uneven. */
+    int64_t grain = 4 * dcommi_max64(coding->granule, 16);
+    grain = share >= 8 * grain * k.chunks ? grain : 4;
+    k.chunk = dcommi_ceil_div(dcommi_ceil_div(share, k.chunks), grain) * grain;
+    k.block = k.chunk * k.chunks;
+    size_t most = coding->max_bytes(coding->sizes, (size_t)k.chunk / 4);
+    if (most > (size_t)INT64_MAX / 4096) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %" PRId64 " elements may take any number of bytes",
+                                          b->head.name, k.chunk / 4));
+        most = 0;
+    }
+    k.encoded = (int64_t)most;
+    k.stride = dcommi_ceil_div(dcommi_max64(k.encoded, 1), 64) * 64;
+    b->head.codec = coding->codec;
+    b->head.codec_length = coding->cost_length;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    return k;
+}
+
+/* Every `tracks`-th chunk from `first` on. */
+typedef struct dcommi_coded_track {
+    const dcommi_coded_cut *k;
+    int lane; /* its first one */
+    int64_t first, step, trips;
+    int64_t window; /* slots of each kind */
+    bool reuses;    /* fewer slots than chunks */
+} dcommi_coded_track;
+
+static inline int dcommi_coded_tracks(const dcommi_coded_cut *k)
+{
+    return (int)dcommi_min64(k->chunks, k->s->lanes > 1 ? k->s->lanes : DCOMMI_CODED_TRACKS);
+}
+
+static inline dcommi_coded_track dcommi_coded_track_make(const dcommi_coded_cut *k, int number,
+                                                         int tracks, int lanes)
+{
+    dcommi_coded_track t = {.k = k, .lane = lanes * number, .first = number, .step = tracks};
+    t.trips = (k->chunks - number - 1) / tracks + 1;
+    t.window = dcommi_min64(t.trips, DCOMMI_CODED_WINDOW);
+    t.reuses = t.window < t.trips;
+    return t;
+}
+
+/* ---- places ---- */
+
+/* scale * chunk number + add, for the chunk of the loop at depth u. */
+static inline dcomm_expr dcommi_coded_chunk(const dcommi_coded_track *t, int u, int64_t scale,
+                                            int64_t add)
+{
+    return dcommi_linear(add + scale * t->first, u, scale * t->step);
+}
+
+/* The chunk of the block of rank index + coef * i[v]. */
+static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcomm_space space,
+                                               int u, dcommi_turn turn)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcomm_expr offset = dcommi_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
+    offset = dcommi_plus(offset, k->chunk * t->first);
+    dcomm_operand o = dcommi_at(space, dcommi_plus_loop(offset, u, k->chunk * t->step), k->chunk);
+    o.clip = k->total;
+    return o;
+}
+
+/* The number of the f32 at an offset. */
+static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
+{
+    offset.add /= 4;
+    offset.scale /= 4;
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        offset.post[d] /= 4;
+    }
+    return offset;
+}
+
+/* Slot `index` of n for this chunk, and v slots on: (n*u + index + v) of those that take turns. */
+static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t n, int u,
+                                           int64_t index, int v, int64_t per)
+{
+    dcomm_expr e = dcommi_modular(1, index, u, n, n * t->window);
+    e.coef[v] += per;
+    return e;
+}
+
+/* Slots in scratch with the lengths of what they hold in words. */
+typedef struct dcommi_coded_slots {
+    int64_t at, word;
+    int64_t n; /* for each chunk */
+} dcommi_coded_slots;
+
+static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_track *t, int64_t n)
+{
+    dcommi_builder *b = t->k->b;
+    dcommi_coded_slots slots = {.n = n, .word = b->head.nwords};
+    slots.at = dcommi_build_scratch(b, n * t->window * t->k->stride);
+    if (b->head.nwords + n * t->window > DCOMM_PLAN_MAX_WORDS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: too many ranks for %d words",
+                                          b->head.name, DCOMM_PLAN_MAX_WORDS));
+    }
+    b->head.nwords += (uint32_t)(n * t->window);
+    return slots;
+}
+
+/* The room of a slot. */
+static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
+                                              const dcommi_coded_slots *slots, int u, int64_t index,
+                                              int v, int64_t per)
+{
+    dcomm_expr offset = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    offset.scale = t->k->stride;
+    return dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, slots->at), t->k->encoded);
+}
+
+/* What is in a slot. */
+static inline dcomm_operand dcommi_coded_held(const dcommi_coded_track *t,
+                                              const dcommi_coded_slots *slots, int u, int64_t index,
+                                              int v, int64_t per)
+{
+    dcomm_operand o = dcommi_coded_room(t, slots, u, index, v, per);
+    o.length = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    o.length.kind = DCOMM_EXPR_WORD;
+    o.length.first = slots->word;
+    return o;
+}
+
+/* What all ranks sent, in rank order, where slot n-1 is this rank's own. Returns how many operands.
+ */
+static inline size_t dcommi_coded_all(const dcommi_coded_track *t, const dcommi_coded_slots *slots,
+                                      int u, dcomm_operand out[2])
+{
+    int64_t n = t->k->s->nranks, rank = t->k->s->rank;
+    out[0] = dcommi_coded_held(t, slots, u, n - 1 - rank, u, 0);
+    out[0].repeat = (uint32_t)rank + 1;
+    out[0].stride = t->k->stride;
+    out[1] = dcommi_coded_held(t, slots, u, 0, u, 0);
+    out[1].repeat = (uint32_t)(n - 1 - rank);
+    out[1].stride = t->k->stride;
+    return rank + 1 < n ? 2 : 1;
+}
+
+/* ---- steps ---- */
+
+/* Encode the chunk of block `turn` of the input into a slot. */
+static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int u, int64_t index, int v,
+                                       int64_t per, dcommi_turn turn)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcomm_step *step = dcommi_build_step(k->b, lane, DCOMM_STEP_ENCODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src = dcommi_coded_piece(t, dcommi_input_of(k->s, 0).space, u, turn);
+    step->dst = dcommi_coded_room(t, slots, u, index, v, per);
+    step->word = (int32_t)slots->word;
+    step->value = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    step->index = dcommi_coded_number(src.offset);
+    dcommi_build_sources(k->b, step, &src, 1);
+}
+
+static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operand dst,
+                                       const dcomm_operand *src, size_t n, unsigned flags)
+{
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->index = dcommi_coded_number(dst.offset);
+        step->flags = (uint8_t)flags;
+        dcommi_build_sources(b, step, src, n);
+    }
+}
+
+static inline void dcommi_coded_count(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                      int64_t value)
+{
+    dcommi_signal(t->k->b, lane, counter, dcommi_const(t->k->s->rank), dcommi_const(value));
+}
+
+/* Wait for this chunk of another lane. */
+static inline void dcommi_coded_after(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                      int u)
+{
+    dcommi_await(t->k->b, lane, counter, dcommi_linear(1, u, 1));
+}
+
+/* Before the loop: as many chunks as there are slots need not wait for one that is free. */
+static inline void dcommi_coded_credit(const dcommi_coded_track *t, int lane, uint16_t counter)
+{
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, counter, t->window);
+    }
+}
+
+static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                         int u)
+{
+    if (t->reuses) {
+        dcommi_coded_after(t, lane, counter, u);
+    }
+}
+
+/* A lane that sends each chunk, when it is `ready`, to all others: from slot d, or, where one
+ * encoding is for all, from slot `only`. */
+static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int64_t only,
+                                       uint16_t ready, uint16_t sent, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    const dcommi_shape *s = t->k->s;
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, ready, u);
+    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    dcommi_send(b, lane, dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
+                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_coded_chunk(t, u, 1, tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, lane, s->nranks - 1);
+    dcommi_fence(b, lane);
+    dcommi_coded_count(t, lane, sent, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+/* A lane that receives each chunk from all others into their slots, when these are `free`. */
+static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
+                                         const dcommi_coded_slots *slots, uint16_t vacant,
+                                         uint16_t received, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    const dcommi_shape *s = t->k->s;
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, vacant, u);
+    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
+    if (step != NULL) {
+        step->flags = DCOMM_STEP_ASYNC;
+        step->dst = dcommi_coded_room(t, slots, u, 0, d, 1);
+        step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
+        step->tag = dcommi_coded_chunk(t, u, 1, tag);
+        step->word = (int32_t)slots->word;
+        step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+    }
+    dcommi_end_many(b, lane, s->nranks - 1);
+    dcommi_fence(b, lane);
+    dcommi_coded_count(t, lane, received, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi_builder *b)
+{
+    if (s->coding == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s needs a codec", b->head.name);
+    }
+    if (s->dtype != DCOMM_F32 || (s->op != DCOMM_SUM && s->op != DCOMM_AVG)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: %s of %s has no compressed form",
+                           b->head.name, dcomm_op_name(s->op), dcomm_dtype_name(s->dtype));
+    }
+    return DCOMM_OK;
+}
+
+/* ---- all-gather of encodings ---- */
+
+static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    int64_t n = t->k->s->nranks;
+    dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
+    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    dcommi_turn whole = dcommi_turn_at(0);
+
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, sent);
+    dcommi_coded_credit(t, lane, added);
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, sent, u);
+    dcommi_coded_room_for(t, lane, added, u);
+    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
+    dcommi_coded_count(t, lane, encoded, 1);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &slots, n - 1, encoded, sent, tag);
+    dcommi_coded_receiver(t, lane + 2, &slots, added, received, tag);
+
+    lane = t->lane + 3;
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcomm_operand all[2];
+    size_t count = dcommi_coded_all(t, &slots, u, all);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
+                        DCOMM_STEP_FINAL);
+    dcommi_coded_count(t, lane, added, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, 1);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, k.chunks);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
+        dcommi_coded_allgather_track(&t, tag);
+    }
+    return b->status;
+}
+
+/* ---- two shots ---- */
+
+/* The owner of a shard: add all, encode the sum, decode it as the others do. */
+static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
+                               const dcommi_coded_slots *in, const dcommi_coded_slots *out,
+                               int64_t sum)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcommi_builder *b = k->b;
+    int64_t begin = k->s->rank * k->block, room = dcommi_max64(k->total - begin, 0);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src[2];
+    size_t n = dcommi_coded_all(t, in, u, src);
+    step->flags = DCOMM_STEP_FINAL;
+    step->slot = 1;
+    step->dst = dcommi_coded_room(t, out, u, 0, u, 0);
+    step->word = (int32_t)out->word;
+    step->value = dcommi_coded_turn(t, 1, u, 0, u, 0);
+    step->index = dcommi_coded_chunk(t, u, k->chunk / 4, begin / 4);
+    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
+    step->stage.length = dcommi_coded_chunk(t, u, -k->chunk, room);
+    dcommi_build_sources(b, step, src, n);
+}
+
+static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
+{
+    const dcommi_shape *s = t->k->s;
+    dcommi_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    dcommi_coded_slots out = dcommi_coded_slots_make(t, n - 1), in = dcommi_coded_slots_make(t, n);
+    dcommi_coded_slots sums = dcommi_coded_slots_make(t, 1);
+    dcommi_coded_slots results = dcommi_coded_slots_make(t, n - 1);
+    int64_t sum = dcommi_build_scratch(b, t->k->chunk);
+    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    uint16_t vacant = dcommi_build_counter(b), returned = dcommi_build_counter(b);
+    uint16_t arrived = dcommi_build_counter(b), decoded = dcommi_build_counter(b);
+
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, sent);
+    dcommi_coded_credit(t, lane, vacant);
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, sent, u);
+    int d = dcommi_loop_many(b, lane, n - 1);
+    dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
+    dcommi_end_many(b, lane, n - 1);
+    dcommi_coded_room_for(t, lane, vacant, u);
+    dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
+    dcommi_coded_count(t, lane, encoded, 1);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
+    dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
+
+    lane = t->lane + 3;
+    dcommi_coded_credit(t, lane, returned);
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcommi_coded_room_for(t, lane, returned, u);
+    dcommi_coded_owner(t, lane, u, &in, &sums, sum);
+    dcommi_coded_count(t, lane, added, 1);
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, vacant, 1);
+    }
+    dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
+                        &own, 1, 0);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
+    dcommi_coded_receiver(t, lane + 2, &results, decoded, arrived, tag2);
+
+    lane = t->lane + 6;
+    dcommi_coded_credit(t, lane, decoded);
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, arrived, u);
+    d = dcommi_loop_many(b, lane, n - 1);
+    dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
+                        &theirs, 1, 0);
+    dcommi_end_many(b, lane, n - 1);
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, decoded, 1);
+    }
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, k.chunks), tag2 = dcommi_build_tags(b, k.chunks);
+    int64_t begin = dcommi_min64(s->rank * k.block, k.total);
+    b->head.recoded_first = begin / 4;
+    b->head.recoded_count = dcommi_min64(k.block, k.total - begin) / 4;
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 7);
+        dcommi_coded_two_shot_track(&t, tag, tag2);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_hier.h ======================================================= */
+/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
+ * chunk.
+ *
+ * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
+ * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
+ * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
+ * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
+ * shard is broadcast across hosts, and the other hosts all-gather.
+ * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
+ * broadcasts.
+ *
+ * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
+ * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
+#ifndef DCOMMI_ALGO_HIER_H
+#define DCOMMI_ALGO_HIER_H
+
+/* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
+/* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
+ * cross between groups once.
+ *
+ * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
+ * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
+ * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
+ * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
+ * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
+ * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
+ * message. What a round does within the group overlaps with other rounds' messages. */
+#ifndef DCOMMI_ALGO_HIER_BLOCKS_H
+#define DCOMMI_ALGO_HIER_BLOCKS_H
+
+/* ==== include/dcomm/impl/algo_hier_parts.h ================================================= */
+/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
+ * sub-plans of the levels. */
+#ifndef DCOMMI_ALGO_HIER_PARTS_H
+#define DCOMMI_ALGO_HIER_PARTS_H
+
+/* ==== include/dcomm/impl/algo_direct.h ===================================================== */
+/* algo_direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
+ * folds in rank order.
+ *
+ * Short blocks travel as messages. Long ones are offered to the peers (EXPOSE), who read them where
+ * they lie, so that a reduction of N inputs passes over memory once; then everybody says that it
+ * has read, because memory must stay until then.
+ *
+ * one_shot: all-reduce in one step, (N-1) S per rank. two_shot: direct reduce-scatter and direct
+ * all-gather, 2 steps, 2(N-1)/N S per rank, as in Thakur, Rabenseifner and Gropp, "Optimization of
+ * collective communication operations in MPICH", IJHPCA 19 (2005). star: all to rank 0 and back,
+ * what a parameter server does (Li et al., OSDI 2014): (N-1) S in and out of rank 0. */
+#ifndef DCOMMI_ALGO_DIRECT_H
+#define DCOMMI_ALGO_DIRECT_H
+
+
+/* Nobody leaves before everybody has read what it needs. */
+static void dcommi_direct_read_barrier(const dcommi_shape *s, dcommi_builder *b)
+{
+    uint16_t readers = dcommi_build_counter(b);
+    dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcommi_await(b, 0, readers, dcommi_const(s->nranks - 1));
+}
+
+/* All-reduce of two ranks: one message, folded as it arrives. */
+static void dcommi_direct_pair(const dcommi_shape *s, dcommi_builder *b, int64_t bytes)
+{
+    dcommi_input in = dcommi_input_of(s, 0);
+    dcomm_operand own = dcommi_span(in.space, 0, bytes), sent = own;
+    int64_t stage = dcommi_build_scratch(b, bytes);
+    dcomm_expr peer = dcommi_const(1 - s->rank);
+    int64_t tag = dcommi_build_tags(b, 1);
+    if (s->in_place) {
+        sent = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+        dcommi_copy(b, 0, sent, own, 0);
+    }
+    dcommi_send(b, 0, sent, peer, dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_recv_reduce(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes),
+                       s->rank == 0 ? own : dcommi_msg(), s->rank == 0 ? dcommi_msg() : own,
+                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcommi_const(tag),
+                       DCOMM_STEP_FINAL);
+    dcommi_fence(b, 0);
+}
+
+/* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
+static void dcommi_direct_into_slots(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+                                     int64_t length, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_expr slot = dcommi_modular(length, peer.index, d, 1, s->nranks);
+    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(slot, slots), length),
+                dcommi_rank_at(s->nranks, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
+static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+                                     int64_t slots, int64_t length, dcomm_operand own)
+{
+    dcomm_operand ordered[3];
+    dcomm_operand others = dcommi_span(DCOMM_SPACE_SCRATCH, slots, length);
+    size_t count = dcommi_in_rank_order(s, others, length, own, ordered);
+    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+}
+
+/* The same where the others' pieces lie at `offset` of what they have exposed. */
+static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+                                     uint16_t slot, int64_t offset, int64_t length,
+                                     dcomm_operand own)
+{
+    dcomm_operand ordered[3];
+    dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
+    size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
+    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+}
+
+/* ---- all-reduce ---- */
+
+static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t bytes = dcommi_shape_bytes(s, s->count);
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+    if (bytes >= DCOMMI_PEER_READ_MIN) {
+        uint16_t slot = dcommi_build_slot(b);
+        if (s->in_place) {
+            /* Others still read the input while the result is written. */
+            own = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            dcommi_copy(b, 0, own, out, 0);
+        }
+        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own);
+        dcommi_direct_read_barrier(s, b);
+    } else if (s->nranks == 2) {
+        dcommi_direct_pair(s, b, bytes);
+    } else {
+        int64_t slots = dcommi_build_scratch(b, s->nranks * bytes);
+        int64_t tag = dcommi_build_tags(b, 1);
+        dcommi_send_to_others(s, b, own, tag);
+        dcommi_direct_into_slots(s, b, slots, bytes, tag);
+        dcommi_fence(b, 0);
+        dcommi_direct_fold_slots(s, b, out, slots, bytes, own);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
+    dcommi_partition p = dcommi_partition_make(total, n, 0, (int64_t)dcomm_dtype_size(s->dtype));
+    dcommi_blocks blocks = {.n = n, .stride = p.block, .length = p.block, .clip = total};
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t begin = dcommi_min64(s->rank * p.block, total);
+    int64_t length = dcommi_min64(p.block, total - begin);
+    dcomm_operand own = dcommi_span(input, begin, length);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
+    if (p.block >= DCOMMI_PEER_READ_MIN) {
+        uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
+        dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
+        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own);
+        dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
+        int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+        dcommi_turn peer = dcommi_others(s, d);
+        dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
+        dcomm_operand theirs =
+            dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
+        /* The last blocks are shorter: total - block*rank. */
+        theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+        dcommi_end(b, 0);
+        dcommi_fence(b, 0);
+        dcommi_direct_read_barrier(s, b);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, n * length);
+    int64_t tag = dcommi_build_tags(b, 2);
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block), dcommi_rank_at(n, peer),
+                dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_direct_into_slots(s, b, slots, length, tag);
+    dcommi_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, length, own);
+    dcommi_send_to_others(s, b, out, tag + 1);
+    d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    peer = dcommi_others(s, d);
+    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
+                dcommi_rank_at(n, peer), dcommi_const(tag + 1), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* ---- reduce-scatter and all-gather ---- */
+
+static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_operand own = dcommi_span(input, begin, length);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
+    if (longest >= DCOMMI_PEER_READ_MIN) {
+        uint16_t slot = dcommi_build_slot(b);
+        int64_t total = n * blocks.stride;
+        for (int64_t i = 0; blocks.listed && i < n; i++) {
+            total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
+        }
+        dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own);
+        dcommi_direct_read_barrier(s, b);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, n * length);
+    int64_t tag = dcommi_build_tags(b, 1);
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
+                dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_direct_into_slots(s, b, slots, length, tag);
+    dcommi_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, length, own);
+    return b->status;
+}
+
+static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcommi_input in = dcommi_input_of(s, begin);
+    dcomm_operand own = dcommi_span(in.space, in.base, length);
+    bool read = longest >= DCOMMI_PEER_READ_MIN;
+    uint16_t slot = read ? dcommi_build_slot(b) : 0;
+    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    if (read) {
+        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+    } else {
+        dcommi_send_to_others(s, b, own, tag);
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
+    if (read) {
+        dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+        theirs.length = dcommi_block_length(&blocks, peer);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    }
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    }
+    dcommi_fence(b, 0);
+    if (read) {
+        dcommi_direct_read_barrier(s, b);
+    }
+    return b->status;
+}
+
+/* ---- all to one, one to all ---- */
+
+/* Chunks for which the root of a star has room from everybody. */
+static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
+{
+    int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
+    return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
+}
+
+/* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
+static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
+    int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
+    int64_t tag = dcommi_build_tags(b, chunks);
+    uint16_t sent = dcommi_build_counter(b);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (s->rank > 0) {
+        int c = dcommi_loop_many(b, 0, chunks);
+        dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
+                    dcommi_linear(tag, c, 1), 0);
+        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
+        dcommi_end_many(b, 0, chunks);
+        c = dcommi_loop_many(b, 1, chunks);
+        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
+        dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
+                    dcommi_linear(tag, c, 1), 0);
+        dcommi_end_many(b, 1, chunks);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, (n - 1) * chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_expr length = dcommi_linear(total, c, -chunk), order = dcommi_linear(tag, c, 1);
+    dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcomm_operand slot = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(slots, d, chunk), chunk);
+    slot.length = length;
+    dcommi_recv(b, 0, slot, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_fence(b, 0);
+    dcomm_operand pieces[2] = {dcommi_span_chunk(input, 0, total, chunk, c),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
+    pieces[1].repeat = (uint32_t)(n - 1);
+    pieces[1].stride = chunk;
+    pieces[1].length = length;
+    dcommi_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
+    d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_send(b, 0, out, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* Reduction at the root, in rank order: it reads long inputs where they lie. */
+static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    if (read) {
+        uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+        if (root) {
+            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own);
+            dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+        } else {
+            dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
+            dcommi_await(b, 0, done, dcommi_const(1));
+        }
+        return b->status;
+    }
+    int64_t tag = dcommi_build_tags(b, 1);
+    if (!root) {
+        dcommi_send(b, 0, own, dcommi_const(s->root), dcommi_const(tag), 0);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, s->nranks * total);
+    dcommi_direct_into_slots(s, b, slots, total, tag);
+    dcommi_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, total, own);
+    return b->status;
+}
+
+static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    if (!root) {
+        if (read) {
+            dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
+                        0);
+            dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+        } else {
+            dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
+        }
+        return b->status;
+    }
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
+    if (read) {
+        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+    } else {
+        dcommi_send_to_others(s, b, own, tag);
+    }
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, own, 0);
+    }
+    if (read) {
+        dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+    } else {
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
+/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
+ *
+ * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
+ * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
+ * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
+ * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
+ * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
+ * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
+ * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
+ * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
+ * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
+ * need the same number of bytes as for powers of two and no step before or after. */
+#ifndef DCOMMI_ALGO_DOUBLING_H
+#define DCOMMI_ALGO_DOUBLING_H
+
+
+static bool dcommi_is_power_of_two(int64_t n)
+{
+    return (n & (n - 1)) == 0;
+}
+
+/* A constant run of bytes. */
+typedef struct dcommi_range {
+    dcomm_space space;
+    int64_t offset, length;
+} dcommi_range;
+
+static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
+{
+    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
+}
+
+/* What the exchanges of one plan have in common. */
+typedef struct dcommi_exchange {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, stage;
+    int64_t tags; /* that one message may take */
+    int64_t tag;  /* next free one; counted alike on every rank */
+} dcommi_exchange;
+
+/* `messages` of at most `longest` bytes to come. */
+static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
+                                            int64_t longest, int64_t messages, bool folds)
+{
+    dcommi_exchange x = {.s = s, .b = b};
+    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
+    x.tags = dcommi_chunks_of(longest, x.chunk);
+    x.tag = dcommi_build_tags(b, x.tags * messages);
+    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
+    return x;
+}
+
+static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* into <- fold(own, message), or fold(message, own) where the message comes first. */
+static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
+                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
+                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
+                       dcommi_linear(tag, c, 1), flags);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* ---- recursive doubling ---- */
+
+/* Each step reads one buffer and writes another, because what is being sent must not change. The
+ * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
+ * first, which makes their bits equal. */
+static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
+    int steps = 0;
+    while (2 * power <= n) {
+        power *= 2;
+        steps++;
+    }
+    int64_t paired = 2 * (n - power), rank = s->rank;
+    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
+    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
+    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
+    int64_t back = x.tag + (steps + 1) * x.tags;
+    if (rank < paired && rank % 2 == 0) {
+        dcommi_exchange_send(&x, input, rank + 1, x.tag);
+        dcommi_fence(b, 0);
+        dcommi_exchange_recv(&x, out, rank + 1, back);
+        dcommi_fence(b, 0);
+        return b->status;
+    }
+    bool turns = steps > 1 || paired > 0 || s->in_place;
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
+    dcommi_range current = input;
+    if (rank < paired) {
+        current = steps % 2 == 0 ? out : scratch;
+        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
+    } else if (s->in_place && steps % 2 == 1) {
+        current = scratch;
+        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
+                    dcommi_span(input.space, input.offset, bytes), 0);
+    }
+    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
+    for (int k = 0; k < steps; k++) {
+        int64_t other = number ^ ((int64_t)1 << k);
+        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
+        int64_t tag = x.tag + (k + 1) * x.tags;
+        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
+        dcommi_exchange_send(&x, current, peer, tag);
+        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
+                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(b, 0);
+        current = next;
+    }
+    if (rank < paired) {
+        dcommi_exchange_send(&x, out, rank - 1, back);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+/* ---- recursive halving and its reverse ---- */
+
+/* How a packed buffer is cut into one block per rank. */
+typedef struct dcommi_cut {
+    const dcommi_shape *s;
+    bool listed;
+    int64_t stride, total;
+} dcommi_cut;
+
+/* Where block i (0 .. n) begins. */
+static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
+{
+    if (!cut->listed) {
+        return dcommi_min64(i * cut->stride, cut->total);
+    }
+    int64_t sum = 0;
+    for (int64_t k = 0; k < i; k++) {
+        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
+    }
+    return sum;
+}
+
+static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
+{
+    dcommi_cut cut = {.s = s};
+    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+        cut.total = dcommi_shape_bytes(s, s->count);
+        cut.stride =
+            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
+                .block;
+    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
+        cut.listed = true;
+        cut.total = dcommi_cut_at(&cut, s->nranks);
+    } else {
+        cut.stride = dcommi_shape_bytes(s, s->count);
+        cut.total = cut.stride * s->nranks;
+    }
+    return cut;
+}
+
+/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
+ * before a space that has only some of them), or, `rotated`, this rank's own block first. */
+typedef struct dcommi_place {
+    dcomm_space space;
+    int64_t offset;
+    bool rotated;
+} dcommi_place;
+
+/* Blocks first .. first+count-1, which must not wrap around. */
+static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
+                                     int64_t count)
+{
+    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
+    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
+    if (place.rotated) {
+        int64_t own = dcommi_cut_at(cut, rank);
+        r.offset += first >= rank ? -own : cut->total - own;
+    }
+    return r;
+}
+
+/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
+ * last one writes to `result`. */
+static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                               dcommi_place work, dcommi_place result)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
+        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
+        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
+                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
+                             d == 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
+        int64_t have = rank & ~(d - 1), peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
+        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+    }
+}
+
+/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
+static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
+                                 int64_t count[2])
+{
+    int64_t n = s->nranks;
+    first[0] = (s->rank + from) % n;
+    count[0] = dcommi_min64(to - from, n - first[0]);
+    first[1] = 0;
+    count[1] = to - from - count[0];
+    return count[1] > 0 ? 2 : 1;
+}
+
+/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
+static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
+                                  int64_t from, int64_t to, int64_t peer)
+{
+    int64_t first[2], count[2];
+    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
+    for (int i = 0; i < runs; i++) {
+        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
+                             x->tag + i * x->tags);
+    }
+}
+
+/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
+ * step with distance (reach+1)/2. */
+static int64_t dcommi_circulant_reach(int64_t n, int step)
+{
+    while (step-- > 0) {
+        n = (n + 1) / 2;
+    }
+    return n;
+}
+
+static int dcommi_circulant_steps(int64_t n)
+{
+    int steps = 0;
+    for (; n > 1; n = (n + 1) / 2) {
+        steps++;
+    }
+    return steps;
+}
+
+static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                     dcommi_place work, dcommi_place result)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    int steps = dcommi_circulant_steps(n);
+    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
+        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
+        int64_t block = (rank + n / 2) % n;
+        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
+        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
+        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
+                    dcommi_span(from.space, from.offset, from.length), 0);
+    }
+    for (int k = 0; k < steps; k++) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        bool last = k == steps - 1;
+        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
+        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
+                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
+                                 (rank - d + n) % n, x->tag + i * x->tags,
+                                 last ? DCOMM_STEP_FINAL : 0);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
+        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
+                                 x->tag + i * x->tags);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+    }
+}
+
+/* Messages of one half: a step's range may be two runs on the circulant graph. */
+static int64_t dcommi_halving_messages(int64_t n)
+{
+    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
+}
+
+/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                dcommi_place out)
+{
+    dcommi_builder *b = x->b;
+    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
+    dcomm_expr peer = dcommi_const(other);
+    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
+    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
+    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
+    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
+    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
+    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(b, 0, folded, rank == 0 ? first : dcommi_msg(),
+                       rank == 0 ? dcommi_msg() : first,
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer,
+                       dcommi_linear(x->tag, c, 1), DCOMM_STEP_FINAL);
+    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    chunks = dcommi_chunks_of(theirs.length, x->chunk);
+    c = dcommi_loop_many(b, 1, chunks);
+    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
+                0);
+    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 1, chunks);
+    dcommi_fence(b, 1);
+}
+
+static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x =
+        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
+    if (s->nranks == 2 && cut.stride > x.chunk) {
+        dcommi_halving_pair(&x, &cut, input, out);
+    } else if (dcommi_is_power_of_two(s->nranks)) {
+        dcommi_halving_xor(&x, &cut, input, out, out);
+        dcommi_doubling_xor(&x, &cut, out);
+    } else {
+        dcommi_halving_circulant(&x, &cut, input, out, out);
+        dcommi_doubling_circulant(&x, &cut, out);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
+    /* The one block of the result, placed so that its position in the packed buffer fits. */
+    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
+    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
+    if (dcommi_is_power_of_two(n)) {
+        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
+        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
+        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
+        dcommi_halving_xor(&x, &cut, input, work, result);
+    } else {
+        int64_t first[2], count[2], length = 0;
+        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
+        for (int i = 0; i < runs; i++) {
+            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
+        }
+        work.rotated = true;
+        work.offset = dcommi_build_scratch(b, length);
+        dcommi_halving_circulant(&x, &cut, input, work, result);
+    }
+    return b->status;
+}
+
+/* Do the blocks of an all-gather lie one after the other? */
+static bool dcommi_doubling_packed(const dcommi_shape *s)
+{
+    size_t next = 0;
+    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
+        if (s->counts[i] > 0 && s->displs[i] != next) {
+            return false;
+        }
+        next += s->counts[i];
+    }
+    return true;
+}
+
+/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
+ * gathered in scratch first. */
+static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
+    bool packed = dcommi_doubling_packed(s);
+    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
+    if (!packed) {
+        work.space = DCOMM_SPACE_SCRATCH;
+        work.offset = dcommi_build_scratch(b, cut.total);
+    }
+    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
+    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
+                                                    : dcommi_cut_at(&cut, rank));
+    if (!s->in_place || !packed) {
+        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
+                    dcommi_span(in.space, in.base, own.length), 0);
+    }
+    if (dcommi_is_power_of_two(n)) {
+        dcommi_doubling_xor(&x, &cut, work);
+    } else {
+        dcommi_doubling_circulant(&x, &cut, work);
+    }
+    if (!packed) {
+        int64_t longest = dcommi_longest(s, s->counts);
+        dcommi_blocks blocks = {.n = n, .listed = true};
+        blocks.offsets = (int64_t)b->ntable;
+        int64_t at = work.offset;
+        for (int64_t i = 0; i < n; i++) {
+            dcommi_build_table(b, &at, 1);
+            at += dcommi_shape_bytes(s, s->counts[i]);
+        }
+        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        int d = dcommi_loop(b, 0, dcommi_const(n));
+        dcommi_turn each = {0, d, 1};
+        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
+        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
+        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
+        dcommi_end(b, 0);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_ring.h ======================================================= */
+/* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
+ *
+ * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+ * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
+ * sends a partial block to its neighbour and folds the one that comes from the other side; after
+ * N-1 steps rank r holds block r complete. The all-gather passes complete blocks on in the same
+ * way. Per rank: (N-1)/N of the buffer in each half, 2(N-1)/N for all-reduce; N-1 or 2(N-1) steps.
+ *
+ * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
+ * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
+ * Several rings split the buffer; every other one runs backwards.
+ *
+ * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
+ * package and so on once, however the ranks are numbered. What is said above of ranks holds for
+ * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
+ * ranks that stand there. */
+#ifndef DCOMMI_ALGO_RING_H
+#define DCOMMI_ALGO_RING_H
+
+
+/* One ring: who the neighbours are and how far the chunks go. */
+typedef struct dcommi_ring {
+    dcommi_builder *b;
+    int64_t n, rank, next, previous;
+    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
+    int send_lane, recv_lane;
+    int64_t chunk, chunks, tag;
+    uint16_t received; /* counter of chunks that the receiving lane has */
+    uint16_t sent;     /* counter of chunks that the sending lane is done with */
+} dcommi_ring;
+
+static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
+                                    int64_t chunk, int64_t chunks, int64_t steps)
+{
+    dcommi_ring ring = {.b = b,
+                        .n = s->nranks,
+                        .rank = s->rank,
+                        .step = index % 2 == 0 ? 1 : -1,
+                        .send_lane = 2 * index,
+                        .recv_lane = 2 * index + 1,
+                        .chunk = chunk,
+                        .chunks = chunks};
+    ring.position = dcommi_order_position(s, s->rank);
+    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
+    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
+    ring.tag = dcommi_build_tags(b, steps * chunks);
+    ring.received = dcommi_build_counter(b);
+    ring.sent = dcommi_build_counter(b);
+    return ring;
+}
+
+/* Where a run of steps is: step u = first + i[u], chunk i[c]. */
+typedef struct dcommi_ring_run {
+    int64_t first, trips;
+    int u, c;
+} dcommi_ring_run;
+
+static dcommi_ring_run dcommi_ring_open(const dcommi_ring *ring, int lane, int64_t first,
+                                        int64_t trips)
+{
+    dcommi_ring_run run = {.first = first, .trips = trips};
+    run.u = dcommi_loop_many(ring->b, lane, trips);
+    run.c = dcommi_loop_many(ring->b, lane, ring->chunks);
+    return run;
+}
+
+static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ring_run *run)
+{
+    dcommi_end_many(ring->b, lane, ring->chunks);
+    dcommi_end_many(ring->b, lane, run->trips);
+}
+
+/* add + (u * chunks + c) */
+static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
+                                    int64_t add)
+{
+    dcomm_expr e = dcommi_linear(add + run->first * ring->chunks, run->c, 1);
+    return dcommi_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
+}
+
+/* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
+ * the own block); the block that it receives is one further back. */
+static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
+                                    int64_t ahead)
+{
+    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
+                     run->trips > 1 ? -ring->step : 0};
+    return t;
+}
+
+/* Steps first .. first+trips-1 of the sending lane. relay: what they send was received one step
+ * before. */
+static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *blocks,
+                              dcomm_space space, int64_t ahead, int64_t first, int64_t trips,
+                              bool relay)
+{
+    if (trips <= 0) {
+        return;
+    }
+    int lane = ring->send_lane;
+    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (relay) {
+        dcommi_await(ring->b, lane, ring->received,
+                     dcommi_ring_count(ring, &run, 1 - ring->chunks));
+    }
+    dcommi_send(
+        ring->b, lane,
+        dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
+        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
+    dcommi_ring_close(ring, lane, &run);
+}
+
+/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
+ * the step N-1 before, which must be over. */
+static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
+                              int64_t first, int64_t trips, bool overwrites)
+{
+    int lane = ring->recv_lane;
+    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (overwrites) {
+        dcommi_await(ring->b, lane, ring->sent,
+                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+    }
+    dcommi_recv(ring->b, lane,
+                dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
+                                   ring->chunk, run.c),
+                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcommi_ring_close(ring, lane, &run);
+}
+
+/* Steps of the receiving lane that fold into OUT, where the blocks lie as in the input. */
+static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *blocks,
+                              dcomm_space input, int64_t stage, int64_t first, int64_t trips,
+                              unsigned flags)
+{
+    if (trips <= 0) {
+        return;
+    }
+    int lane = ring->recv_lane;
+    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
+    dcommi_recv_reduce(
+        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
+        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcommi_ring_count(ring, &run, ring->tag), flags);
+    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcommi_ring_close(ring, lane, &run);
+}
+
+/* How many rings: two lanes each. */
+static int dcommi_ring_lanes(const dcommi_shape *s)
+{
+    int most = DCOMM_PLAN_MAX_LANES / 2;
+    return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
+}
+
+static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int rings = dcommi_ring_lanes(s);
+    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    for (int i = 0; i < rings; i++) {
+        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
+        dcommi_blocks blocks = {
+            .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
+        int64_t stage = dcommi_build_scratch(b, p.chunk);
+        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
+        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
+        dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
+        dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
+        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int rings = dcommi_ring_lanes(s);
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    int64_t own = dcommi_own_offset(s, &blocks);
+    int64_t length = dcommi_own_length(s, &blocks);
+    dcommi_input in = dcommi_input_of(s, own);
+    for (int i = 0; i < rings; i++) {
+        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
+        blocks.skip = i * p.block;
+        int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
+        dcommi_send(
+            b, ring.send_lane,
+            dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
+            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
+        dcommi_end_many(b, ring.send_lane, p.chunks);
+        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
+        if (i == 0 && !s->in_place) {
+            dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
+                        dcommi_span(in.space, in.base, length), 0);
+        }
+        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
+    }
+    return b->status;
+}
+
+/* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
+ * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
+ * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
+static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int rings = dcommi_ring_lanes(s);
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    int64_t own = dcommi_own_offset(s, &blocks);
+    int64_t length = dcommi_own_length(s, &blocks);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t out = s->in_place ? own : 0;
+    for (int i = 0; i < rings; i++) {
+        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
+        int64_t stage = dcommi_build_scratch(b, p.chunk);
+        int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
+        int send = ring.send_lane, recv = ring.recv_lane;
+        blocks.skip = i * p.block;
+
+        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
+        if (n > 2) {
+            dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
+            dcomm_operand part = dcommi_block_chunk(
+                &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
+            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
+            dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
+            dcommi_send(b, send, part, dcommi_const(ring.next),
+                        dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_ring_close(&ring, send, &run);
+
+            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
+            run = dcommi_ring_open(&ring, recv, 0, n - 2);
+            dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
+            part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
+            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
+            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
+            dcommi_recv_reduce(b, recv, part, dcommi_msg(),
+                               dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
+                               dcommi_const(ring.previous),
+                               dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_ring_close(&ring, recv, &run);
+        }
+        dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
+        dcommi_recv_reduce(
+            b, recv,
+            dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
+                              last.c),
+            dcommi_msg(),
+            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
+            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
+            dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
+        dcommi_ring_close(&ring, recv, &last);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_tree.h ======================================================= */
+/* algo_tree.h - trees: binomial, and two binary trees that share the work.
+ *
+ * binomial: ceil(log2 N) steps; the root sends or receives S in each.
+ * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+ * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
+ * other, and each tree carries half of the data, so that every rank sends and receives about S per
+ * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
+ * is on its way further.
+ *
+ * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
+ * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
+ * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
+ * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
+#ifndef DCOMMI_ALGO_TREE_H
+#define DCOMMI_ALGO_TREE_H
+
+
+#define DCOMMI_TREE_CHILDREN 32
+
+/* A rank's place in a tree. */
+typedef struct dcommi_node {
+    int parent; /* -1: root */
+    int nchildren;
+    int child[DCOMMI_TREE_CHILDREN];
+} dcommi_node;
+
+/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
+ * lowest set bit. Children in order of growing distance. */
+static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
+{
+    dcommi_node node = {.parent = -1};
+    int v = (unit - root + n) % n;
+    for (int64_t bit = 1; bit < n; bit *= 2) {
+        if (v & bit) {
+            node.parent = (int)((v - bit + root) % n);
+            break;
+        }
+        if (v + bit < n) {
+            node.child[node.nchildren++] = (int)((v + bit + root) % n);
+        }
+    }
+    return node;
+}
+
+/* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
+ * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
+ * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
+ * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
+ * parent. */
+static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
+                                      int64_t units, int above)
+{
+    dcommi_node node = {.parent = above};
+    int64_t x = position + 1;
+    if (which == 1) {
+        x = n % 2 == 0 ? n - position : (position + 1) % n + 1;
+    }
+    int64_t relatives[3] = {0, 0, 0};
+    int64_t low = x & -x;
+    relatives[0] = ((x ^ low) | (2 * low)) <= n ? (x ^ low) | (2 * low) : x ^ low;
+    if (low > 1) {
+        relatives[1] = x - low / 2;
+        int64_t reach = low / 2;
+        while (reach >= 1 && x + reach > n) {
+            reach /= 2;
+        }
+        relatives[2] = reach >= 1 ? x + reach : 0;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (relatives[i] == 0) {
+            continue;
+        }
+        int64_t at = relatives[i] - 1;
+        if (which == 1) {
+            at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
+        }
+        int unit = (int)((at + shift) % units);
+        if (i == 0) {
+            node.parent = unit;
+        } else {
+            node.child[node.nchildren++] = unit;
+        }
+    }
+    return node;
+}
+
+/* The same trees over all units but `root`, which stands above both. */
+static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
+{
+    int64_t v = (unit - root + n) % n;
+    if (v > 0) {
+        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
+    }
+    dcommi_node top = {.parent = -1};
+    for (int64_t position = 0; position < n - 1; position++) {
+        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
+        if (node.parent == root) {
+            top.child[top.nchildren++] = (int)((position + root + 1) % n);
+        }
+    }
+    return top;
+}
+
+/* ---- levels ---- */
+
+enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
+
+/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
+ * groups of `level`. */
+typedef struct dcommi_tree_span {
+    int first, end, level;
+} dcommi_tree_span;
+
+static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
+{
+    const dcommi_groups *g = s->groups;
+    return a == b ||
+           (g != NULL && level < g->nlevels &&
+            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
+}
+
+/* How many units a span has up to position `until`. */
+static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
+{
+    int units = 0;
+    for (int i = span->first; i < until; i++) {
+        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
+    }
+    return units;
+}
+
+static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
+                                         int unit)
+{
+    dcommi_tree_span part = {span->first, span->first, span->level + 1};
+    for (; unit >= 0; unit--) {
+        part.first = part.end++;
+        while (part.end < span->end &&
+               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
+            part.end++;
+        }
+    }
+    return part;
+}
+
+/* The node of one unit in the tree over the units of a span. root: position of the rank that must
+ * be on top, -1: none, or none within the span. */
+static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
+                                     const dcommi_tree_span *span, int root, int unit)
+{
+    int n = dcommi_tree_units(s, span, span->end);
+    bool inside = root >= span->first && root < span->end;
+    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
+    if (kind == DCOMMI_TREE_BINOMIAL) {
+        return dcommi_tree_binomial(n, top, unit);
+    }
+    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
+                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
+}
+
+/* The position that stands on top of the tree of a span. */
+static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
+                           int root)
+{
+    while (span.end - span.first > 1) {
+        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
+        if (root >= span.first && root < span.end) {
+            return root;
+        }
+        while (kind != DCOMMI_TREE_BINOMIAL &&
+               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
+            unit++;
+        }
+        span = dcommi_tree_unit(s, &span, unit);
+    }
+    return span.first;
+}
+
+/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
+{
+    dcommi_node all = {.parent = -1};
+    dcommi_tree_span span = {0, s->nranks, 0};
+    int position = (int)dcommi_order_position(s, s->rank);
+    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
+    while (span.end - span.first > 1) {
+        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
+        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
+        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
+            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
+            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
+            all.nchildren += node.nchildren; /* the nearest come first */
+            for (int i = -1; i < node.nchildren; i++) {
+                int relative = i < 0 ? node.parent : node.child[i];
+                if (relative >= 0) {
+                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
+                    int top = dcommi_tree_top(s, kind, other, root);
+                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
+                }
+            }
+        }
+        span = part;
+    }
+    return all;
+}
+
+/* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
+typedef struct dcommi_flow {
+    int64_t base, length, chunk, chunks;
+} dcommi_flow;
+
+static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, int depth)
+{
+    return dcommi_span_chunk(space, f->base, f->length, f->chunk, depth);
+}
+
+/* Flow i of `flows` into which `total` bytes are cut. */
+static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};
+    f.length = dcommi_max64(0, dcommi_min64(p.block, total - f.base));
+    return f;
+}
+
+/* Send a chunk to all children, the largest subtree first. */
+static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_node *node,
+                                    dcomm_operand chunk, dcomm_expr tag)
+{
+    for (int i = node->nchildren - 1; i >= 0; i--) {
+        dcommi_send(b, lane, chunk, dcommi_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
+    }
+}
+
+/* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
+ * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
+ * reached c+1 (-1: at once). */
+static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
+                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
+                             int after)
+{
+    int c = dcommi_loop_many(b, lane, f->chunks);
+    if (after >= 0) {
+        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+    }
+    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
+    if (node->parent >= 0) {
+        dcommi_recv(b, lane, chunk, dcommi_const(node->parent), tag, 0);
+    }
+    if (node->nchildren > 0) {
+        dcommi_fence(b, lane);
+        dcommi_tree_to_children(b, lane, node, chunk, tag);
+    }
+    dcommi_end_many(b, lane, f->chunks);
+    if (node->nchildren > 0) {
+        dcommi_fence(b, lane);
+    }
+}
+
+/* Fold what the children send into `into`, beginning with the own input. */
+static void dcommi_tree_fold(const dcommi_shape *s, dcommi_builder *b, int lane,
+                             const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
+                             int64_t stage, dcomm_expr tag, int c)
+{
+    dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
+    for (int i = 0; i < node->nchildren; i++) {
+        bool last = node->parent < 0 && i == node->nchildren - 1;
+        dcommi_recv_reduce(b, lane, into, i == 0 ? own : into, dcommi_msg(),
+                           dcommi_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
+                           dcommi_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
+    }
+}
+
+/* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
+ * down in three, so that the directions do not wait for each other. Returns the next free lane. */
+static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int lane,
+                                 const dcommi_flow *f, const dcommi_node *node)
+{
+    int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
+    bool inner = node->nchildren > 0;
+    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    if (inner) {
+        int64_t stage = dcommi_build_scratch(b, f->chunk);
+        int c = dcommi_loop_many(b, lane, f->chunks);
+        dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
+        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcommi_linear(up, c, 1), c);
+        if (node->parent < 0) {
+            dcommi_fence(b, lane);
+            dcommi_tree_to_children(b, lane, node, chunk, dcommi_linear(down, c, 1));
+        } else {
+            dcommi_signal(b, lane, folded, dcommi_const(s->rank), dcommi_const(1));
+        }
+        dcommi_end_many(b, lane, f->chunks);
+        if (node->parent < 0) {
+            dcommi_fence(b, lane);
+        }
+        lane++;
+    }
+    if (node->parent >= 0) {
+        dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
+        int c = dcommi_loop_many(b, lane, f->chunks);
+        if (inner) {
+            dcommi_await(b, lane, folded, dcommi_linear(1, c, 1));
+        }
+        dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
+                    dcommi_linear(up, c, 1), 0);
+        if (from == DCOMM_SPACE_OUT) {
+            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+        }
+        dcommi_end_many(b, lane, f->chunks);
+        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
+                         from == DCOMM_SPACE_OUT ? sent : -1);
+        lane += 2;
+    }
+    return lane;
+}
+
+/* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
+static void dcommi_tree_up(const dcommi_shape *s, dcommi_builder *b, int lane, const dcommi_flow *f,
+                           const dcommi_node *node)
+{
+    int64_t first_tag = dcommi_build_tags(b, f->chunks);
+    int64_t stage = node->nchildren > 0 ? dcommi_build_scratch(b, f->chunk) : 0;
+    bool relay = node->nchildren > 0 && node->parent >= 0;
+    int64_t slots = relay ? dcommi_build_scratch(b, 2 * f->chunk) : 0;
+    int c = dcommi_loop_many(b, lane, f->chunks);
+    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_operand chunk =
+        dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
+    if (relay) {
+        chunk.space = DCOMM_SPACE_SCRATCH;
+        chunk.offset = dcommi_plus(dcommi_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
+    }
+    dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
+    if (node->parent >= 0) {
+        dcommi_fence(b, lane);
+        dcommi_send(b, lane, chunk, dcommi_const(node->parent), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, f->chunks);
+    if (node->parent >= 0) {
+        dcommi_fence(b, lane);
+    }
+}
+
+/* The root of a broadcast has its input in place of its output as well. */
+static void dcommi_tree_keep_own(const dcommi_shape *s, dcommi_builder *b, int64_t total)
+{
+    if (s->rank == s->root && !s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total),
+                    dcommi_span(DCOMM_SPACE_IN, 0, total), 0);
+    }
+}
+
+/* How many flows the two trees carry, at most three lanes each. */
+static int dcommi_tree_flows(const dcommi_shape *s)
+{
+    int most = DCOMM_PLAN_MAX_LANES / 6;
+    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
+}
+
+static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int lane = 0, flows = dcommi_tree_flows(s);
+    for (int i = 0; i < flows; i++) {
+        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
+        lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
+    dcommi_tree_both_ways(s, b, 0, &f, &node);
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int flows = dcommi_tree_flows(s);
+    for (int i = 0; i < flows; i++) {
+        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
+        dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
+                         dcommi_build_tags(b, f.chunks), -1);
+    }
+    dcommi_tree_keep_own(s, b, total);
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+                     -1);
+    dcommi_tree_keep_own(s, b, total);
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int flows = dcommi_tree_flows(s);
+    for (int i = 0; i < flows; i++) {
+        dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
+        dcommi_tree_up(s, b, i, &f, &node);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
+    dcommi_tree_up(s, b, 0, &f, &node);
+    return b->status;
+}
+
+#endif
+
+/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
+ * which beats two steps until many of them cross a package boundary. */
+#define DCOMMI_HIER_DIVIDE_MIN 8
+
+/* The coarsest level that divides the ranks, as one of them sees it. */
+typedef struct dcommi_hier {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    bool between_hosts;     /* the groups are hosts */
+    int ngroups, smallest;  /* smallest: ranks of the smallest group */
+    int group, index, size; /* this rank's group, its place there, ranks there */
+    int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
+    int *member;            /* [nranks]: the ranks, group by group */
+    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
+} dcommi_hier;
+
+static void dcommi_hier_close(dcommi_hier *h)
+{
+    dcommi_free(h->begin);
+    dcommi_groups_free(&h->inner);
+}
+
+static int dcommi_hier_size(const dcommi_hier *h, int group)
+{
+    return h->begin[group + 1] - h->begin[group];
+}
+
+static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
+{
+    return h->member[h->begin[group] + index];
+}
+
+/* The first level, if any, that divides the ranks into groups of which one has several. */
+static int dcommi_hier_level(const dcommi_groups *g, int nranks)
+{
+    for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
+        if (g->count[l] > 1) {
+            return g->count[l] < nranks ? l : -1;
+        }
+    }
+    return -1;
+}
+
+/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
+ * call must need as many tags, counters and slots. */
+static bool dcommi_hier_divides(const dcommi_groups *g)
+{
+    int first = dcommi_hier_level(g, g->nranks);
+    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
+        return false;
+    }
+    for (int l = first; l < g->nlevels; l++) {
+        for (int r = 0; r < g->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < g->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            if (n * g->count[l] != g->nranks) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* *flat: no level divides the ranks. Close it in any case. */
+static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
+                                     bool *flat)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    memset(h, 0, sizeof *h);
+    h->s = s;
+    h->b = b;
+    *flat = level < 0;
+    if (*flat) {
+        h->between_hosts = g == NULL || g->count[0] > 1;
+        return DCOMM_OK;
+    }
+    h->between_hosts = g->kind[level] == DCOMMI_LEVEL_HOST;
+    h->ngroups = g->count[level];
+    h->begin = dcommi_calloc((size_t)h->ngroups + 1 + 2 * (size_t)s->nranks, sizeof *h->begin);
+    if (h->begin == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    h->member = h->begin + h->ngroups + 1;
+    int at = 0, most = 0;
+    for (int k = 0; k < h->ngroups; k++) {
+        h->begin[k] = at;
+        for (int r = 0; r < s->nranks; r++) {
+            if (dcommi_group_of(g, level, r) == k) {
+                h->group = r == s->rank ? k : h->group;
+                h->index = r == s->rank ? at - h->begin[k] : h->index;
+                h->member[at++] = r;
+            }
+        }
+        h->begin[k + 1] = at;
+        int size = dcommi_hier_size(h, k);
+        h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
+        most = size > most ? size : most;
+    }
+    h->size = dcommi_hier_size(h, h->group);
+    h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
+    if (h->inner == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (!dcommi_hier_divides(h->inner)) {
+        dcommi_groups_free(&h->inner);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the plans of the levels ---- */
+
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+
+typedef struct dcommi_hier_choice {
+    const char *name;
+    dcommi_algo_fn make;
+} dcommi_hier_choice;
+
+#define DCOMMI_HIER_CHOICE(condition, name, make) \
+    if (condition) {                              \
+        return (dcommi_hier_choice){name, make};  \
+    }
+
+/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
+ * what decides: the same on all ranks. */
+static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
+{
+    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        DCOMMI_HIER_CHOICE(small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
+        DCOMMI_HIER_CHOICE(bytes <= 32768, "recursive_doubling", dcommi_doubling_allreduce)
+        DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
+                           dcommi_halving_doubling)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
+    case DCOMM_COLL_REDUCE_SCATTER:
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_reduce_scatter)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_reduce_scatter)
+    case DCOMM_COLL_ALLGATHER:
+    case DCOMM_COLL_ALLGATHERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_allgather)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allgather)
+    case DCOMM_COLL_REDUCE:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_reduce)
+        DCOMMI_HIER_CHOICE(true, "binomial", dcommi_tree_reduce_binomial)
+    case DCOMM_COLL_BROADCAST:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
+        DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
+        DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
+    default:
+        DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
+        DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
+    }
+}
+#undef DCOMMI_HIER_CHOICE
+
+/* How much one rank brings or gets, alike on all ranks. */
+static int64_t dcommi_hier_bytes(const dcommi_shape *s)
+{
+    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
+}
+
+/* No level divides the ranks: the algorithm of the one level that there is. */
+static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
+{
+    int64_t bytes = dcommi_hier_bytes(h->s);
+    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
+}
+
+/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
+static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
+                                      bool last)
+{
+    dcommi_shape s = *h->s;
+    s.coll = coll;
+    s.rank = rank;
+    s.nranks = size;
+    s.root = 0;
+    s.in_place = false;
+    s.chunk_bytes = 0;
+    s.groups = NULL;
+    s.coding = NULL;
+    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
+    s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
+    return s;
+}
+
+/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
+ * `inside`: of this rank's group, else across groups. */
+static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
+                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = *sub;
+    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
+    if (inside && h->inner != NULL &&
+        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
+        s.groups = h->inner;
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    if (s.coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
+        choice = s.nranks == 2 || s.coding->whole
+                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
+                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
+    }
+    if (h->b->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = choice.make(&s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(h->b, status);
+    }
+    return plan;
+}
+
+/* This rank's group as a table for CALL. */
+static int64_t dcommi_hier_local_table(dcommi_hier *h)
+{
+    int64_t first = (int64_t)h->b->ntable;
+    for (int i = 0; i < h->size; i++) {
+        int64_t rank = dcommi_hier_rank(h, h->group, i);
+        dcommi_build_table(h->b, &rank, 1);
+    }
+    return first;
+}
+
+#endif
+
+#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
+#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
+
+enum {
+    DCOMMI_HIER_LANE_CALL, /* calls within the group */
+    DCOMMI_HIER_LANE_SEND,
+    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
+};
+
+/* What the rounds of one operation have in common. */
+typedef struct dcommi_hier_rounds {
+    dcommi_hier *h;
+    int64_t table;         /* this rank's group */
+    int64_t pieces, piece; /* of a block; how long */
+    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
+    uint16_t called;       /* counter of calls that are complete */
+    int64_t calls;
+    uint16_t came[2]; /* counters of messages that have come, by lane */
+    int64_t messages;
+    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
+    size_t *counts;
+    /* The sub-plan made last and what it was made of: it mostly serves again. */
+    dcomm_plan *plan;
+    size_t *made; /* as counts */
+    int64_t made_extent;
+} dcommi_hier_rounds;
+
+/* Times that the ranks of a group of `size` must stand in for those of group k. */
+static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
+{
+    return (dcommi_hier_size(h, k) + size - 1) / size;
+}
+
+/* A rank's block of the operation, in bytes. */
+static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
+{
+    const dcommi_shape *s = h->s;
+    if (s->counts == NULL) {
+        *length = dcommi_shape_bytes(s, s->count);
+        return rank * *length;
+    }
+    *length = dcommi_shape_bytes(s, s->counts[rank]);
+    return dcommi_shape_bytes(s, s->displs[rank]);
+}
+
+/* Piece c of a rank's block. */
+static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
+{
+    int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
+    *length = dcommi_min64(r->piece, dcommi_max64(0, whole - c * r->piece));
+    return at + c * r->piece;
+}
+
+static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
+{
+    const dcommi_shape *s = h->s;
+    int64_t longest = dcommi_hier_bytes(s), rounds = 0;
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    if (r->counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    r->made = r->counts + 4 * h->size;
+    r->made_extent = -1;
+    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
+        rounds += dcommi_hier_passes(h, k, h->smallest);
+    }
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
+    int64_t most = dcommi_max64(1, DCOMMI_HIER_CALLS / rounds);
+    wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
+    r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    r->pieces = dcommi_chunks_of(longest, r->piece);
+    /* All-to-all sends the blocks of a whole group in one piece. */
+    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
+    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
+    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
+    r->called = dcommi_build_counter(h->b);
+    r->came[0] = dcommi_build_counter(h->b);
+    r->came[1] = dcommi_build_counter(h->b);
+    r->table = dcommi_hier_local_table(h);
+    if (h->b->status < 0) {
+        dcommi_free(r->counts);
+    }
+    return h->b->status;
+}
+
+static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
+{
+    const dcommi_builder *b = r->h->b;
+    dcommi_free(r->counts);
+    return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
+               ? b->status
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "%s: %d groups need %" PRIu32 " exposed regions, more than %d",
+                             b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+}
+
+/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
+ * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
+ * 0: none has a byte. */
+static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
+{
+    const dcommi_hier *h = r->h;
+    size_t *counts = r->counts, *displs = counts + h->size;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    int64_t first = INT64_MAX, end = 0, length;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < h->size; i++) {
+            int index = q * h->size + i;
+            counts[i] = displs[i] = 0;
+            if (index >= dcommi_hier_size(h, k)) {
+                continue;
+            }
+            int64_t at = dcommi_hier_piece(r, dcommi_hier_rank(h, k, index), c, &length);
+            if (length <= 0) {
+                continue;
+            }
+            first = dcommi_min64(first, at);
+            end = dcommi_max64(end, at + length);
+            counts[i] = (size_t)length / element;
+            displs[i] = (size_t)(at - first) / element;
+        }
+    }
+    *extent = end > 0 ? end - first : 0;
+    return first;
+}
+
+/* Call an operation within the group, and count it. The shape's counts and displacements are
+ * those of the pattern. */
+static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
+                                    int64_t out_bytes, dcomm_operand in, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    dcommi_builder *b = h->b;
+    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
+    sub->counts = r->counts;
+    sub->displs = r->counts + h->size;
+    if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
+        r->plan =
+            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        if (r->plan != NULL) {
+            r->plan = dcommi_build_adopt(b, r->plan);
+        }
+        memcpy(r->made, r->counts, bytes);
+        r->made_extent = extent;
+    }
+    if (r->plan == NULL) {
+        return;
+    }
+    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
+    dcomm_step *call =
+        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
+    if (call != NULL) {
+        call->value = dcommi_const(b->head.ncounters);
+        call->peer = dcommi_const(b->head.nslots);
+        b->head.ncounters += r->plan->ncounters;
+        b->head.nslots += r->plan->nslots;
+    }
+}
+
+static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
+{
+    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
+                  dcommi_const(1));
+    r->calls++;
+}
+
+/* The lane that takes a message. */
+static int dcommi_hier_rounds_lane(int64_t message)
+{
+    return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
+}
+
+/* ---- messages across groups ---- */
+
+static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
+{
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
+                             depth);
+}
+
+static int64_t dcommi_hier_parts(dcomm_operand o)
+{
+    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
+}
+
+/* Send piece c to a rank, without waiting. */
+static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(what);
+    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
+                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+}
+
+/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
+static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
+                             dcomm_operand stage, int64_t c, int64_t from)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(into);
+    int d = dcommi_loop_many(b, lane, parts);
+    dcomm_operand part = dcommi_hier_part(into, d);
+    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    if (stage.space == DCOMM_SPACE_NONE) {
+        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
+                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, parts);
+    dcommi_fence(b, lane);
+}
+
+/* ---- reduce-scatter ---- */
+
+static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    int64_t out = s->in_place ? begin : 0;
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
+    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
+    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (extent == 0) {
+                    continue;
+                }
+                if (target >= 0) {
+                    at = dcommi_hier_piece(&r, target, c, &bytes);
+                }
+                dcomm_operand part = dcommi_span(input, at, bytes);
+                if (h->size > 1) {
+                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
+                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
+                    dcommi_hier_rounds_call(&r, &sub, extent, bytes,
+                                            dcommi_span(input, first, extent), part);
+                    dcommi_hier_rounds_called(&r);
+                }
+                if (k != h->group && bytes > 0) {
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                    }
+                    dcommi_hier_send(&r, part, c, target);
+                }
+            }
+        }
+    }
+    if (length == 0) {
+        return dcommi_hier_rounds_close(&r);
+    }
+    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
+     * each has one sum and one stage. */
+    int64_t sum = dcommi_build_scratch(b, length);
+    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
+    for (int64_t c = 0; c < r.pieces; c++) {
+        int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
+        int lane = dcommi_hier_rounds_lane(c);
+        if (bytes == 0) {
+            continue;
+        }
+        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
+        for (int t = 1; t < h->ngroups; t++) {
+            int k = (h->group - t + h->ngroups) % h->ngroups;
+            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                 stage + c % 2 * r.piece, bytes);
+            dcommi_hier_recv(&r, lane, total, stage_of, c,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+        }
+        dcomm_operand parts[2] = {
+            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
+                               : dcommi_span(input, at, bytes)};
+        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
+        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
+                      DCOMM_STEP_FINAL);
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-gather ---- */
+
+static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    dcommi_input in = dcommi_input_of(s, begin);
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHERV, h->index, h->size, false);
+    sub.in_place = true;
+    for (int t = 1; t < h->ngroups && length > 0; t++) {
+        int k = (h->group + t) % h->ngroups;
+        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+        for (int64_t c = 0; c < r.pieces; c++) {
+            int64_t bytes;
+            dcommi_hier_piece(&r, s->rank, c, &bytes);
+            if (bytes > 0) {
+                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
+                                 target);
+            }
+        }
+    }
+    if (!s->in_place && length > 0) {
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
+                    dcommi_span(in.space, in.base, length), 0);
+    }
+    for (int t = 0; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (from >= 0) {
+                    at = dcommi_hier_piece(&r, from, c, &bytes);
+                }
+                if (k != h->group && bytes > 0) {
+                    int lane = dcommi_hier_rounds_lane(r.messages);
+                    uint16_t came = r.came[r.messages % 2];
+                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                                     (dcomm_operand){0}, c, from);
+                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
+                                     dcommi_const(r.messages / 2 + 1));
+                    }
+                    r.messages++;
+                }
+                if (h->size > 1 && extent > 0) {
+                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
+                    dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
+                }
+            }
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-to-all ---- */
+
+/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
+static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
+{
+    for (int i = 1; i < n; i++) {
+        if (index + i >= dcommi_hier_size(h, k) ||
+            dcommi_hier_rank(h, k, index + i) != dcommi_hier_rank(h, k, index) + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
+{
+    dcommi_builder *b = h->b;
+    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
+    int size = dcommi_hier_size(h, k);
+    for (int i = 0; i < size; i++) {
+        int64_t rank = dcommi_hier_rank(h, k, i);
+        dcommi_build_table(b, &rank, 1);
+    }
+    int d = dcommi_loop_many(b, lane, size);
+    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    to.scale = one;
+    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcommi_end_many(b, lane, size);
+}
+
+/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
+ * those for its own target, one behind the other, at `out`. */
+static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
+                                int q, bool served, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    size_t size = (size_t)h->size, block = h->s->count;
+    int64_t one = dcommi_shape_bytes(h->s, block), extent;
+    int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
+    bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
+    size_t *send = r->counts + 2 * size;
+    dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
+                                         h->index, h->size, false);
+    sub.count = block;
+    memcpy(send, r->counts, 2 * size * sizeof *send);
+    for (size_t i = 0; i < size; i++) {
+        r->counts[i] = served ? block : 0;
+        r->counts[size + i] = i * block;
+    }
+    if (!equal) {
+        sub.send_counts = send;
+        sub.send_displs = send + size;
+    }
+    dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
+                            dcommi_span(input, base + first, extent), out);
+}
+
+static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
+    int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (s->in_place) { /* all of it leaves before any of it is overwritten */
+        base = dcommi_build_scratch(b, all);
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
+                    dcommi_span(input, 0, all), 0);
+        input = DCOMM_SPACE_SCRATCH;
+        dcommi_hier_rounds_called(&r);
+    }
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int64_t bytes = target >= 0 ? h->size * one : 0;
+            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
+            bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
+            if (k == h->group && !scattered) {
+                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
+            } else if (h->size > 1) {
+                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            }
+            if (h->size > 1) {
+                dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
+                dcommi_hier_rounds_called(&r);
+            } else if (k == h->group) {
+                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
+                            dcommi_span(input, base + s->rank * one, one), 0);
+            }
+            if (scattered) {
+                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
+            }
+            if (k != h->group && bytes > 0) {
+                if (r.calls > 0) {
+                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                }
+                dcommi_hier_send(&r, part, 0, target);
+            }
+        }
+    }
+    for (int t = 1; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups, size = dcommi_hier_size(h, k);
+        int lane = dcommi_hier_rounds_lane(r.messages++);
+        bool together = dcommi_hier_together(h, k, 0, size);
+        dcomm_operand into =
+            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
+        if (!together) {
+            into =
+                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
+        }
+        if (s->in_place && t <= 2) { /* the copy of the input is complete */
+            dcommi_await(b, lane, r.called, dcommi_const(1));
+        }
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
+                         dcommi_hier_rank(h, k, h->index % size));
+        if (!together) {
+            dcommi_hier_scatter(h, lane, k, into.offset.add);
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+#endif
+
+#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
+#define DCOMMI_HIER_DEFAULT_CHUNKS 16
+#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
+#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
+#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
+
+/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
+ * all chunks but the last, 1: the last, which may be shorter. */
+typedef struct dcommi_hier_phase {
+    const dcomm_plan *plan[2];
+    bool copies;
+    int64_t group;
+    dcomm_operand in[2], out[2];   /* of chunk 0 */
+    int64_t tags, counters, slots; /* that a call may need */
+    int64_t tag, counter, slot;    /* of the call for chunk 0 */
+} dcommi_hier_phase;
+
+enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
+
+/* How the buffer is cut. */
+typedef struct dcommi_hier_cut {
+    int64_t chunk, chunks;
+    int64_t length[2]; /* of a chunk; the last's */
+    int shards;
+} dcommi_hier_cut;
+
+static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
+    if (wanted <= 0) {
+        wanted = DCOMMI_HIER_CHUNK;
+        most = DCOMMI_HIER_DEFAULT_CHUNKS;
+    }
+    wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
+    dcommi_hier_cut cut = {.shards = shards};
+    cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    cut.chunks = dcommi_ceil_div(total, cut.chunk);
+    cut.length[0] = cut.chunk;
+    cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
+    cut.shards = (int)dcommi_max64(
+        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
+    return cut;
+}
+
+/* Where shard k of a chunk of `length` bytes begins, and how long it is. */
+static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
+                                 int k, int64_t *bytes)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(h->s->dtype);
+    int64_t block = dcommi_partition_make(length, cut->shards, 0, element).block;
+    int64_t begin = dcommi_min64(k * block, length);
+    *bytes = dcommi_min64(block, length - begin);
+    return begin;
+}
+
+static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+{
+    return p->copies || p->plan[kind] != NULL;
+}
+
+/* Chunk `first`, `first` + step * i[depth]. */
+static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
+                                       int64_t step, int depth)
+{
+    o.offset = dcommi_plus(o.offset, first * cut->chunk);
+    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
+    return o;
+}
+
+static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
+                                     int depth)
+{
+    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
+                    : dcommi_const(base + per * first);
+}
+
+/* One phase of the chunks first, first + step, ... */
+static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
+                                   const dcommi_hier_cut *cut, int lane, int64_t first,
+                                   int64_t step, int depth)
+{
+    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
+    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
+    if (p->plan[kind] == NULL) {
+        dcommi_copy(h->b, lane, out, in, 0);
+        return;
+    }
+    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
+                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
+    if (call != NULL) {
+        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
+        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
+        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
+            call->index = dcommi_coded_number(in.offset);
+        }
+    }
+}
+
+/* All phases of every flows-th chunk from `flow` on. */
+static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
+                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
+{
+    dcommi_builder *b = h->b;
+    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
+    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
+    bool last = whole < cut->chunks && whole % flows == flow;
+    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
+        int lane = DCOMMI_HIER_PHASES * flow + i;
+        for (int kind = 0; kind < 2; kind++) {
+            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
+                continue;
+            }
+            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
+            int before = i - 1;
+            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
+                before--;
+            }
+            int d = dcommi_loop_many(b, lane, count);
+            if (before >= 0) {
+                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
+                dcommi_await(b, lane, done[before],
+                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+            }
+            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
+            if (i + 1 < DCOMMI_HIER_PHASES) {
+                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
+            }
+            dcommi_end_many(b, lane, count);
+        }
+    }
+}
+
+/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
+ * it needs is the same in groups of any size. */
+static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
+                                         const dcommi_hier_cut *cut)
+{
+    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
+                                                  DCOMMI_HIER_AFTER};
+    dcommi_builder *b = h->b;
+    int flows = cut->chunks > 1 ? 2 : 1;
+    if (b->status < 0) {
+        return b->status;
+    }
+    uint16_t done[2][DCOMMI_HIER_PHASES];
+    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
+        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
+    }
+    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
+        dcommi_hier_phase *p = &phase[order[i]];
+        for (int kind = 0; kind < 2; kind++) {
+            const dcomm_plan *plan = p->plan[kind];
+            if (plan != NULL) {
+                p->tags = dcommi_max64(p->tags, plan->ntags);
+                p->counters = dcommi_max64(p->counters, plan->ncounters);
+                p->slots = dcommi_max64(p->slots, plan->nslots);
+            }
+        }
+        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
+        p->counter = b->head.ncounters;
+        p->slot = b->head.nslots;
+        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
+        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
+    }
+    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: %" PRIu32
+                           " exposed regions, more than %d; use a larger chunk_bytes",
+                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+    }
+    for (int flow = 0; flow < flows; flow++) {
+        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
+    }
+    return b->status;
+}
+
+/* ---- the phases ---- */
+
+/* All of a chunk, from chunk 0 on. */
+static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
+{
+    return dcommi_span(space, 0, cut->length[kind]);
+}
+
+/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
+ * broadcast's root. from: where the root's shard lies. */
+static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
+                               const int64_t *owners, int index, int root, dcomm_space from,
+                               dcommi_hier_phase *p)
+{
+    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t longest, bytes, begin;
+        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
+        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
+        sub.root = root;
+        sub.coding = h->s->coding;
+        sub.chunk_bytes = sub.coding != NULL ? 0 : DCOMMI_HIER_GRAIN;
+        sub.in_place = from == DCOMM_SPACE_OUT;
+        /* The first shard is the longest: its counters and slots are enough for all. */
+        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
+        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
+        if (plan == NULL) {
+            return;
+        }
+        p->tags = dcommi_max64(p->tags, plan->ntags);
+        p->counters = dcommi_max64(p->counters, plan->ncounters);
+        p->slots = dcommi_max64(p->slots, plan->nslots);
+        bytes = 0;
+        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
+        if (bytes != longest) {
+            dcommi_free(plan);
+            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
+            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
+        }
+        if (plan == NULL) {
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_span(from, begin, bytes);
+        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    }
+}
+
+/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
+ * of the group. in: where the chunk lies before; OUT means in place. */
+static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
+                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
+{
+    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
+    if (counts == NULL) {
+        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    p->group = group;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t length = cut->length[kind], at = 0, bytes;
+        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
+        sub.root = root;
+        sub.in_place = in == DCOMM_SPACE_OUT;
+        sub.count = (size_t)length / element;
+        if (shards) {
+            for (int i = 0; i < h->size; i++) {
+                bytes = 0;
+                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
+                counts[i] = (size_t)bytes / element;
+                counts[h->size + i] = (size_t)at / element;
+            }
+            sub.counts = counts;
+            sub.displs = counts + h->size;
+        }
+        int64_t out = length;
+        p->in[kind] = dcommi_hier_whole(cut, in, kind);
+        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
+        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
+            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
+            out = dcommi_shape_bytes(&sub, counts[h->index]);
+            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
+        }
+        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
+        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
+    }
+    dcommi_free(counts);
+}
+
+/* ---- all-reduce ---- */
+
+static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
+{
+    for (int k = 0; k < h->ngroups; k++) {
+        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
+    }
+}
+
+static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
+{
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    memset(phase, 0, sizeof phase);
+    dcomm_space in = dcommi_input_of(h->s, 0).space;
+    int index = h->index < cut.shards ? h->index : -1;
+    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
+    if (owners == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_hier_owners(h, index, owners);
+    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
+                       &phase[DCOMMI_HIER_ACROSS]);
+    dcommi_free(owners);
+    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
+    if (h->size > 1) {
+        bool one = cut.shards == 1;
+        int64_t group = dcommi_hier_local_table(h);
+        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
+                           group, before);
+        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
+                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
+    } else if (!h->s->in_place) {
+        before->copies = true;
+        for (int kind = 0; kind < 2; kind++) {
+            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
+            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
+        }
+    }
+    return dcommi_hier_pipeline(h, phase, &cut);
+}
+
+/* ---- broadcast ---- */
+
+static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    memset(phase, 0, sizeof phase);
+    int home = 0, place = 0; /* the root's group, and its place there */
+    for (int k = 0; k < h->ngroups; k++) {
+        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
+            if (dcommi_hier_rank(h, k, i) == s->root) {
+                home = k;
+                place = i;
+            }
+        }
+    }
+    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
+    if (owners == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    bool one = cut.shards == 1, at_home = h->group == home;
+    int index = h->index < cut.shards ? h->index : -1;
+    int leader = at_home ? place : 0;
+    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
+    dcommi_hier_owners(h, index, owners);
+    if (one) { /* the root leads its group */
+        owners[home] = s->root;
+        index = h->index == leader ? 0 : -1;
+    }
+    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
+                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
+    dcommi_free(owners);
+    if (h->size > 1) {
+        int64_t group = dcommi_hier_local_table(h);
+        if (one) {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
+                               &phase[DCOMMI_HIER_AFTER]);
+        } else if (at_home) {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
+                               &phase[DCOMMI_HIER_BEFORE]);
+        } else {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
+                               &phase[DCOMMI_HIER_AFTER]);
+        }
+    }
+    return dcommi_hier_pipeline(h, phase, &cut);
+}
+
+/* ---- what is in the table ---- */
+
+typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
+
+static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
+                                    bool leader)
+{
+    dcommi_hier h;
+    bool flat;
+    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
+    if (status == DCOMM_OK) {
+        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
+    }
+    dcommi_hier_close(&h);
+    return status;
+}
+
+static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
+}
+
+static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
+}
+
+static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
+}
+
+static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
+}
+
+static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
+}
+
+static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+}
+
+/* The hierarchical algorithm of any operation that a group may divide again. */
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
+{
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        return dcommi_hier_reduce_scatter(s, b);
+    case DCOMM_COLL_ALLGATHERV:
+        return dcommi_hier_allgather(s, b);
+    case DCOMM_COLL_BROADCAST:
+        return dcommi_hier_broadcast(s, b);
+    case DCOMM_COLL_ALLTOALL:
+        return dcommi_hier_alltoall(s, b);
+    default:
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "no hierarchical form of operation %d",
+                           (int)s->coll);
+    }
+}
+
+#endif
+
+static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_hier h;
+    bool flat;
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
+    if (status == DCOMM_OK && (flat || !h.between_hosts)) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier is for several hosts of which one has several ranks");
+    } else if (status == DCOMM_OK && s->coding->feedback) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier encodes sums of a host, for which no rank has feedback");
+    } else if (status == DCOMM_OK) {
+        status = dcommi_hier_allreduce_of(&h, h.smallest);
+    }
+    dcommi_hier_close(&h);
+    return status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_coded_ring.h ================================================= */
+/* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
+ * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
+ * shots, but N roundings of growing sums: the error grows with N (docs/codecs.md). The all-gather
+ * passes encodings on as they are, so all ranks end with the same bits. */
+#ifndef DCOMMI_ALGO_CODED_RING_H
+#define DCOMMI_ALGO_CODED_RING_H
+
+
+/* Two slots per track take turns: step v receives into slot (v + 1) mod 2 and sends from the other.
+ */
+typedef struct dcommi_coded_hops {
+    const dcommi_coded_track *t;
+    dcommi_coded_slots slots;
+    int64_t sum; /* scratch for a partial sum */
+    int64_t tag;
+    int u; /* depth of the loop over chunks */
+} dcommi_coded_hops;
+
+/* Slot (first + i[v]) mod 2: its room, or what it holds. */
+static inline dcomm_operand dcommi_coded_hop_slot(const dcommi_coded_hops *h, bool held,
+                                                  int64_t first, int v)
+{
+    dcomm_expr turn = dcommi_modular(1, first, v, 1, 2), offset = turn;
+    offset.scale = h->t->k->stride;
+    dcomm_operand o =
+        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, h->slots.at), h->t->k->encoded);
+    if (held) {
+        o.length = turn;
+        o.length.kind = DCOMM_EXPR_WORD;
+        o.length.first = h->slots.word;
+    }
+    return o;
+}
+
+/* A block's chunk: of rank `first` - i[v]. */
+static inline dcomm_operand dcommi_coded_hop_block(const dcommi_coded_hops *h, dcomm_space space,
+                                                   int64_t first, int v)
+{
+    dcommi_turn turn = {first, v, -1};
+    return dcommi_coded_piece(h->t, space, h->u, turn);
+}
+
+/* Send what slot `first` holds and receive into the other; both in step i[v] + `number`. */
+static void dcommi_coded_hop(const dcommi_coded_hops *h, int64_t first, int64_t number, int v)
+{
+    const dcommi_shape *s = h->t->k->s;
+    dcommi_builder *b = h->t->k->b;
+    int lane = h->t->lane;
+    int64_t n = s->nranks;
+    dcomm_expr tag = dcommi_coded_chunk(h->t, h->u, 2 * (n - 1), h->tag + number);
+    tag = dcommi_plus_loop(tag, v, 1);
+    dcommi_send(b, lane, dcommi_coded_hop_slot(h, true, first, v), dcommi_const((s->rank + 1) % n),
+                tag, DCOMM_STEP_ASYNC);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
+    if (step != NULL) {
+        step->dst = dcommi_coded_hop_slot(h, false, first + 1, v);
+        step->peer = dcommi_const((s->rank + n - 1) % n);
+        step->tag = tag;
+        step->word = (int32_t)h->slots.word;
+        step->value = dcommi_modular(1, first + 1, v, 1, 2);
+    }
+    dcommi_fence(b, lane);
+}
+
+/* Encode `src`, block `block` - i[v], into slot `first`. */
+static void dcommi_coded_hop_encode(const dcommi_coded_hops *h, dcomm_operand src, int64_t block,
+                                    int64_t first, int v)
+{
+    const dcommi_coded_cut *k = h->t->k;
+    dcomm_step *step = dcommi_build_step(k->b, h->t->lane, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->dst = dcommi_coded_hop_slot(h, false, first, v);
+        step->word = (int32_t)h->slots.word;
+        step->value = dcommi_modular(1, first, v, 1, 2);
+        step->index =
+            dcommi_coded_number(dcommi_coded_hop_block(h, DCOMM_SPACE_NONE, block, v).offset);
+        dcommi_build_sources(k->b, step, &src, 1);
+    }
+}
+
+/* Hops `number` to `number` + trips of the reduce-scatter. */
+static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h, int64_t number, int64_t trips,
+                                     unsigned flags)
+{
+    const dcommi_shape *s = h->t->k->s;
+    dcommi_builder *b = h->t->k->b;
+    int lane = h->t->lane;
+    if (trips < 1) {
+        return;
+    }
+    int v = dcommi_loop_many(b, lane, trips);
+    int64_t block = s->rank - number - 1;
+    dcommi_coded_hop(h, number, number, v);
+    dcomm_operand in = dcommi_coded_hop_block(h, dcommi_input_of(s, 0).space, block, v), sum = in;
+    sum.space = DCOMM_SPACE_SCRATCH;
+    sum.offset = dcommi_const(h->sum);
+    sum.clip = 0;
+    /* As long as the block's chunk, which is cut off at the end of the buffer. */
+    sum.length = dcommi_plus(in.offset, -h->t->k->total);
+    sum.length.scale = -sum.length.scale;
+    sum.length.add = -sum.length.add;
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        sum.length.post[d] = -sum.length.post[d];
+    }
+    dcommi_copy(b, lane, sum, in, 0);
+    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, number + 1, v);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE_REDUCE);
+    if (step != NULL) {
+        step->dst = sum;
+        step->flags = (uint8_t)flags;
+        dcommi_build_sources(b, step, &arrived, 1);
+    }
+    dcommi_coded_hop_encode(h, sum, block, number + 1, v);
+    dcommi_end_many(b, lane, trips);
+}
+
+static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
+{
+    const dcommi_shape *s = t->k->s;
+    dcommi_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    dcommi_coded_track one = *t;
+    one.window = 1;
+    dcommi_coded_hops h = {.t = t, .slots = dcommi_coded_slots_make(&one, 2), .tag = tag};
+    h.sum = dcommi_build_scratch(b, t->k->chunk);
+    h.u = dcommi_loop_many(b, t->lane, t->trips);
+    int idle = DCOMM_LOOP_DEPTH - 1; /* of a loop that nobody opens */
+    dcomm_operand in = dcommi_coded_hop_block(&h, dcommi_input_of(s, 0).space, s->rank, idle);
+    dcommi_coded_hop_encode(&h, in, s->rank, 0, idle);
+    dcommi_coded_hops_reduce(&h, 0, n - 2, 0);
+    dcommi_coded_hops_reduce(&h, n - 2, 1, DCOMM_STEP_FINAL);
+    dcomm_operand own = dcommi_coded_hop_slot(&h, true, n - 1, idle);
+    dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank + 1, idle),
+                        &own, 1, 0);
+    int v = dcommi_loop_many(b, t->lane, n - 1);
+    dcommi_coded_hop(&h, n - 1, n - 1, v);
+    dcomm_operand arrived = dcommi_coded_hop_slot(&h, true, n, v);
+    dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank, v),
+                        &arrived, 1, 0);
+    dcommi_end_many(b, t->lane, n - 1);
+    dcommi_end_many(b, t->lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    if (s->coding->feedback) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "coded_ring encodes partial sums, for which no rank has feedback");
+    }
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, 2 * (s->nranks - 1) * k.chunks);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 1);
+        dcommi_coded_ring_track(&t, tag);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
+/* algo_misc.h - barrier, gather, scatter, send and receive.
+ *
+ * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+ * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
+ * carry whole subtrees, ceil(log2 N) steps. */
+#ifndef DCOMMI_ALGO_MISC_H
+#define DCOMMI_ALGO_MISC_H
+
+
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
+{
+    for (int64_t d = 1; d < s->nranks; d *= 2) {
+        uint16_t step = dcommi_build_counter(b);
+        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
+        dcommi_await(b, 0, step, dcommi_const(1));
+    }
+    return b->status;
+}
+
+/* The peer of a send or receive is shape->root; one message, whatever its length. */
+static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t bytes = dcommi_shape_bytes(s, s->count);
+    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
+    if (s->coll == DCOMM_COLL_SEND) {
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
+    } else {
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
+    }
+    return b->status;
+}
+
+/* ---- linear ---- */
+
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root) {
+        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
+                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root) {
+        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
+                tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* ---- binomial ---- */
+
+/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
+ * as two where the numbers wrap around, so that the root needs no copy of them. */
+typedef struct dcommi_subtree {
+    int64_t from, to;
+} dcommi_subtree;
+
+static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
+{
+    int64_t low = v == 0 ? s->nranks : v & -v;
+    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
+    return t;
+}
+
+/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
+ * order from its start, the others' scratch in order of the relative rank `first` on. */
+static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
+                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
+                                int64_t peer_v, int64_t tag)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
+    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
+                             {dcommi_max64(t.from, wrap), t.to}};
+    for (int i = 0; i < 2; i++) {
+        if (run[i].from >= run[i].to) {
+            continue;
+        }
+        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
+        dcomm_operand blocks =
+            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
+        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
+        if (send) {
+            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        }
+    }
+}
+
+static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
+    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0 && leaf) {
+        space = DCOMM_SPACE_IN;
+    } else if (v > 0) {
+        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+    }
+    for (int64_t d = 1; v + d < mine.to; d *= 2) {
+        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
+    }
+    dcommi_fence(b, 0);
+    if (v > 0) {
+        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
+    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0) {
+        if (leaf) {
+            space = DCOMM_SPACE_OUT;
+        } else {
+            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+        }
+        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    while (v + 2 * top < mine.to) {
+        top *= 2;
+    }
+    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
+        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+#endif
+
+static const dcommi_algo dcommi_algo_table[] = {
+    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
+     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
+    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
+     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
+    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
+     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
+     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
+     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, "1 step; (N-1) S per rank",
+     "direct exchange"},
+    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, "2 steps; 2(N-1)/N S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
+     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
+    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false,
+     "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
+     "Jia et al. 2018; Cho et al. 2019"},
+    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
+     "as hier, by one rank of each host; 2(M-1)/M S per host between hosts", "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
+     "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
+     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
+     "1 step; all blocks but one per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
+     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
+     "1 step; N-1 times the own block per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
+     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
+     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
+     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
+    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false,
+     "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
+     "across hosts by one rank of each, within; about S per host between hosts",
+     "Karonis et al. 2000"},
+    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
+     "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
+     "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
+     "direct exchange"},
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, "1 step; the own block per rank",
+     "direct exchange"},
+    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
+     "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
+     "1 step; all blocks but one at the root", "direct exchange"},
+    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
+     "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, "1 step; the own block per rank",
+     "direct exchange"},
+    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
+     "1 step; all blocks but one at the root", "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
+     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false,
+     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
+    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
+     "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
+     "Traeff and Hunold 2020"},
+    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
+     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false,
+     "1 step; all blocks but the own per rank", "direct exchange"},
+    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
+     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
+    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
+};
+
+enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
+
+/* Those of compressed calls. */
+static const dcommi_algo dcommi_coded_table[] = {
+    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true,
+     "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
+    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true,
+     "2 steps; 2(N-1)/N encodings of S per rank, two roundings",
+     "Tang et al. 2019 (DoubleSqueeze)"},
+    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
+     "exact within hosts, coded_two_shot or coded_allgather across M of them",
+     "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false,
+     "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
+};
+
+enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
+
+/* Those that a call has to do with. */
+static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
+{
+    *n = coded ? (int)DCOMMI_CODED_COUNT : (int)DCOMMI_ALGO_COUNT;
+    return coded ? dcommi_coded_table : dcommi_algo_table;
+}
+
+/* The i-th algorithm of an operation, NULL past the last one. */
+static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+/* The i-th algorithm of a compressed operation. */
+static inline const dcommi_algo *dcommi_coded_at(dcomm_coll coll, int i)
+{
+    return coll == DCOMM_COLL_ALLREDUCE && i < (int)DCOMMI_CODED_COUNT ? &dcommi_coded_table[i]
+                                                                       : NULL;
+}
+
+/* The algorithm of a compressed operation by its name, with or without "coded_". */
+static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
+{
+    const dcommi_algo *algo;
+    for (int i = 0; (algo = dcommi_coded_at(coll, i)) != NULL; i++) {
+        if (strcmp(algo->name, name) == 0 || strcmp(algo->name + strlen("coded_"), name) == 0) {
+            return algo;
+        }
+    }
+    return NULL;
+}
+
+/* An algorithm by name, NULL when the operation has none such. */
+static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && strcmp(dcommi_algo_table[k].name, name) == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+#endif
+
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain;
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+} dcommi_chooser;
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p);
+static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->tuning = *tuning;
+    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+}
+
+/* ---- what is priced ---- */
+
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+
+/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
+ * (which ranks need not agree on), from rank 0. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = DCOMMI_CHOICE_UNKNOWN;
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.in_place = false;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
+ */
+static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "it cannot fold in rank order, which deterministic asks for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    return dcommi_price_plans(t, &plans, limit, budget, price);
+}
+
+/* ---- the choice ---- */
+
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash) : key;
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+
+/* The model is not so exact that a price a little lower meant anything. */
+#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+
+/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
+ * what passes everything through some ranks, whose queues the model takes for boundless. */
+static int dcommi_choice_favour(const dcommi_algo *algo)
+{
+    static const char *const names[] = {"coded_allgather",
+                                        "coded_two_shot",
+                                        "coded_hier",
+                                        "one_shot",
+                                        "direct",
+                                        "halving_doubling",
+                                        "linear",
+                                        "pairwise",
+                                        "recursive_doubling",
+                                        "hier",
+                                        "ring",
+                                        "recursive_halving",
+                                        "two_shot",
+                                        "bruck",
+                                        "hier_leader"};
+    int n = (int)(sizeof names / sizeof *names);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(algo->name, names[i]) == 0) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
+ * twice, and what is sparse is not made sparse again. */
+static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    return s->coding == NULL || (algo->make != dcommi_coded_ring &&
+                                 !(s->coding->whole && algo->make == dcommi_coded_two_shot));
+}
+
+/* The cheapest algorithm; NULL without memory, or where there is none. */
+static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+{
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
+        return dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        return known->algo;
+    }
+    const dcommi_algo *best = NULL;
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, prices[DCOMMI_ALGO_COUNT];
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
+    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
+        dcommi_price price;
+        const dcommi_algo *algo = &table[i];
+        prices[i] = INT64_MAX;
+        if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
+            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            !price.over) {
+            prices[i] = price.ps;
+            cheapest = dcommi_min64(cheapest, price.ps);
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN &&
+            (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
+        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
+        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    return best;
+}
+
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
+static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
+    dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
+    if (last.key == key) {
+        return last.algo;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
+        dcommi_free(c);
+        return NULL;
+    }
+    last.algo = dcommi_choose(c, s);
+    last.key = key;
+    dcommi_free(c);
+    return last.algo;
+}
+
+#endif
+
+/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
+ * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
+static int64_t dcommi_shape_size(const dcommi_shape *s)
+{
+    size_t count = s->count;
+    if (s->coll == DCOMM_COLL_ALLTOALLV) {
+        return 0;
+    }
+    if (s->counts != NULL) {
+        count = 0;
+        for (int r = 0; r < s->nranks; r++) {
+            count = s->counts[r] > count ? s->counts[r] : count;
+        }
+    }
+    return dcommi_shape_bytes(s, count);
+}
+
+/* Names of the algorithms of an operation, or of those that fold in rank order. */
+static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    for (int i = 0; i < n && at + 1 < len; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (algo->coll == s->coll && (algo->rank_order || !rank_order)) {
+            at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
+        }
+    }
+}
+
+/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
+ * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
+ * is no communicator. */
+static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
+                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
+{
+    char names[256];
+    bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
+    const dcommi_algo *algo = NULL;
+    if (!chosen && s->coding == NULL) {
+        algo = dcommi_algo_find(s->coll, name);
+    } else if (!chosen && !soft) {
+        algo = dcommi_coded_find(s->coll, name);
+    }
+    if (algo == NULL && !chosen && !soft) {
+        bool coded = s->coding == NULL && dcommi_coded_find(s->coll, name) != NULL;
+        dcommi_algo_names(s, false, names, sizeof names);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s%s has no algorithm \"%s\"%s; it has %s",
+                           s->coding != NULL ? "compressed " : "", dcomm_coll_name(s->coll), name,
+                           coded ? " without a codec" : "", names);
+    }
+    if (algo == NULL) {
+        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
+    }
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
+                           dcomm_coll_name(s->coll));
+    }
+    if (s->rank_order && !algo->rank_order) {
+        dcommi_algo_names(s, true, names, sizeof names);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "algorithm %s cannot fold in rank order, which deterministic asks for; "
+                           "%s can",
+                           algo->name, names);
+    }
+    *algo_p = algo;
+    return DCOMM_OK;
+}
+
+/* Whether the result of an operation depends on the order of folds. */
+static inline bool dcommi_coll_folds(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
+           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
+}
+
+/* ---- the plan ---- */
+
+/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
+static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
+    int64_t mine = 0, total = 0, end = 0, send_end = 0;
+    bool root = s->rank == s->root;
+    if (s->counts != NULL) {
+        mine = (int64_t)s->counts[s->rank] * element;
+        for (int r = 0; r < s->nranks; r++) {
+            total += (int64_t)s->counts[r] * element;
+            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
+            if (s->send_counts != NULL) {
+                send_end = dcommi_max64(send_end,
+                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
+            }
+        }
+    }
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        *in = *out = one;
+        break;
+    case DCOMM_COLL_REDUCE:
+        *in = one;
+        *out = root ? one : 0;
+        break;
+    case DCOMM_COLL_BROADCAST:
+        *in = root ? one : 0;
+        *out = one;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+        *in = all;
+        *out = one;
+        break;
+    case DCOMM_COLL_ALLGATHER:
+        *in = one;
+        *out = all;
+        break;
+    case DCOMM_COLL_GATHER:
+        *in = one;
+        *out = root ? all : 0;
+        break;
+    case DCOMM_COLL_SCATTER:
+        *in = root ? all : 0;
+        *out = one;
+        break;
+    case DCOMM_COLL_ALLTOALL:
+        *in = *out = all;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        *in = total;
+        *out = mine;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        *in = mine;
+        *out = end;
+        break;
+    case DCOMM_COLL_GATHERV:
+        *in = mine;
+        *out = root ? end : 0;
+        break;
+    case DCOMM_COLL_SCATTERV:
+        *in = root ? end : 0;
+        *out = mine;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        *in = send_end;
+        *out = end;
+        break;
+    case DCOMM_COLL_SEND:
+        *in = one;
+        *out = 0;
+        break;
+    case DCOMM_COLL_RECV:
+        *in = 0;
+        *out = one;
+        break;
+    default:
+        *in = *out = 0;
+        break;
+    }
+    if (s->in_place) { /* both lie in OUT, which is the longer one */
+        *out = dcommi_max64(*in, *out);
+    }
+}
+
+/* Whether no rank moves a byte. Every rank comes to the same answer. */
+static bool dcommi_shape_empty(const dcommi_shape *s)
+{
+    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
+        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
+        return false; /* counts may differ between ranks, which only a message shows */
+    }
+    return dcommi_shape_size(s) == 0;
+}
+
+/* One rank alone: its output is its input. */
+static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
+    if (s->counts != NULL) {
+        bytes = (int64_t)s->counts[0] * element;
+        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
+        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                     s->coll == DCOMM_COLL_ALLTOALLV
+                 ? (int64_t)s->displs[0] * element
+                 : 0;
+        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
+    }
+    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, to, bytes),
+                    dcommi_span(DCOMM_SPACE_IN, from, bytes), 0);
+    }
+}
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    if (s->nranks == 1) {
+        dcommi_make_alone(s, &b);
+    } else if (!dcommi_shape_empty(s)) {
+        dcomm_status status = algo->make(s, &b);
+        if (status < 0) {
+            dcommi_build_discard(&b);
+            return status;
+        }
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+/* ---- pre-multiplied sum ---- */
+
+static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    double factor;
+    (void)nsrc;
+    if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor);
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
+
+/* scratch <- factor * input, then the sum of that: word 0 is the factor, which may differ by rank.
+ * `inner` reads its input from IN. */
+static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
+                                       dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    b.head.nwords = 1;
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_scale_kernels;
+    b.head.nkernels = 1;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    int64_t bytes = b.head.in_bytes;
+    int64_t scratch = dcommi_build_scratch(&b, bytes);
+    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    if (step != NULL) {
+        dcomm_operand src[2] = {
+            dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+        step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(&b, &r, 1);
+    }
+    dcommi_call(&b, 0, inner, group, dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                dcommi_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcommi_const(0));
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif
+/* ==== include/dcomm/impl/types.h =========================================================== */
+/* types.h - contexts, communicators and runs as the engine sees them. */
+#ifndef DCOMMI_TYPES_H
+#define DCOMMI_TYPES_H
+
+/* ==== include/dcomm/impl/host.h ============================================================ */
+/* host.h - a string that is equal on two ranks exactly where they can share memory. */
+#ifndef DCOMMI_HOST_H
+#define DCOMMI_HOST_H
+
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define DCOMMI_HOST_ID_MAX 256
+
+/* The first line of a small file without its newline; "" where it cannot be read. */
+static void dcommi_host_line(const char *path, char *line, size_t max)
+{
+    line[0] = '\0';
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return;
+    }
+    ssize_t n = read(fd, line, max - 1);
+    close(fd);
+    line[n > 0 ? n : 0] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+}
+
+static uint64_t dcommi_host_namespace(const char *name)
+{
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
+ * whether memory can be shared:
+ *   boot id            one running kernel;
+ *   pid namespace      process_vm_readv names the peer by its pid;
+ *   ipc namespace      System V segments;
+ *   user namespace     process_vm_readv asks for rights in the target's;
+ *   effective user     segments are made for their owner alone;
+ *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
+ *                      through different mount namespaces;
+ *   host name          keeps apart what a faked or missing boot id does not. */
+static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
+{
+    if (wanted == NULL || wanted[0] == '\0') {
+        wanted = getenv("DCOMM_HOSTID");
+    }
+    if (wanted != NULL && wanted[0] != '\0') {
+        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
+        return;
+    }
+    char boot[64], name[65] = "";
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (gethostname(name, sizeof name - 1) != 0) {
+        name[0] = '\0';
+    }
+    struct stat shm;
+    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
+    snprintf(id, DCOMMI_HOST_ID_MAX,
+             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
+             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
+             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
+}
+
+#endif
+/* ==== include/dcomm/impl/message.h ========================================================= */
+/* message.h - the header of every message between engines, and its validation. All ranks of a
+ * communicator run on machines of one byte order (checked when it is created). */
+#ifndef DCOMMI_MESSAGE_H
+#define DCOMMI_MESSAGE_H
+
+/* ==== include/dcomm/impl/transport.h ======================================================= */
+/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
+ * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
+ * integers of the context's own. One thread at a time calls into a transport. */
+#ifndef DCOMMI_TRANSPORT_H
+#define DCOMMI_TRANSPORT_H
+
+
+#include <sys/random.h>
+
+typedef struct dcommi_transport dcommi_transport;
+
+/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
+ * until done has been called, exactly once, from within progress or close. */
+typedef struct dcommi_op {
+    void (*done)(struct dcommi_op *op, dcomm_status status);
+    void *handle; /* the transport's own */
+} dcommi_op;
+
+/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
+ * on_message must return DCOMMI_KEEP and later either fetch or release it. */
+typedef struct dcommi_arrival {
+    int peer; /* who sent it, if the transport knows, else -1: the header tells */
+    const void *header;
+    size_t header_len;
+    const void *data;
+    size_t len;
+    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
+} dcommi_arrival;
+
+typedef enum dcommi_verdict {
+    DCOMMI_CONSUMED = 0, /* done with it */
+    DCOMMI_KEEP = 1      /* desc (and data, if not NULL) stay valid until fetch or release */
+} dcommi_verdict;
+
+typedef struct dcommi_transport_handlers {
+    void *user;
+    /* Called from within progress. */
+    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
+    /* A peer is lost; called once per peer from within progress. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+} dcommi_transport_handlers;
+
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
+/* Memory that peers on this host may map. */
+typedef struct dcommi_region {
+    void *base;
+    size_t len;
+    void *handle;
+    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
+    size_t key_len;
+} dcommi_region;
+
+#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
+
+struct dcommi_transport {
+    const char *name; /* "local", "net" */
+    const struct dcommi_transport_vtable *call;
+    dcommi_transport_handlers handlers;
+    const void *address; /* how peers reach us; owned by the transport */
+    size_t address_len;
+    size_t eager_max; /* a payload up to this long comes with its message */
+};
+
+typedef struct dcommi_transport_vtable {
+    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
+    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
+    /* Send header and payload as one message. The header is copied; the payload must stay until
+     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
+     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
+     * order; longer ones may be overtaken. */
+    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                         const void *data, size_t len, dcommi_op *op);
+    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
+     */
+    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
+    /* Drop a kept payload. */
+    void (*release)(dcommi_transport *t, void *desc);
+    /* Never blocks; returns how much happened. */
+    unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
+    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
+    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
+    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
+    /* Map a peer's region by its key; *map is for unmap. */
+    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
+                               void *remote_base, void **ptr, void **map);
+    void (*region_unmap)(dcommi_transport *t, void *map);
+    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
+    void (*close)(dcommi_transport *t, double timeout_s, bool force);
+} dcommi_transport_vtable;
+
+#endif
+
+/* a, b and the payload by type:
+ *   DATA        payload of a send                         a = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
+ *               reserved = its region's number, low and high bits (0: in no region)
+ *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
+ *   FIN         the receiver has read what RTS offered
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
+ *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
+ *   READ_REPLY  the part                                  a = length, tag = reader's id
+ *   SIGNAL      counter `slot` grows                      a = by how much
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
+ *   QUERY       have you entered `seq`?                   payload = the asker's description of it
+ *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   ABORT       a = status (two's complement)             payload = sentence
+ *   GOODBYE     a = number of collectives it took part in
+ *   REGION_ASK  how is region `tag` mapped?
+ *   REGION      so                                        payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more */
+enum dcommi_message_type {
+    DCOMMI_MSG_DATA = 1,
+    DCOMMI_MSG_RTS,
+    DCOMMI_MSG_PULL,
+    DCOMMI_MSG_FIN,
+    DCOMMI_MSG_EXPOSE,
+    DCOMMI_MSG_READ,
+    DCOMMI_MSG_READ_REPLY,
+    DCOMMI_MSG_SIGNAL,
+    DCOMMI_MSG_CREDIT,
+    DCOMMI_MSG_QUERY,
+    DCOMMI_MSG_REPLY,
+    DCOMMI_MSG_ABORT,
+    DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_REGION_ASK,
+    DCOMMI_MSG_REGION,
+    DCOMMI_MSG_REGION_GONE,
+    DCOMMI_MSG_TYPE_END
+};
+
+/* Collectives and point-to-point count their sequence numbers apart. */
+enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
+
+enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
+
+typedef struct dcommi_header {
+    uint8_t type;
+    uint8_t stream;
+    uint16_t stage;
+    uint16_t slot;
+    uint16_t reserved; /* 0, but in an RTS */
+    uint32_t signature;
+    uint32_t src; /* rank in the communicator */
+    uint64_t comm;
+    uint64_t seq;
+    uint32_t tag;
+    uint32_t done; /* low bits of the number of collectives that src has completed */
+    uint64_t a, b;
+} dcommi_header;
+
+_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
+_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
+
+#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
+
+/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
+ * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
+                                dcommi_header *header)
+{
+    if (bytes_len != sizeof *header) {
+        return false;
+    }
+    memcpy(header, bytes, sizeof *header);
+    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
+        header->stream > DCOMMI_STREAM_P2P ||
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
+        return false;
+    }
+    switch (header->type) {
+    case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_READ_REPLY:
+        return header->a == len;
+    case DCOMMI_MSG_QUERY:
+    case DCOMMI_MSG_REPLY:
+    case DCOMMI_MSG_ABORT:
+        return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_REGION:
+        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
+    default:
+        return len == 0;
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/place.h =========================================================== */
+/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
+ * from all ranks' places. Knows nothing of how a place is found. */
+#ifndef DCOMMI_PLACE_H
+#define DCOMMI_PLACE_H
+
+
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
+#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
+
+/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
+ * machine, so that ranks of one machine mean the same by them. */
+typedef struct dcommi_site {
+    int32_t package, numa, cache, core;
+    int32_t cpus;                          /* hardware threads that the rank may run on */
+    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    char nic[16], gpu[16];                 /* "": none */
+} dcommi_site;
+
+_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+
+/* A place that comes from another rank; strings are ended in any case. */
+static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
+{
+    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
+    bool good = place->cpus >= 0;
+    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
+        good = good && index[i] >= DCOMMI_PLACE_MANY;
+    }
+    char *const names[] = {place->nic, place->gpu};
+    for (size_t i = 0; i < 2; i++) {
+        names[i][sizeof place->nic - 1] = 0;
+        for (char *c = names[i]; *c != 0; c++) {
+            *c = *c < ' ' || *c > '~' ? '?' : *c;
+        }
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_CORRUPT,
+                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
+                              "core %d on %d hardware threads",
+                              rank, place->package, place->numa, place->cache, place->core,
+                              place->cpus);
+}
+
+static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
+{
+    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
+}
+
+/* Whether two ranks of one host may get the same hardware thread. */
+static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        both |= a->mask[i] & b->mask[i];
+    }
+    return both != 0;
+}
+
+/* ---- groups ---- */
+
+static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
+                                             DCOMMI_LEVEL_CORE};
+enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
+
+static int32_t dcommi_place_index(const dcommi_site *p, int level)
+{
+    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
+    return index[level];
+}
+
+/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
+ * say, share with those alone that may run on exactly the same hardware threads. */
+static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int r = 0; r < n; r++) {
+        int twin = 0; /* the first rank of the same host with the same hardware threads */
+        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
+            twin++;
+        }
+        ids[r] = host[r];
+        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
+            int32_t index = dcommi_place_index(&places[r], l);
+            ids[(size_t)l * (size_t)n + (size_t)r] =
+                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
+        }
+    }
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    dcommi_free(ids);
+    return groups;
+}
+
+/* ---- ranks that may be moved ---- */
+
+/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
+ * or hardware threads that nobody else of us uses, stays out of the others' way. */
+static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    const dcommi_site *mine = &places[rank];
+    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
+        return false;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_overlap(mine, &places[r])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
+                                     size_t len)
+{
+    size_t at = 0;
+    int found = 0, first = -1;
+    text[0] = 0;
+    for (int r = 0; r <= g->nranks; r++) {
+        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
+        found += unbound;
+        if (unbound && first < 0) {
+            first = r;
+        } else if (!unbound && first >= 0) {
+            char range[32];
+            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
+                                  : snprintf(range, sizeof range, "%d", first);
+            bool fits = at + (size_t)n + 8 < len;
+            const char *comma = at > 0 ? ", " : "";
+            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
+            if (!fits) { /* count the rest only */
+                len = at + 1;
+                for (; r + 1 < g->nranks; r++) {
+                    found += dcommi_place_unbound(g, places, r + 1);
+                }
+            }
+            first = -1;
+        }
+    }
+    return found;
+}
+
+/* Once per process, in rank 0 of a communicator. */
+static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
+{
+    static _Atomic int said;
+    char list[128];
+    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
+    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+        return;
+    }
+    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
+    if (n > 0 && atomic_exchange(&said, 1) == 0) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
+            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
+            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
+            "DCOMM_WARN_UNBOUND=0",
+            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
+    }
+}
+
+/* ---- as text ---- */
+
+/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
+        int end = cpu;
+        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
+            end++;
+        }
+        if (end == cpu) {
+            continue;
+        }
+        char range[32];
+        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
+                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
+        bool fits = at + (size_t)n + 5 < len;
+        at +=
+            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
+        if (!fits) {
+            return;
+        }
+        cpu = end;
+    }
+}
+
+#endif
+
+#define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
+#define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
+#define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
+#define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192  /* likewise from memory that the receiver can map */
+#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
+
+typedef struct dcommi_run dcommi_run;
+typedef struct dcommi_frame dcommi_frame;
+typedef struct dcommi_lane dcommi_lane;
+typedef struct dcommi_move dcommi_move;
+typedef struct dcommi_pull dcommi_pull;
+typedef struct dcommi_script dcommi_script;
+
+/* ---- matching ---- */
+
+enum dcommi_node_class {
+    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
+    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
+    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
+    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
+    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
+    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
+};
+
+typedef struct dcommi_match_node {
+    struct dcommi_match_node *next;
+    uint64_t seq;
+    uint32_t tag; /* EXPOSED: the slot */
+    int32_t peer; /* EARLY_RUN: 0 */
+    uint16_t stage;
+    uint8_t stream;
+    uint8_t cls;
+} dcommi_match_node;
+
+/* A message that came before anybody asked for it. */
+typedef struct dcommi_early {
+    dcommi_match_node node;
+    dcommi_header header;
+    dcommi_transport *transport;
+    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
+    void *data; /* NULL: still at the sender */
+    size_t len;
+} dcommi_early;
+
+/* A peer's memory that this run may read. */
+typedef struct dcommi_exposed {
+    dcommi_match_node node;
+    struct dcommi_exposed *next_of_run;
+    uint64_t address, len;
+    uint32_t region; /* that it lies in, of the peer's; 0: none */
+} dcommi_exposed;
+
+/* ---- runs ---- */
+
+enum dcommi_lane_state {
+    DCOMMI_LANE_READY = 0,
+    DCOMMI_LANE_MOVE,    /* the step's move is under way */
+    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
+    DCOMMI_LANE_COUNTER, /* a counter is too low */
+    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
+    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
+    DCOMMI_LANE_CALL,    /* a sub-plan runs */
+    DCOMMI_LANE_DONE
+};
+
+struct dcommi_lane {
+    dcommi_frame *frame;
+    dcommi_lane *next_ready;
+    const dcomm_step *steps;
+    uint32_t count, pc;
+    int64_t index[DCOMM_LOOP_DEPTH];
+    int64_t trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint8_t state;
+    bool queued;
+    uint32_t pending; /* asynchronous moves under way */
+    uint32_t counter; /* what it waits for, where it waits */
+    uint64_t target;
+    int32_t peer;
+};
+
+/* A plan being executed: the run's own, or a sub-plan's. */
+struct dcommi_frame {
+    dcommi_run *run;
+    dcommi_frame *parent;
+    dcommi_lane *caller; /* lane of the parent that waits for this frame */
+    dcommi_frame *next;  /* in run->children */
+    const dcomm_plan *plan;
+    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
+    uint8_t *space[DCOMM_SPACE_STATE + 1];
+    int64_t space_len[DCOMM_SPACE_STATE + 1];
+    uint64_t *words;
+    int64_t tag_base, index_base;
+    uint32_t counter_base, slot_base;
+    uint32_t lanes_left;
+    int depth;
+    dcommi_lane *lanes;
+};
+
+enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
+
+/* A send or receive under way. */
+struct dcommi_move {
+    dcommi_op op; /* first: the transport gives it back */
+    dcommi_match_node node;
+    dcommi_lane *lane;
+    dcommi_run *run;
+    dcommi_move *next; /* in run->moves */
+    dcommi_move **prev;
+    dcommi_pull *pull; /* of a PULL node */
+    uint8_t kind;
+    bool async, final, in_transport;
+    uint8_t nsrc, msg_at;
+    int32_t word; /* absolute pointer is lane->frame->words + word */
+    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
+    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
+    uint8_t *dst;
+    const void *src[DCOMMI_FOLD_MAX];
+    size_t arrived;
+};
+
+/* What all ranks must agree on, kept for the sentence that says they do not. */
+typedef struct dcommi_signature {
+    uint32_t hash;
+    uint8_t coll, dtype, op;
+    int32_t root;
+    uint64_t count;
+    const char *algo;
+} dcommi_signature;
+
+typedef struct dcommi_peer_state {
+    uint8_t entry; /* dcommi_entry as last heard */
+    bool replied;  /* since the last query */
+    char where[64];
+} dcommi_peer_state;
+
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
+/* A cached plan with its users counted. */
+typedef struct dcommi_cached {
+    struct dcommi_cached *next; /* in its bucket */
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    dcommi_signature signature;
+    uint64_t used; /* clock for eviction */
+    int refs;
+    bool retired; /* not in the cache any more: free at the last release */
+    dcomm_plan *plan;
+    dcomm_plan *inner;     /* called by plan; NULL without */
+    dcommi_script *script; /* NULL without */
+} dcommi_cached;
+
+struct dcommi_run {
+    dcomm_comm *comm;
+    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
+    dcommi_run *next_submitted; /* in the context's submission queue */
+    dcommi_run *next_group;     /* in the thread's group */
+    dcommi_run *next_finished;  /* in the context, until the engine has left it */
+    dcommi_cached *cached;
+    const dcomm_plan *plan; /* of the current stage */
+    dcommi_signature signature;
+    uint64_t seq;
+    uint8_t stream;
+    int32_t p2p_peer;
+    uint16_t stage;
+    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
+    void *give_back_user;
+    const void *in;
+    void *out, *state;
+    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
+    double premul;
+    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
+    bool active, blocking, queued; /* queued: in a group that has not ended */
+    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
+    double timeout_s, submitted_at, idle_since, next_query;
+    uint64_t events, events_seen;
+    dcommi_frame root;
+    dcommi_frame *children;
+    dcommi_move *moves;
+    dcommi_pull *pulls;
+    dcommi_exposed *exposed_list;
+    uint64_t *counters;
+    struct dcommi_offer {
+        uint8_t *base;
+        int64_t len;
+    } * offers;               /* [nslots] of what we exposed */
+    dcommi_peer_state *peers; /* [size], from the first query on */
+    uint32_t next_pull;
+    uint8_t *memory; /* lanes, words, counters, scratch */
+    size_t memory_len;
+};
+
+struct dcomm_request {
+    dcommi_run run; /* a request is its run */
+};
+
+/* ---- communicators ---- */
+
+typedef struct dcommi_history {
+    uint64_t seq;
+    bool known;
+    dcommi_signature signature;
+} dcommi_history;
+
+typedef struct dcommi_member {
+    int peer;                                /* the context's number for it; -1: this rank itself */
+    uint64_t done;                           /* collectives that it has told us it completed */
+    uint64_t told;                           /* what we told it of ours */
+    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
+    uint64_t p2p_done; /* of our sends, received there as far as we were told */
+    uint64_t p2p_completed, p2p_told;
+    bool heard;     /* has sent to us: gets credits and a goodbye */
+    bool addressed; /* we have sent to it: gets a goodbye */
+    bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
+    uint64_t gone_after;
+    char *hostname;
+} dcommi_member;
+
+/* A call that is likely to come again, with what it needs; a call without options, of a script. */
+#define DCOMMI_RECENT 4
+typedef struct dcommi_recent {
+    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
+    size_t count;
+    dcommi_cached *cached; /* with a reference */
+} dcommi_recent;
+
+#define DCOMMI_CACHE_PLANS 64
+#define DCOMMI_CACHE_BUCKETS 128
+
+struct dcomm_comm {
+    dcomm_context *context;
+    dcomm_comm *next; /* in the context */
+    int refs;         /* its creator, its runs; with lock */
+    uint64_t id;
+    int rank, size, nhosts;
+    dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
+    dcommi_site *places;            /* [size] */
+    dcommi_member *members;
+    double timeout_s;
+    char algo[32];
+    bool deterministic;
+    bool tunes; /* measures what things cost when it is created */
+    int64_t chunk_bytes;
+    _Atomic int lock; /* sequence numbers, plan cache, free runs */
+    dcommi_recent recent[DCOMMI_RECENT];
+    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
+    uint8_t *scratch;                 /* of scripts */
+    uint64_t next_seq;
+    uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t shrinks;
+    dcommi_run *free_runs;
+    struct dcommi_coded *free_coded; /* with lock */
+    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
+    int ncached;
+    uint64_t cache_clock;
+    /* below: only with the context's token */
+    dcommi_run *runs, *last_run;
+    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
+    uint64_t done;    /* collectives completed, without gaps */
+    dcommi_match_node *table[DCOMMI_BUCKETS];
+    dcommi_history history[DCOMMI_HISTORY];
+    size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
+    dcomm_stats stats;
+    _Atomic int abort_wanted;
+    char abort_reason[DCOMMI_TEXT_MAX];
+    _Atomic int poisoned; /* the status, 0: none */
+    char message[DCOMMI_MESSAGE_MAX];
+    /* non-blocking creation */
+    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
+    _Atomic int cancel;
+    pthread_t creator;
+    bool has_creator;
+    dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
+};
+
+/* ---- contexts ---- */
+
+typedef struct dcommi_remote {
+    uint8_t uuid[16];
+    dcommi_transport *transport;
+    pid_t pid;
+    uint64_t started; /* start time of that process, 0: unknown */
+    bool same_host, lost;
+    bool cannot_read_us; /* it asked us to send by message instead */
+    bool unreadable;     /* we may not read its memory */
+    int users;           /* communicators */
+    char why[160];
+} dcommi_remote;
+
+/* A message for a communicator that does not exist here yet. */
+typedef struct dcommi_stray {
+    struct dcommi_stray *next;
+    dcommi_early *early;
+} dcommi_stray;
+
+struct dcomm_context {
+    _Atomic int refs;    /* its creator, its communicators, its registered memory */
+    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
+    _Atomic int token;   /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    const char *owner;
+    uint8_t uuid[16];
+    char host_id[DCOMMI_HOST_ID_MAX];
+    char iface[64];
+    dcommi_site place;
+    _Atomic(dcommi_run *) submitted;
+    dcommi_transport *local, *net;
+    dcommi_remote *peers;
+    size_t npeers, peers_capacity;
+    dcomm_comm *comms;
+    dcommi_lane *ready_first, *ready_last;
+    dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
+    uint64_t buried[64]; /* ids of communicators that are no more */
+    unsigned nburied;
+    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    uint8_t *staging;               /* blocks read from peers */
+    size_t staging_len;
+    const void **pointers;
+    struct dcommi_piece *pieces;
+    size_t *lengths;
+    size_t pointers_capacity, pieces_capacity, lengths_capacity;
+    size_t active; /* runs under way */
+    dcommi_run *finished;
+    _Atomic int aborts;  /* some communicator has abort_wanted */
+    unsigned idle;       /* polls in a row in which nothing happened */
+    unsigned busy;       /* polls in which something did */
+    unsigned spin_limit; /* polls before yielding the core */
+    double next_check;
+    bool has_thread;
+    _Atomic int stop;
+    pthread_t thread;
+};
+
+/* ---- what the parts of the engine call of each other ---- */
+
+static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
+static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
+static inline void dcommi_run_event(dcommi_run *run);
+static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
+static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
+static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
+static void dcommi_coded_free_all(dcomm_comm *comm);
+static void dcommi_lane_moved(dcommi_lane *lane, bool async);
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
+static dcomm_status dcommi_context_release(dcomm_context *context);
+static void dcommi_comm_free(dcomm_comm *comm);
+
+#endif
+
+/* A shorter tensor is not worth two more kernels, nor the error. */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
+
+/* What one run brings along. The codec and the report are the caller's until the run is over. */
+typedef struct dcommi_coded {
+    struct dcommi_coded *next; /* among the free ones of a communicator */
+    const dcomm_codec *codec;
+    dcomm_codec_key key;
+    dcomm_feedback *feedback;   /* NULL: none */
+    dcomm_feedback_step begins; /* what it is told before the first encoding */
+    bool begun;
+    uint32_t rank;
+    dcomm_codec_report *report; /* NULL: not wanted */
+    void *workspace;
+    size_t workspace_len;
+} dcommi_coded;
+
+/* ---- the codec's steps ---- */
+
+static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
+{
+    if (need > c->workspace_len) {
+        dcommi_free(c->workspace);
+        c->workspace = dcommi_alloc_raw(need);
+        c->workspace_len = c->workspace != NULL ? need : 0;
+    }
+    return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
+ * numbers. */
+static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    dcomm_codec_key key = c->key;
+    key.first = place->first;
+    key.rank = c->rank ^ place->round << 31;
+    return key;
+}
+
+static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
+                              const dcomm_codec_report *r)
+{
+    dcomm_codec_report *all = c->report;
+    if (all == NULL) {
+        return;
+    }
+    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
+        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
+    }
+    all->bytes += r->bytes;
+    all->kept += r->kept;
+    all->clipped += r->clipped;
+    all->nonfinite += r->nonfinite;
+}
+
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    c->begins.x = src - first;
+    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    c->begun = true;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
+                                             const void *src, size_t src_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = src_len / sizeof(float);
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_status status;
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
+        status =
+            dcomm_feedback_encode(c->feedback, place->first, count, dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+        status =
+            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+    }
+    dcommi_coded_tell(c, place, &report);
+    return status;
+}
+
+static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_place *place)
+{
+    const void *src = x;
+    return place->divisor > 1 ? dcommi_host_reduce(x, &src, 1, len / sizeof *x, DCOMM_F32,
+                                                   DCOMM_AVG, place->divisor)
+                              : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    size_t count = dst_len / sizeof(float);
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
+    DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
+                               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
+                                          const void *const *src, const size_t *src_len,
+                                          size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    for (size_t i = 0; i < nsrc; i++) {
+        DCOMMI_TRY(dcomm_decode_add(c->codec, src[i], src_len[i], dst, dst_len / sizeof(float)));
+    }
+    return dcommi_coded_divide(dst, dst_len, place);
+}
+
+static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *stage, size_t stage_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = stage_len / sizeof(float);
+    (void)stage;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report;
+    float factor = 1.0f / (float)place->divisor;
+    dcomm_status status;
+    if (c->feedback != NULL) {
+        status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
+                                       dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
+        status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
+                              dst_len, encoded, c->workspace, &report);
+    }
+    if (status >= 0) {
+        dcommi_coded_tell(c, place, &report);
+    }
+    return status;
+}
+
+static const dcomm_plan_codec dcommi_coded_codec = {
+    .name = "codec",
+    .encode = dcommi_coded_step_encode,
+    .decode = dcommi_coded_step_decode,
+    .decode_reduce = dcommi_coded_step_add,
+    .recode = dcommi_coded_step_recode,
+};
+
+/* ---- the call ---- */
+
+static size_t dcommi_coding_max_bytes(const void *sizes, size_t count)
+{
+    return dcomm_codec_max_bytes(sizes, count);
+}
+
+/* The codec of a call; NULL: none. While DGC warms up, it is not that of the call's options. */
+static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
+{
+    return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
+}
+
+/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
+                                     dcommi_coding *coding)
+{
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
+    memset(coding, 0, sizeof *coding);
+    coding->codec = &dcommi_coded_codec;
+    coding->max_bytes = dcommi_coding_max_bytes;
+    coding->sizes = codec;
+    coding->granule = (int64_t)info.granule;
+    coding->whole = info.sparse;
+    coding->hash = 0x5851f42d4c957f2du;
+    for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
+        coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
+    }
+    if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
+        bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+        coding->feedback = true;
+        coding->hash = dcommi_mix(coding->hash, differences);
+        coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
+    }
+    return DCOMM_OK;
+}
+
+/* Whether error feedback fits a call. */
+static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    const dcomm_feedback *fb = opts->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    if (fb->count != s->count ||
+        (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           opts->codec != NULL ? opts->codec->spec : "the same");
+    }
+    if (fb->stale || fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
+                           fb->stale ? "stale, for a collective with it failed; see "
+                                       "dcomm_feedback_recover"
+                                     : "in use by another call");
+    }
+    return DCOMM_OK;
+}
+
+/* Whether a call with a codec is compressed. Its ranks decide alike. */
+static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
+    return s->nranks > 1 && s->count > 0 && s->dtype <= DCOMM_BF16 &&
+           (named || s->count >= DCOMMI_CODED_MIN);
+}
+
+/* Give a shape its codec, where there is one to be used. */
+static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *opts,
+                                       dcommi_coding *coding)
+{
+    s->coding = NULL;
+    if (opts->codec == NULL && opts->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
+    if (s->op != DCOMM_SUM && s->op != DCOMM_AVG && s->op != DCOMM_PREMUL_SUM) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.codec with operator %s; sums and averages can be compressed",
+                           dcomm_coll_name(s->coll), dcomm_op_name(s->op));
+    }
+    if (dcommi_coded_wanted(s, opts)) {
+        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
+        s->coding = coding;
+    }
+    return DCOMM_OK;
+}
+
+/* What a run brings along; with comm->lock. */
+static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                     dcommi_coded **coded_p)
+{
+    dcommi_coded *c = comm->free_coded;
+    if (c != NULL) {
+        comm->free_coded = c->next;
+    } else if ((c = dcommi_alloc(sizeof *c)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->codec = dcommi_coded_codec_of(opts);
+    c->feedback = opts->feedback;
+    c->begun = false;
+    c->rank = (uint32_t)comm->rank;
+    c->report = opts->codec_report;
+    if (c->report != NULL) {
+        *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
+    }
+    *coded_p = c;
+    return DCOMM_OK;
+}
+
+/* The call has its plan and its number. */
+static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
+                                  const dcomm_plan *plan, uint64_t seq)
+{
+    c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
+                                      .own_count = (size_t)plan->recoded_count,
+                                      .rank = c->rank,
+                                      .nranks = (uint32_t)plan->nranks};
+    c->key = (dcomm_codec_key){.seed = opts->codec_seed,
+                               .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* The run is over: residuals are those of the next step now, or nobody knows what they are. */
+static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
+{
+    if (c->feedback == NULL) {
+        return;
+    }
+    if (status < 0) {
+        dcomm_feedback_fail(c->feedback);
+    } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
+        dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    }
+}
+
+/* With comm->lock. */
+static void dcommi_coded_drop(dcomm_comm *comm, dcommi_coded *c)
+{
+    if (c != NULL) {
+        c->next = comm->free_coded;
+        comm->free_coded = c;
+    }
+}
+
+static void dcommi_coded_free_all(dcomm_comm *comm)
+{
+    while (comm->free_coded != NULL) {
+        dcommi_coded *c = comm->free_coded;
+        comm->free_coded = c->next;
+        dcommi_free(c->workspace);
+        dcommi_free(c);
+    }
+}
+
+/* ---- other types than f32, and factors ---- */
+
+/* f32 <- factor * src. */
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    size_t count = dst_len / sizeof(float), element = dcomm_dtype_size(dtype);
+    double factor;
+    float *to = dst;
+    const unsigned char *from = src[0];
+    if (nsrc != 2 || src_len[0] != count * element || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        double wide;
+        switch (dtype) {
+        case DCOMM_F64:
+            memcpy(&wide, from + 8 * i, 8);
+            to[i] = (float)(factor != 0 ? wide * factor : wide);
+            continue;
+        case DCOMM_F16:
+            memcpy(&half, from + 2 * i, 2);
+            to[i] = dcommi_f16_to_f32(half);
+            break;
+        case DCOMM_BF16:
+            memcpy(&half, from + 2 * i, 2);
+            to[i] = dcommi_bf16_to_f32(half);
+            break;
+        default:
+            memcpy(&to[i], from + 4 * i, 4);
+            break;
+        }
+        to[i] = factor != 0 ? (float)((double)to[i] * factor) : to[i];
+    }
+    return DCOMM_OK;
+}
+
+/* dst <- f32, rounded to nearest even. */
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    size_t element = dcomm_dtype_size(dtype), count = dst_len / element;
+    const float *from = src[0];
+    unsigned char *to = dst;
+    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
+        return DCOMM_ERR_PLAN;
+    }
+    for (size_t i = 0; i < count; i++) {
+        double wide = (double)from[i];
+        uint16_t half =
+            dtype == DCOMM_F16 ? dcommi_f32_to_f16(from[i]) : dcommi_f32_to_bf16(from[i]);
+        const void *what = dtype == DCOMM_F64   ? (const void *)&wide
+                           : dtype == DCOMM_F32 ? (const void *)&from[i]
+                                                : (const void *)&half;
+        memcpy(to + element * i, what, element);
+    }
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
+
+/* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
+    int64_t wide = (int64_t)(s->count * sizeof(float));
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
+    b.head.in_bytes = b.head.out_bytes = bytes;
+    b.head.nwords = 1;
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_coded_kernels;
+    b.head.nkernels = 2;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.recoded_first = inner->recoded_first;
+    b.head.recoded_count = inner->recoded_count;
+    dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
+    dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
+                            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->dst = scratch;
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(&b, &r, 1);
+    }
+    dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
+    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->kernel = 1;
+        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+        dcommi_build_sources(&b, step, &scratch, 1);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif
 /* ==== include/dcomm/impl/express.h ========================================================= */
 /* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
  * no run, no moves, no table. It is the same plan with the same messages; only the way through the
@@ -20318,911 +26525,6 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
 #ifndef DCOMMI_CACHE_H
 #define DCOMMI_CACHE_H
 
-/* ==== include/dcomm/impl/types.h =========================================================== */
-/* types.h - contexts, communicators and runs as the engine sees them. */
-#ifndef DCOMMI_TYPES_H
-#define DCOMMI_TYPES_H
-
-/* ==== include/dcomm/impl/algo.h ============================================================ */
-/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
-#ifndef DCOMMI_ALGO_H
-#define DCOMMI_ALGO_H
-
-
-/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
- * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
-typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
-
-typedef struct dcommi_algo {
-    const char *name;
-    dcomm_coll coll;
-    dcommi_algo_fn make;
-    bool rank_order; /* can fold in rank order */
-    const char *cost;
-    const char *source;
-} dcommi_algo;
-
-/* Bytes of one element, and of `count`. */
-static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
-{
-    return (int64_t)(count * dcomm_dtype_size(s->dtype));
-}
-
-/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
- * (0, or rank*block for all-gather and gather). */
-typedef struct dcommi_input {
-    dcomm_space space;
-    int64_t base;
-} dcommi_input;
-
-static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
-{
-    dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
-    return in;
-}
-
-/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
- * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
-typedef struct dcommi_partition {
-    int64_t total, block, chunk;
-    int64_t nblocks, chunks;
-} dcommi_partition;
-
-static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
-                                                     int64_t chunk_bytes, int64_t element)
-{
-    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
-    int64_t share = dcommi_ceil_div(total, nblocks);
-    if (chunk_bytes > 0) {
-        p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
-    }
-    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
-    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
-    p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
-    p.block = p.chunk * p.chunks;
-    return p;
-}
-
-#endif
-/* ==== include/dcomm/impl/host.h ============================================================ */
-/* host.h - a string that is equal on two ranks exactly where they can share memory. */
-#ifndef DCOMMI_HOST_H
-#define DCOMMI_HOST_H
-
-
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#define DCOMMI_HOST_ID_MAX 256
-
-/* The first line of a small file without its newline; "" where it cannot be read. */
-static void dcommi_host_line(const char *path, char *line, size_t max)
-{
-    line[0] = '\0';
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return;
-    }
-    ssize_t n = read(fd, line, max - 1);
-    close(fd);
-    line[n > 0 ? n : 0] = '\0';
-    line[strcspn(line, "\n")] = '\0';
-}
-
-static uint64_t dcommi_host_namespace(const char *name)
-{
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
-    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether memory can be shared:
- *   boot id            one running kernel;
- *   pid namespace      process_vm_readv names the peer by its pid;
- *   ipc namespace      System V segments;
- *   user namespace     process_vm_readv asks for rights in the target's;
- *   effective user     segments are made for their owner alone;
- *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
- *                      through different mount namespaces;
- *   host name          keeps apart what a faked or missing boot id does not. */
-static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
-{
-    if (wanted == NULL || wanted[0] == '\0') {
-        wanted = getenv("DCOMM_HOSTID");
-    }
-    if (wanted != NULL && wanted[0] != '\0') {
-        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
-        return;
-    }
-    char boot[64], name[65] = "";
-    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    if (gethostname(name, sizeof name - 1) != 0) {
-        name[0] = '\0';
-    }
-    struct stat shm;
-    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
-    snprintf(id, DCOMMI_HOST_ID_MAX,
-             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
-             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
-}
-
-#endif
-/* ==== include/dcomm/impl/message.h ========================================================= */
-/* message.h - the header of every message between engines, and its validation. All ranks of a
- * communicator run on machines of one byte order (checked when it is created). */
-#ifndef DCOMMI_MESSAGE_H
-#define DCOMMI_MESSAGE_H
-
-/* ==== include/dcomm/impl/transport.h ======================================================= */
-/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
- * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
- * integers of the context's own. One thread at a time calls into a transport. */
-#ifndef DCOMMI_TRANSPORT_H
-#define DCOMMI_TRANSPORT_H
-
-
-#include <sys/random.h>
-
-typedef struct dcommi_transport dcommi_transport;
-
-/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
- * until done has been called, exactly once, from within progress or close. */
-typedef struct dcommi_op {
-    void (*done)(struct dcommi_op *op, dcomm_status status);
-    void *handle; /* the transport's own */
-} dcommi_op;
-
-/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
- * on_message must return DCOMMI_KEEP and later either fetch or release it. */
-typedef struct dcommi_arrival {
-    int peer; /* who sent it, if the transport knows, else -1: the header tells */
-    const void *header;
-    size_t header_len;
-    const void *data;
-    size_t len;
-    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
-} dcommi_arrival;
-
-typedef enum dcommi_verdict {
-    DCOMMI_CONSUMED = 0, /* done with it */
-    DCOMMI_KEEP = 1      /* desc (and data, if not NULL) stay valid until fetch or release */
-} dcommi_verdict;
-
-typedef struct dcommi_transport_handlers {
-    void *user;
-    /* Called from within progress. */
-    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* A peer is lost; called once per peer from within progress. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
-} dcommi_transport_handlers;
-
-/* Names a transport among all: random. */
-static uint64_t dcommi_transport_id(void)
-{
-    static _Atomic uint64_t counter;
-    uint64_t id = 0;
-    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
-        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
-    }
-    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
-}
-
-/* Memory that peers on this host may map. */
-typedef struct dcommi_region {
-    void *base;
-    size_t len;
-    void *handle;
-    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
-    size_t key_len;
-} dcommi_region;
-
-#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
-
-struct dcommi_transport {
-    const char *name; /* "local", "net" */
-    const struct dcommi_transport_vtable *call;
-    dcommi_transport_handlers handlers;
-    const void *address; /* how peers reach us; owned by the transport */
-    size_t address_len;
-    size_t eager_max; /* a payload up to this long comes with its message */
-};
-
-typedef struct dcommi_transport_vtable {
-    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
-    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer);
-    /* Send header and payload as one message. The header is copied; the payload must stay until
-     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
-     * order; longer ones may be overtaken. */
-    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
-                         const void *data, size_t len, dcommi_op *op);
-    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
-     */
-    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
-    /* Drop a kept payload. */
-    void (*release)(dcommi_transport *t, void *desc);
-    /* Never blocks; returns how much happened. */
-    unsigned (*progress)(dcommi_transport *t);
-    /* Look for a peer's next message without handling it; not within progress. False: none has
-     * come, or it is one that progress must handle. What is shown stays valid until pass, which
-     * takes it away, or any other call. */
-    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
-    void (*pass)(dcommi_transport *t, int peer);
-    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
-    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
-    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
-    /* Map a peer's region by its key; *map is for unmap. */
-    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
-                               void *remote_base, void **ptr, void **map);
-    void (*region_unmap)(dcommi_transport *t, void *map);
-    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
-    void (*close)(dcommi_transport *t, double timeout_s, bool force);
-} dcommi_transport_vtable;
-
-#endif
-
-/* a, b and the payload by type:
- *   DATA        payload of a send                         a = length
- *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
- *               reserved = its region's number, low and high bits (0: in no region)
- *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
- *   FIN         the receiver has read what RTS offered
- *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
- *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
- *   READ_REPLY  the part                                  a = length, tag = reader's id
- *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   payload = the asker's description of it
- *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
- *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in
- *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more */
-enum dcommi_message_type {
-    DCOMMI_MSG_DATA = 1,
-    DCOMMI_MSG_RTS,
-    DCOMMI_MSG_PULL,
-    DCOMMI_MSG_FIN,
-    DCOMMI_MSG_EXPOSE,
-    DCOMMI_MSG_READ,
-    DCOMMI_MSG_READ_REPLY,
-    DCOMMI_MSG_SIGNAL,
-    DCOMMI_MSG_CREDIT,
-    DCOMMI_MSG_QUERY,
-    DCOMMI_MSG_REPLY,
-    DCOMMI_MSG_ABORT,
-    DCOMMI_MSG_GOODBYE,
-    DCOMMI_MSG_REGION_ASK,
-    DCOMMI_MSG_REGION,
-    DCOMMI_MSG_REGION_GONE,
-    DCOMMI_MSG_TYPE_END
-};
-
-/* Collectives and point-to-point count their sequence numbers apart. */
-enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
-
-enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
-
-typedef struct dcommi_header {
-    uint8_t type;
-    uint8_t stream;
-    uint16_t stage;
-    uint16_t slot;
-    uint16_t reserved; /* 0, but in an RTS */
-    uint32_t signature;
-    uint32_t src; /* rank in the communicator */
-    uint64_t comm;
-    uint64_t seq;
-    uint32_t tag;
-    uint32_t done; /* low bits of the number of collectives that src has completed */
-    uint64_t a, b;
-} dcommi_header;
-
-_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
-_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
-
-#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
-#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
-#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
-
-/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
- * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
-static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
-                                dcommi_header *header)
-{
-    if (bytes_len != sizeof *header) {
-        return false;
-    }
-    memcpy(header, bytes, sizeof *header);
-    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
-        header->stream > DCOMMI_STREAM_P2P ||
-        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
-        return false;
-    }
-    switch (header->type) {
-    case DCOMMI_MSG_DATA:
-    case DCOMMI_MSG_READ_REPLY:
-        return header->a == len;
-    case DCOMMI_MSG_QUERY:
-    case DCOMMI_MSG_REPLY:
-    case DCOMMI_MSG_ABORT:
-        return len <= DCOMMI_TEXT_MAX;
-    case DCOMMI_MSG_REGION:
-        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
-    default:
-        return len == 0;
-    }
-}
-
-#endif
-/* ==== include/dcomm/impl/place.h =========================================================== */
-/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
- * from all ranks' places. Knows nothing of how a place is found. */
-#ifndef DCOMMI_PLACE_H
-#define DCOMMI_PLACE_H
-
-
-#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
-#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
-#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
-
-/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
- * machine, so that ranks of one machine mean the same by them. */
-typedef struct dcommi_site {
-    int32_t package, numa, cache, core;
-    int32_t cpus;                          /* hardware threads that the rank may run on */
-    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
-    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
-    char nic[16], gpu[16];                 /* "": none */
-} dcommi_site;
-
-_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
-
-/* A place that comes from another rank; strings are ended in any case. */
-static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
-{
-    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
-    bool good = place->cpus >= 0;
-    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
-        good = good && index[i] >= DCOMMI_PLACE_MANY;
-    }
-    char *const names[] = {place->nic, place->gpu};
-    for (size_t i = 0; i < 2; i++) {
-        names[i][sizeof place->nic - 1] = 0;
-        for (char *c = names[i]; *c != 0; c++) {
-            *c = *c < ' ' || *c > '~' ? '?' : *c;
-        }
-    }
-    return good ? DCOMM_OK
-                : dcommi_fail(DCOMM_ERR_CORRUPT,
-                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
-                              "core %d on %d hardware threads",
-                              rank, place->package, place->numa, place->cache, place->core,
-                              place->cpus);
-}
-
-static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
-{
-    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
-}
-
-/* Whether two ranks of one host may get the same hardware thread. */
-static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
-{
-    uint64_t both = 0;
-    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
-        both |= a->mask[i] & b->mask[i];
-    }
-    return both != 0;
-}
-
-/* ---- groups ---- */
-
-static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
-                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
-                                             DCOMMI_LEVEL_CORE};
-enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
-
-static int32_t dcommi_place_index(const dcommi_site *p, int level)
-{
-    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
-    return index[level];
-}
-
-/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
- * say, share with those alone that may run on exactly the same hardware threads. */
-static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
-{
-    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
-    if (ids == NULL) {
-        return NULL;
-    }
-    for (int r = 0; r < n; r++) {
-        int twin = 0; /* the first rank of the same host with the same hardware threads */
-        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
-            twin++;
-        }
-        ids[r] = host[r];
-        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
-            int32_t index = dcommi_place_index(&places[r], l);
-            ids[(size_t)l * (size_t)n + (size_t)r] =
-                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
-        }
-    }
-    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
-    dcommi_free(ids);
-    return groups;
-}
-
-/* ---- ranks that may be moved ---- */
-
-/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
- * or hardware threads that nobody else of us uses, stays out of the others' way. */
-static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
-{
-    const dcommi_site *mine = &places[rank];
-    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
-        return false;
-    }
-    for (int r = 0; r < g->nranks; r++) {
-        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
-            dcommi_place_overlap(mine, &places[r])) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
-static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
-                                     size_t len)
-{
-    size_t at = 0;
-    int found = 0, first = -1;
-    text[0] = 0;
-    for (int r = 0; r <= g->nranks; r++) {
-        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
-        found += unbound;
-        if (unbound && first < 0) {
-            first = r;
-        } else if (!unbound && first >= 0) {
-            char range[32];
-            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
-                                  : snprintf(range, sizeof range, "%d", first);
-            bool fits = at + (size_t)n + 8 < len;
-            const char *comma = at > 0 ? ", " : "";
-            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
-            if (!fits) { /* count the rest only */
-                len = at + 1;
-                for (; r + 1 < g->nranks; r++) {
-                    found += dcommi_place_unbound(g, places, r + 1);
-                }
-            }
-            first = -1;
-        }
-    }
-    return found;
-}
-
-/* Once per process, in rank 0 of a communicator. */
-static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
-{
-    static _Atomic int said;
-    char list[128];
-    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
-    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
-        return;
-    }
-    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
-    if (n > 0 && atomic_exchange(&said, 1) == 0) {
-        dcommi_log(
-            DCOMMI_LOG_WARN,
-            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
-            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
-            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
-            "DCOMM_WARN_UNBOUND=0",
-            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
-    }
-}
-
-/* ---- as text ---- */
-
-/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
-static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
-        int end = cpu;
-        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
-            end++;
-        }
-        if (end == cpu) {
-            continue;
-        }
-        char range[32];
-        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
-                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
-        bool fits = at + (size_t)n + 5 < len;
-        at +=
-            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
-        if (!fits) {
-            return;
-        }
-        cpu = end;
-    }
-}
-
-#endif
-
-#define DCOMMI_WINDOW 64        /* collectives that a rank may be ahead of any peer it sends to */
-#define DCOMMI_CREDIT_EVERY 16  /* completions after which silent peers are told */
-#define DCOMMI_HISTORY 256      /* past operations whose signatures can still be asked for */
-#define DCOMMI_BUCKETS 1024     /* of a communicator's match table */
-#define DCOMMI_RTS_MAPPED 8192  /* likewise from memory that the receiver can map */
-#define DCOMMI_RTS_BYTES 32768  /* on one host, longer sends wait in the sender's memory */
-#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
-
-typedef struct dcommi_run dcommi_run;
-typedef struct dcommi_frame dcommi_frame;
-typedef struct dcommi_lane dcommi_lane;
-typedef struct dcommi_move dcommi_move;
-typedef struct dcommi_pull dcommi_pull;
-typedef struct dcommi_script dcommi_script;
-
-/* ---- matching ---- */
-
-enum dcommi_node_class {
-    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
-    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
-    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
-    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
-    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
-    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
-};
-
-typedef struct dcommi_match_node {
-    struct dcommi_match_node *next;
-    uint64_t seq;
-    uint32_t tag; /* EXPOSED: the slot */
-    int32_t peer; /* EARLY_RUN: 0 */
-    uint16_t stage;
-    uint8_t stream;
-    uint8_t cls;
-} dcommi_match_node;
-
-/* A message that came before anybody asked for it. */
-typedef struct dcommi_early {
-    dcommi_match_node node;
-    dcommi_header header;
-    dcommi_transport *transport;
-    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
-    void *data; /* NULL: still at the sender */
-    size_t len;
-} dcommi_early;
-
-/* A peer's memory that this run may read. */
-typedef struct dcommi_exposed {
-    dcommi_match_node node;
-    struct dcommi_exposed *next_of_run;
-    uint64_t address, len;
-    uint32_t region; /* that it lies in, of the peer's; 0: none */
-} dcommi_exposed;
-
-/* ---- runs ---- */
-
-enum dcommi_lane_state {
-    DCOMMI_LANE_READY = 0,
-    DCOMMI_LANE_MOVE,    /* the step's move is under way */
-    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
-    DCOMMI_LANE_COUNTER, /* a counter is too low */
-    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
-    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
-    DCOMMI_LANE_CALL,    /* a sub-plan runs */
-    DCOMMI_LANE_DONE
-};
-
-struct dcommi_lane {
-    dcommi_frame *frame;
-    dcommi_lane *next_ready;
-    const dcomm_step *steps;
-    uint32_t count, pc;
-    int64_t index[DCOMM_LOOP_DEPTH];
-    int64_t trips[DCOMM_LOOP_DEPTH];
-    int depth;
-    uint8_t state;
-    bool queued;
-    uint32_t pending; /* asynchronous moves under way */
-    uint32_t counter; /* what it waits for, where it waits */
-    uint64_t target;
-    int32_t peer;
-};
-
-/* A plan being executed: the run's own, or a sub-plan's. */
-struct dcommi_frame {
-    dcommi_run *run;
-    dcommi_frame *parent;
-    dcommi_lane *caller; /* lane of the parent that waits for this frame */
-    dcommi_frame *next;  /* in run->children */
-    const dcomm_plan *plan;
-    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
-    uint8_t *space[DCOMM_SPACE_STATE + 1];
-    int64_t space_len[DCOMM_SPACE_STATE + 1];
-    uint64_t *words;
-    int64_t tag_base;
-    uint32_t counter_base, slot_base;
-    uint32_t lanes_left;
-    int depth;
-    dcommi_lane *lanes;
-};
-
-enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
-
-/* A send or receive under way. */
-struct dcommi_move {
-    dcommi_op op; /* first: the transport gives it back */
-    dcommi_match_node node;
-    dcommi_lane *lane;
-    dcommi_run *run;
-    dcommi_move *next; /* in run->moves */
-    dcommi_move **prev;
-    dcommi_pull *pull; /* of a PULL node */
-    uint8_t kind;
-    bool async, final, in_transport;
-    uint8_t nsrc, msg_at;
-    int32_t word; /* absolute pointer is lane->frame->words + word */
-    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
-    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
-    uint8_t *dst;
-    const void *src[DCOMMI_FOLD_MAX];
-    size_t arrived;
-};
-
-/* What all ranks must agree on, kept for the sentence that says they do not. */
-typedef struct dcommi_signature {
-    uint32_t hash;
-    uint8_t coll, dtype, op;
-    int32_t root;
-    uint64_t count;
-    const char *algo;
-} dcommi_signature;
-
-typedef struct dcommi_peer_state {
-    uint8_t entry; /* dcommi_entry as last heard */
-    bool replied;  /* since the last query */
-    char where[64];
-} dcommi_peer_state;
-
-/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
-typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, dtype, operator, root */
-    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
-    uint64_t count, chunk;
-    uint64_t counts[2];
-} dcommi_plan_key;
-
-/* A cached plan with its users counted. */
-typedef struct dcommi_cached {
-    struct dcommi_cached *next; /* in its bucket */
-    dcommi_plan_key key;
-    const dcommi_algo *algo;
-    dcommi_signature signature;
-    uint64_t used; /* clock for eviction */
-    int refs;
-    bool retired; /* not in the cache any more: free at the last release */
-    dcomm_plan *plan;
-    dcomm_plan *inner;     /* called by plan; NULL without */
-    dcommi_script *script; /* NULL without */
-} dcommi_cached;
-
-struct dcommi_run {
-    dcomm_comm *comm;
-    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
-    dcommi_run *next_submitted; /* in the context's submission queue */
-    dcommi_run *next_group;     /* in the thread's group */
-    dcommi_run *next_finished;  /* in the context, until the engine has left it */
-    dcommi_cached *cached;
-    const dcomm_plan *plan; /* of the current stage */
-    dcommi_signature signature;
-    uint64_t seq;
-    uint8_t stream;
-    int32_t p2p_peer;
-    uint16_t stage;
-    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
-    void *give_back_user;
-    const void *in;
-    void *out, *state;
-    double premul;
-    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
-    bool active, blocking, queued; /* queued: in a group that has not ended */
-    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
-    double timeout_s, submitted_at, idle_since, next_query;
-    uint64_t events, events_seen;
-    dcommi_frame root;
-    dcommi_frame *children;
-    dcommi_move *moves;
-    dcommi_pull *pulls;
-    dcommi_exposed *exposed_list;
-    uint64_t *counters;
-    struct dcommi_offer {
-        uint8_t *base;
-        int64_t len;
-    } * offers;               /* [nslots] of what we exposed */
-    dcommi_peer_state *peers; /* [size], from the first query on */
-    uint32_t next_pull;
-    uint8_t *memory; /* lanes, words, counters, scratch */
-    size_t memory_len;
-};
-
-struct dcomm_request {
-    dcommi_run run; /* a request is its run */
-};
-
-/* ---- communicators ---- */
-
-typedef struct dcommi_history {
-    uint64_t seq;
-    bool known;
-    dcommi_signature signature;
-} dcommi_history;
-
-typedef struct dcommi_member {
-    int peer;                                /* the context's number for it; -1: this rank itself */
-    uint64_t done;                           /* collectives that it has told us it completed */
-    uint64_t told;                           /* what we told it of ours */
-    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
-    uint64_t p2p_done; /* of our sends, received there as far as we were told */
-    uint64_t p2p_completed, p2p_told;
-    bool heard;     /* has sent to us: gets credits and a goodbye */
-    bool addressed; /* we have sent to it: gets a goodbye */
-    bool gone;      /* has said goodbye */
-    bool asked;     /* for credit, and has not answered */
-    uint64_t gone_after;
-    char *hostname;
-} dcommi_member;
-
-/* A call that is likely to come again, with what it needs; a call without options, of a script. */
-#define DCOMMI_RECENT 4
-typedef struct dcommi_recent {
-    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
-    size_t count;
-    dcommi_cached *cached; /* with a reference */
-} dcommi_recent;
-
-#define DCOMMI_CACHE_PLANS 64
-#define DCOMMI_CACHE_BUCKETS 128
-
-struct dcomm_comm {
-    dcomm_context *context;
-    dcomm_comm *next; /* in the context */
-    int refs;         /* its creator, its runs; with lock */
-    uint64_t id;
-    int rank, size, nhosts;
-    dcommi_groups *groups;
-    struct dcommi_chooser *chooser; /* with lock */
-    dcommi_site *places;            /* [size] */
-    dcommi_member *members;
-    double timeout_s;
-    char algo[32];
-    bool deterministic;
-    bool tunes; /* measures what things cost when it is created */
-    int64_t chunk_bytes;
-    _Atomic int lock; /* sequence numbers, plan cache, free runs */
-    dcommi_recent recent[DCOMMI_RECENT];
-    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
-    uint8_t *scratch;                 /* of scripts */
-    uint64_t next_seq;
-    uint64_t children; /* communicators derived so far, for their ids */
-    uint64_t shrinks;
-    dcommi_run *free_runs;
-    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
-    int ncached;
-    uint64_t cache_clock;
-    /* below: only with the context's token */
-    dcommi_run *runs, *last_run;
-    uint64_t entered; /* one more than the highest number that has reached the engine */
-    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
-    uint64_t done;    /* collectives completed, without gaps */
-    dcommi_match_node *table[DCOMMI_BUCKETS];
-    dcommi_history history[DCOMMI_HISTORY];
-    size_t early_bytes, early_count;
-    size_t in_transport; /* moves whose buffers the transport may still touch */
-    dcomm_stats stats;
-    _Atomic int abort_wanted;
-    char abort_reason[DCOMMI_TEXT_MAX];
-    _Atomic int poisoned; /* the status, 0: none */
-    char message[DCOMMI_MESSAGE_MAX];
-    /* non-blocking creation */
-    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
-    _Atomic int cancel;
-    pthread_t creator;
-    bool has_creator;
-    dcomm_comm_opts opts;
-    char *names[2]; /* the strings of opts.context_opts */
-};
-
-/* ---- contexts ---- */
-
-typedef struct dcommi_remote {
-    uint8_t uuid[16];
-    dcommi_transport *transport;
-    pid_t pid;
-    uint64_t started; /* start time of that process, 0: unknown */
-    bool same_host, lost;
-    bool cannot_read_us; /* it asked us to send by message instead */
-    bool unreadable;     /* we may not read its memory */
-    int users;           /* communicators */
-    char why[160];
-} dcommi_remote;
-
-/* A message for a communicator that does not exist here yet. */
-typedef struct dcommi_stray {
-    struct dcommi_stray *next;
-    dcommi_early *early;
-} dcommi_stray;
-
-struct dcomm_context {
-    _Atomic int refs;    /* its creator, its communicators, its registered memory */
-    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
-    _Atomic int token;   /* who holds it progresses (token.h) */
-    _Atomic int sharing, owner_in;
-    const char *owner;
-    uint8_t uuid[16];
-    char host_id[DCOMMI_HOST_ID_MAX];
-    char iface[64];
-    dcommi_site place;
-    _Atomic(dcommi_run *) submitted;
-    dcommi_transport *local, *net;
-    dcommi_remote *peers;
-    size_t npeers, peers_capacity;
-    dcomm_comm *comms;
-    dcommi_lane *ready_first, *ready_last;
-    dcommi_move *free_moves;
-    struct dcommi_control *free_controls;
-    dcommi_stray *strays, *last_stray;
-    size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of communicators that are no more */
-    unsigned nburied;
-    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
-    uint8_t *staging;               /* blocks read from peers */
-    size_t staging_len;
-    const void **pointers;
-    struct dcommi_piece *pieces;
-    size_t pointers_capacity, pieces_capacity;
-    size_t active; /* runs under way */
-    dcommi_run *finished;
-    _Atomic int aborts;  /* some communicator has abort_wanted */
-    unsigned idle;       /* polls in a row in which nothing happened */
-    unsigned busy;       /* polls in which something did */
-    unsigned spin_limit; /* polls before yielding the core */
-    double next_check;
-    bool has_thread;
-    _Atomic int stop;
-    pthread_t thread;
-};
-
-/* ---- what the parts of the engine call of each other ---- */
-
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
-static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
-static inline void dcommi_run_event(dcommi_run *run);
-static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
-static void dcommi_lane_ready(dcommi_lane *lane);
-static void dcommi_lane_moved(dcommi_lane *lane, bool async);
-static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
-                                       const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
-                                    size_t len);
-static dcomm_status dcommi_context_release(dcomm_context *context);
-static void dcommi_comm_free(dcomm_comm *comm);
-
-#endif
 
 static void dcommi_cached_free(dcommi_cached *cached)
 {
@@ -23293,10 +28595,16 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     return DCOMMI_GONE;
 }
 
-/* Whether the word that a step writes to is one of the plan's. */
-static inline bool dcommi_word_fits(const dcommi_lane *lane, const dcomm_step *step)
+/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
+static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
 {
-    return step->word < 0 || (uint32_t)step->word < lane->frame->plan->nwords;
+    *fits = true;
+    if (step->word < 0) {
+        return -1;
+    }
+    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
+    *fits = word >= 0 && word < lane->frame->plan->nwords;
+    return (int32_t)word;
 }
 
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
@@ -23369,8 +28677,10 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "receives from rank %d", rank);
     }
     size_t len;
+    bool fits;
+    int32_t word = dcommi_word_of(lane, step, &fits);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL || !dcommi_word_fits(lane, step)) {
+    if (dst == NULL || !fits) {
         return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
     dcommi_move *move = dcommi_move_new(run, lane);
@@ -23383,7 +28693,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     move->buf = dst;
     move->dst = dst;
     move->len = len;
-    move->word = step->word;
+    move->word = word;
     if (step->kind == DCOMM_STEP_RECV_REDUCE) {
         move->kind = DCOMMI_MOVE_FOLD;
         for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
@@ -23590,48 +28900,134 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     return DCOMMI_NEXT;
 }
 
-static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
-    size_t src_len, dst_len, encoded = 0;
-    const uint8_t *src = dcommi_lane_piece(lane, &plan->operands[step->src], 0, &src_len);
+    size_t src_len, dst_len;
+    const uint8_t *src =
+        dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &src_len);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
     if (src == NULL || dst == NULL) {
         return dcommi_outside(lane, src == NULL ? "source" : "destination");
     }
-    dcomm_status status = DCOMM_ERR_PLAN;
-    if (step->kind == DCOMM_STEP_COMMIT) {
-        if (src_len != dst_len) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
-                                     dst_len);
-        }
-        memmove(dst, src, src_len);
-        return DCOMMI_NEXT;
+    if (src_len != dst_len) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
+                                 dst_len);
     }
-    if (plan->codec == NULL) {
+    memmove(dst, src, src_len);
+    return DCOMMI_NEXT;
+}
+
+/* The operands of a step of the codec's, repeats unfolded. */
+typedef struct dcommi_step_operands {
+    const void **src; /* the context's */
+    size_t *len;
+    size_t n;
+    dcomm_codec_place place;
+} dcommi_step_operands;
+
+/* NULL, or what lies outside its space. */
+static const char *dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
+                                           dcommi_step_operands *o)
+{
+    const dcommi_frame *frame = lane->frame;
+    dcomm_context *context = frame->run->comm->context;
+    size_t n = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        n += dcommi_max64(frame->plan->operands[step->src + i].repeat, 1);
+    }
+    if (dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
+            0 ||
+        dcommi_grow((void **)&context->lengths, &context->lengths_capacity, n, sizeof(size_t)) <
+            0) {
+        return dcommi_message;
+    }
+    o->src = context->pointers;
+    o->len = context->lengths;
+    o->n = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *operand = &frame->plan->operands[step->src + i];
+        for (uint32_t r = 0; r == 0 || r < operand->repeat; r++, o->n++) {
+            o->src[o->n] = dcommi_lane_piece(lane, operand, r, &o->len[o->n]);
+            if (o->src[o->n] == NULL) {
+                return "source lies outside its space";
+            }
+        }
+    }
+    int64_t first = frame->index_base + dcommi_lane_value(lane, &step->index);
+    bool final = (step->flags & DCOMM_STEP_FINAL) && frame->plan->op == DCOMM_AVG;
+    o->place.first = (uint64_t)first;
+    o->place.round = step->slot;
+    o->place.divisor = final ? (uint32_t)frame->run->plan->nranks : 1;
+    return first < 0 ? "index is negative" : NULL;
+}
+
+static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
+                                       const dcommi_step_operands *o, uint8_t *dst, size_t len,
+                                       size_t *encoded)
+{
+    const dcomm_plan_codec *codec = lane->frame->plan->codec;
+    size_t room;
+    uint8_t *stage = dcommi_lane_piece(lane, &step->stage, 0, &room);
+    if (stage == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "stage lies outside its space");
+    }
+    if (codec->recode != NULL) {
+        return codec->recode(user, &o->place, o->src, o->len, o->n, stage, room, dst, len, encoded);
+    }
+    DCOMMI_TRY(codec->decode(user, &o->place, o->src, o->len, o->n, stage, room));
+    return codec->encode(user, &o->place, stage, room, dst, len, encoded);
+}
+
+static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan_codec *codec = plan->codec;
+    void *user = lane->frame->run->coded != NULL ? lane->frame->run->coded : plan->codec_user;
+    size_t dst_len, encoded = 0;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
+    bool fits, encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
+    int32_t word = dcommi_word_of(lane, step, &fits);
+    dcommi_step_operands o;
+    if (codec == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
     }
-    if (!dcommi_word_fits(lane, step)) {
-        return dcommi_outside(lane, "word");
+    if (dst == NULL || !fits) {
+        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
-    if (step->kind == DCOMM_STEP_ENCODE) {
-        status = plan->codec->encode(plan->codec_user, src, src_len, dst, dst_len, &encoded);
-        if (status == DCOMM_OK && encoded > dst_len) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu",
-                                     plan->codec->name, encoded, dst_len);
-        }
-        if (step->word >= 0) {
-            lane->frame->words[step->word] = encoded;
-        }
-    } else if (step->kind == DCOMM_STEP_DECODE) {
-        status = plan->codec->decode(plan->codec_user, src, src_len, dst, dst_len);
-    } else {
-        status = plan->codec->decode_reduce(plan->codec_user, src, src_len, dst, dst_len);
+    const char *wrong = dcommi_step_operands_of(lane, step, &o);
+    if (wrong != NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    return status < 0
-               ? dcommi_step_error(lane, status, "%s cannot %s %zu bytes", plan->codec->name,
-                                   step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", src_len)
-               : DCOMMI_NEXT;
+    dcomm_status status;
+    dcommi_message[0] = 0;
+    switch (step->kind) {
+    case DCOMM_STEP_ENCODE:
+        status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
+        break;
+    case DCOMM_STEP_RECODE:
+        status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
+        break;
+    case DCOMM_STEP_DECODE:
+        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        break;
+    default:
+        status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        break;
+    }
+    if (status < 0) {
+        return dcommi_step_error(
+            lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,
+            step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
+            o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
+    }
+    if (encoded > dst_len) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
+                                 encoded, dst_len);
+    }
+    if (encodes && word >= 0) {
+        lane->frame->words[word] = encoded;
+    }
+    return DCOMMI_NEXT;
 }
 
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
@@ -23707,6 +29103,7 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->space_len[DCOMM_SPACE_SCRATCH] = sub->scratch_bytes;
     frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
     frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
+    frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
     lane->state = DCOMMI_LANE_CALL;
@@ -23759,8 +29156,10 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
     case DCOMM_STEP_DECODE_REDUCE:
-    case DCOMM_STEP_COMMIT:
+    case DCOMM_STEP_RECODE:
         return dcommi_step_codec(lane, step);
+    case DCOMM_STEP_COMMIT:
+        return dcommi_step_commit(lane, step);
     case DCOMM_STEP_COMPUTE:
         return dcommi_step_compute(lane, step);
     case DCOMM_STEP_CALL:
@@ -24346,6 +29745,8 @@ static void dcommi_run_unref(dcommi_run *run)
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
     }
+    dcommi_coded_drop(comm, run->coded);
+    run->coded = NULL;
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
@@ -24466,6 +29867,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
                 dcommi_move_free(move);
             }
         }
+    }
+    if (run->coded != NULL) {
+        dcommi_coded_end(run->coded, status);
     }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);
@@ -28243,6 +33647,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
+    dcommi_free(context->lengths);
     dcommi_free(context->pieces);
     dcommi_free(context->peers);
     dcommi_context_unhold(context);
@@ -28274,3980 +33679,6 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 }
 
 #endif
-/* ==== include/dcomm/impl/select.h ========================================================== */
-/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
- * share. */
-#ifndef DCOMMI_SELECT_H
-#define DCOMMI_SELECT_H
-
-/* ==== include/dcomm/impl/choose.h ========================================================== */
-/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
- * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
-#ifndef DCOMMI_CHOOSE_H
-#define DCOMMI_CHOOSE_H
-
-/* ==== include/dcomm/impl/algo_table.h ====================================================== */
-/* algo_table.h - the table of all algorithms. */
-#ifndef DCOMMI_ALGO_TABLE_H
-#define DCOMMI_ALGO_TABLE_H
-
-/* ==== include/dcomm/impl/algo_alltoall.h =================================================== */
-/* algo_alltoall.h - all-to-all: pairwise, linear and Bruck's.
- *
- * pairwise: in round k = 1 .. N/2 each rank exchanges with the ranks k ahead and k behind, so that
- * few messages are under way at a time; (N-1) blocks per rank, N/2 rounds. In place, only the
- * blocks of the round are set aside.
- * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
- * they lie.
- * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
- * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
- * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
-#ifndef DCOMMI_ALGO_ALLTOALL_H
-#define DCOMMI_ALGO_ALLTOALL_H
-
-/* ==== include/dcomm/impl/algo_parts.h ====================================================== */
-/* algo_parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
- * the ranks, chunk loops, folds in rank order. */
-#ifndef DCOMMI_ALGO_PARTS_H
-#define DCOMMI_ALGO_PARTS_H
-
-
-#define DCOMMI_CHUNK_FAR (256 << 10)
-#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
-
-/* The grain of pipelines where the caller names none. */
-static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
-{
-    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
-}
-/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
- * that every rank decides alike. */
-#define DCOMMI_PEER_READ_MIN 4097
-
-/* The rank at a position of the order that keeps neighbours together, and the reverse. */
-static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
-{
-    return s->groups != NULL ? s->groups->order[position] : position;
-}
-
-static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
-{
-    int64_t position = 0;
-    while (dcommi_order_rank(s, position) != rank) {
-        position++;
-    }
-    return position;
-}
-
-/* Whether that is the order of ranks, which needs no table. */
-static inline bool dcommi_order_plain(const dcommi_shape *s)
-{
-    int64_t position = 0;
-    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
-        position++;
-    }
-    return position == s->nranks;
-}
-
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
- * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
- * part of each block that begins at `skip`. */
-typedef struct dcommi_blocks {
-    int64_t n;
-    int64_t base;   /* where the blocks begin in their space */
-    int64_t stride; /* equal blocks: bytes from one to the next */
-    int64_t length; /* equal blocks: bytes of each */
-    int64_t clip;   /* cut all off here, 0: never */
-    int64_t skip;
-    bool listed, ordered;
-    int64_t offsets, lengths; /* listed: first index in the table */
-    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
-} dcommi_blocks;
-
-/* A block number that depends on a loop: index + coef * i[depth]. */
-typedef struct dcommi_turn {
-    int64_t index;
-    int depth;
-    int64_t coef;
-} dcommi_turn;
-
-static inline dcommi_turn dcommi_turn_at(int64_t index)
-{
-    dcommi_turn t = {index, 0, 0};
-    return t;
-}
-
-/* Length of all of block `turn`. */
-static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
-{
-    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
-                     : dcommi_const(k->length);
-}
-
-/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
-static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
-                                               dcommi_turn turn, int64_t chunk, int chunk_depth)
-{
-    dcomm_expr offset = k->listed
-                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
-                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
-    if (k->ordered && !k->listed) {
-        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
-        offset.scale = k->stride;
-    }
-    dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
-    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
-    o.length =
-        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
-    return o;
-}
-
-/* All of block `turn`, at most max_length bytes. */
-static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
-                                               dcommi_turn turn, int64_t max_length)
-{
-    dcomm_operand o = dcommi_block_chunk(k, space, turn, 0, 0);
-    o.max_length = max_length;
-    return o;
-}
-
-/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
-static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
-                                              int64_t chunk, int depth)
-{
-    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
-    o.length = dcommi_linear(length, depth, -chunk);
-    return o;
-}
-
-/* Rank number (index + coef * i[depth]) mod n. */
-static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
-{
-    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
-}
-
-/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
- * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
-static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
-{
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
-}
-
-static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
-{
-    if (trips > 1) {
-        dcommi_end(b, lane);
-    }
-}
-
-/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
- * the element, at least one element. */
-static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
-{
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
-    return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-}
-
-/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
-static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
-{
-    return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
-}
-
-/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
- * ranks; returns the first index. */
-static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
-                                      const size_t *elements, bool ordered)
-{
-    int64_t first = (int64_t)b->ntable;
-    for (int i = 0; i < s->nranks; i++) {
-        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
-        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
-        dcommi_build_table(b, &bytes, 1);
-    }
-    return first;
-}
-
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
-                                         const size_t *elements)
-{
-    return dcommi_table_by(s, b, elements, false);
-}
-
-/* The longest of n counts, in bytes. */
-static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
-{
-    size_t longest = 0;
-    for (int i = 0; i < s->nranks; i++) {
-        longest = elements[i] > longest ? elements[i] : longest;
-    }
-    return dcommi_shape_bytes(s, longest);
-}
-
-/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
-static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
-{
-    dcommi_turn t = {s->rank + 1, depth, 1};
-    return t;
-}
-
-/* Send `what` to every other rank, without waiting. */
-static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
-                                         dcomm_operand what, int64_t tag)
-{
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
-    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-}
-
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
- * numbered by rank, or by position in the order of ranks. */
-static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
-                                             int64_t *longest)
-{
-    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
-    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
-        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
-        blocks.listed = true;
-        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
-        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
-        *longest = dcommi_longest(s, s->counts);
-    } else {
-        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
-        blocks.order = (int64_t)b->ntable;
-        for (int i = 0; i < s->nranks && ordered; i++) {
-            int64_t rank = dcommi_order_rank(s, i);
-            dcommi_build_table(b, &rank, 1);
-        }
-    }
-    return blocks;
-}
-
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
-                                             int64_t *longest)
-{
-    return dcommi_blocks_by(s, b, false, longest);
-}
-
-/* Where this rank's own block begins, and how long it is. */
-static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
-{
-    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
-}
-
-static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
-{
-    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
-}
-
-/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
- * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
- */
-static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
-                                          int64_t stride, dcomm_operand own, dcomm_operand out[3])
-{
-    size_t n = 0;
-    if (s->rank > 0) {
-        out[n] = others;
-        out[n].repeat = (uint32_t)s->rank;
-        out[n].stride = stride;
-        n++;
-    }
-    out[n++] = own;
-    if (s->rank + 1 < s->nranks) {
-        out[n] = others;
-        out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
-        out[n].stride = stride;
-        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
-        out[n].peer = dcommi_const(s->rank + 1);
-        n++;
-    }
-    return n;
-}
-
-#endif
-
-/* The two sides of an all-to-all: blocks to send and blocks to receive, by rank. */
-typedef struct dcommi_a2a {
-    dcommi_blocks send, recv;
-    int64_t longest_send, longest_recv;
-    dcomm_space space; /* of the blocks to send */
-} dcommi_a2a;
-
-static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_a2a a = {.send = {.n = s->nranks}, .recv = {.n = s->nranks}};
-    a.space = dcommi_input_of(s, 0).space;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        a.send.listed = a.recv.listed = true;
-        a.send.offsets = dcommi_table_bytes(s, b, s->send_displs);
-        a.send.lengths = dcommi_table_bytes(s, b, s->send_counts);
-        a.recv.offsets = dcommi_table_bytes(s, b, s->displs);
-        a.recv.lengths = dcommi_table_bytes(s, b, s->counts);
-        a.longest_send = dcommi_longest(s, s->send_counts);
-        a.longest_recv = dcommi_longest(s, s->counts);
-    } else {
-        int64_t block = dcommi_shape_bytes(s, s->count);
-        a.send.stride = a.send.length = a.recv.stride = a.recv.length = block;
-        a.longest_send = a.longest_recv = block;
-    }
-    return a;
-}
-
-/* This rank's block for itself. */
-static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a)
-{
-    if (!s->in_place) {
-        dcommi_turn own = dcommi_turn_at(s->rank);
-        dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
-                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv), 0);
-    }
-}
-
-/* Start the exchange with rank `to` (send) and rank `from` (receive). */
-static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
-                             dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
-{
-    dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
-    dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
-                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC);
-}
-
-/* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
-static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
-                                         const dcommi_a2a *a, dcommi_turn to, int64_t aside)
-{
-    dcomm_operand block = dcommi_block_whole(&a->send, a->space, to, a->longest_send);
-    if (!s->in_place) {
-        return block;
-    }
-    dcomm_operand copy = dcommi_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
-    dcommi_copy(b, 0, copy, block, 0);
-    return copy;
-}
-
-static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_a2a a = dcommi_a2a_make(s, b);
-    int64_t n = s->nranks, rounds = (n - 1) / 2;
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    int64_t aside[2] = {0, 0};
-    if (s->in_place) {
-        aside[0] = dcommi_build_scratch(b, a.longest_send);
-        aside[1] = dcommi_build_scratch(b, a.longest_send);
-    }
-    dcommi_a2a_own(s, b, &a);
-    if (rounds > 0) {
-        int d = dcommi_loop(b, 0, dcommi_const(rounds));
-        dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
-        dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
-        dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
-        dcommi_a2a_start(s, b, &a, up, ahead, behind, tag);
-        dcommi_a2a_start(s, b, &a, down, behind, ahead, tag);
-        dcommi_fence(b, 0);
-        dcommi_end(b, 0);
-    }
-    if (n % 2 == 0) {
-        dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
-        dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
-        dcommi_a2a_start(s, b, &a, across, opposite, opposite, tag);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_a2a a = dcommi_a2a_make(s, b);
-    int64_t n = s->nranks, block = a.longest_send;
-    bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
-    if (s->in_place) {
-        /* All of it has to leave before any of it may be overwritten. */
-        int64_t aside = dcommi_build_scratch(b, n * block);
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, aside, n * block),
-                    dcommi_span(a.space, 0, n * block), 0);
-        a.space = DCOMM_SPACE_SCRATCH;
-        a.send.base = aside;
-    }
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, readers = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    if (read) {
-        dcommi_expose(b, 0, dcommi_span(a.space, a.send.base, n * block), slot,
-                      dcommi_const(DCOMM_ALL_PEERS));
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn to = dcommi_others(s, d), from = {s->rank - 1, d, -1};
-    if (read) {
-        dcommi_copy(
-            b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
-            dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
-            DCOMM_STEP_ASYNC);
-    } else {
-        dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
-                         dcommi_const(tag));
-    }
-    dcommi_end(b, 0);
-    dcommi_a2a_own(s, b, &a);
-    dcommi_fence(b, 0);
-    if (read) {
-        dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-        dcommi_await(b, 0, readers, dcommi_const(n - 1));
-    }
-    return b->status;
-}
-
-/* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
- * after the other: runs of `bit` blocks, of which the last may be shorter. */
-static void dcommi_bruck_pack(dcommi_builder *b, int64_t n, int64_t block, int64_t bit,
-                              int64_t blocks, int64_t packed, int64_t length, bool unpack)
-{
-    int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
-    int d = dcommi_loop_many(b, 0, runs);
-    dcomm_operand spread = dcommi_at(
-        DCOMM_SPACE_SCRATCH, dcommi_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
-    dcomm_operand dense =
-        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(packed, d, bit * block), bit * block);
-    spread.length = dense.length = dcommi_linear(length, d, -bit * block);
-    dcommi_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
-    dcommi_end_many(b, 0, runs);
-}
-
-/* Blocks with bit `bit` among the distances 0 .. n-1. */
-static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
-{
-    return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
-}
-
-static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank, block = dcommi_shape_bytes(s, s->count);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t half = dcommi_bruck_count(n, 1);
-    for (int64_t bit = 2; bit < n; bit *= 2) {
-        half = dcommi_max64(half, dcommi_bruck_count(n, bit));
-    }
-    int64_t blocks = dcommi_build_scratch(b, n * block);
-    int64_t leaving = dcommi_build_scratch(b, half * block);
-    int64_t coming = dcommi_build_scratch(b, half * block);
-    int64_t tag = 0;
-
-    /* Block i is the one that has distance i to go: rotate the input by rank. */
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
-                dcommi_span(input, rank * block, (n - rank) * block), 0);
-    if (rank > 0) {
-        dcommi_copy(b, 0,
-                    dcommi_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
-                    dcommi_span(input, 0, rank * block), 0);
-    }
-    for (int64_t bit = 1; bit < n; bit *= 2) {
-        int64_t length = dcommi_bruck_count(n, bit) * block;
-        tag = dcommi_build_tags(b, 1);
-        dcommi_bruck_pack(b, n, block, bit, blocks, leaving, length, false);
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, length),
-                    dcommi_const((rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, length),
-                    dcommi_const((rank - bit + n) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_fence(b, 0);
-        dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
-    }
-    /* What travelled distance i came from rank-i. */
-    int d = dcommi_loop(b, 0, dcommi_const(n));
-    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, rank, d, -1, n), block),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
-    dcommi_end(b, 0);
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_direct.h ===================================================== */
-/* algo_direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
- * folds in rank order.
- *
- * Short blocks travel as messages. Long ones are offered to the peers (EXPOSE), who read them where
- * they lie, so that a reduction of N inputs passes over memory once; then everybody says that it
- * has read, because memory must stay until then.
- *
- * one_shot: all-reduce in one step, (N-1) S per rank. two_shot: direct reduce-scatter and direct
- * all-gather, 2 steps, 2(N-1)/N S per rank, as in Thakur, Rabenseifner and Gropp, "Optimization of
- * collective communication operations in MPICH", IJHPCA 19 (2005). star: all to rank 0 and back,
- * what a parameter server does (Li et al., OSDI 2014): (N-1) S in and out of rank 0. */
-#ifndef DCOMMI_ALGO_DIRECT_H
-#define DCOMMI_ALGO_DIRECT_H
-
-
-/* Nobody leaves before everybody has read what it needs. */
-static void dcommi_direct_read_barrier(const dcommi_shape *s, dcommi_builder *b)
-{
-    uint16_t readers = dcommi_build_counter(b);
-    dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, readers, dcommi_const(s->nranks - 1));
-}
-
-/* All-reduce of two ranks: one message, folded as it arrives. */
-static void dcommi_direct_pair(const dcommi_shape *s, dcommi_builder *b, int64_t bytes)
-{
-    dcommi_input in = dcommi_input_of(s, 0);
-    dcomm_operand own = dcommi_span(in.space, 0, bytes), sent = own;
-    int64_t stage = dcommi_build_scratch(b, bytes);
-    dcomm_expr peer = dcommi_const(1 - s->rank);
-    int64_t tag = dcommi_build_tags(b, 1);
-    if (s->in_place) {
-        sent = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-        dcommi_copy(b, 0, sent, own, 0);
-    }
-    dcommi_send(b, 0, sent, peer, dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_recv_reduce(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes),
-                       s->rank == 0 ? own : dcommi_msg(), s->rank == 0 ? dcommi_msg() : own,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcommi_const(tag),
-                       DCOMM_STEP_FINAL);
-    dcommi_fence(b, 0);
-}
-
-/* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
-static void dcommi_direct_into_slots(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
-                                     int64_t length, int64_t tag)
-{
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_expr slot = dcommi_modular(length, peer.index, d, 1, s->nranks);
-    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(slot, slots), length),
-                dcommi_rank_at(s->nranks, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-}
-
-/* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
-static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
-                                     int64_t slots, int64_t length, dcomm_operand own)
-{
-    dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_span(DCOMM_SPACE_SCRATCH, slots, length);
-    size_t count = dcommi_in_rank_order(s, others, length, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
-}
-
-/* The same where the others' pieces lie at `offset` of what they have exposed. */
-static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
-                                     uint16_t slot, int64_t offset, int64_t length,
-                                     dcomm_operand own)
-{
-    dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
-    size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
-}
-
-/* ---- all-reduce ---- */
-
-static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
-    if (bytes >= DCOMMI_PEER_READ_MIN) {
-        uint16_t slot = dcommi_build_slot(b);
-        if (s->in_place) {
-            /* Others still read the input while the result is written. */
-            own = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-            dcommi_copy(b, 0, own, out, 0);
-        }
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own);
-        dcommi_direct_read_barrier(s, b);
-    } else if (s->nranks == 2) {
-        dcommi_direct_pair(s, b, bytes);
-    } else {
-        int64_t slots = dcommi_build_scratch(b, s->nranks * bytes);
-        int64_t tag = dcommi_build_tags(b, 1);
-        dcommi_send_to_others(s, b, own, tag);
-        dcommi_direct_into_slots(s, b, slots, bytes, tag);
-        dcommi_fence(b, 0);
-        dcommi_direct_fold_slots(s, b, out, slots, bytes, own);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    dcommi_partition p = dcommi_partition_make(total, n, 0, (int64_t)dcomm_dtype_size(s->dtype));
-    dcommi_blocks blocks = {.n = n, .stride = p.block, .length = p.block, .clip = total};
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t begin = dcommi_min64(s->rank * p.block, total);
-    int64_t length = dcommi_min64(p.block, total - begin);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
-    if (p.block >= DCOMMI_PEER_READ_MIN) {
-        uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own);
-        dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
-        int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-        dcommi_turn peer = dcommi_others(s, d);
-        dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
-        dcomm_operand theirs =
-            dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
-        /* The last blocks are shorter: total - block*rank. */
-        theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
-        dcommi_end(b, 0);
-        dcommi_fence(b, 0);
-        dcommi_direct_read_barrier(s, b);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 2);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
-    dcommi_send_to_others(s, b, out, tag + 1);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
-                dcommi_rank_at(n, peer), dcommi_const(tag + 1), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* ---- reduce-scatter and all-gather ---- */
-
-static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
-    if (longest >= DCOMMI_PEER_READ_MIN) {
-        uint16_t slot = dcommi_build_slot(b);
-        int64_t total = n * blocks.stride;
-        for (int64_t i = 0; blocks.listed && i < n; i++) {
-            total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
-        }
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own);
-        dcommi_direct_read_barrier(s, b);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 1);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
-    return b->status;
-}
-
-static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcommi_input in = dcommi_input_of(s, begin);
-    dcomm_operand own = dcommi_span(in.space, in.base, length);
-    bool read = longest >= DCOMMI_PEER_READ_MIN;
-    uint16_t slot = read ? dcommi_build_slot(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-    } else {
-        dcommi_send_to_others(s, b, own, tag);
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
-    if (read) {
-        dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
-        theirs.length = dcommi_block_length(&blocks, peer);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
-    } else {
-        dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
-    }
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    }
-    dcommi_fence(b, 0);
-    if (read) {
-        dcommi_direct_read_barrier(s, b);
-    }
-    return b->status;
-}
-
-/* ---- all to one, one to all ---- */
-
-/* Chunks for which the root of a star has room from everybody. */
-static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
-{
-    int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
-    return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
-}
-
-/* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
-static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
-    int64_t tag = dcommi_build_tags(b, chunks);
-    uint16_t sent = dcommi_build_counter(b);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    if (s->rank > 0) {
-        int c = dcommi_loop_many(b, 0, chunks);
-        dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
-        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
-        dcommi_end_many(b, 0, chunks);
-        c = dcommi_loop_many(b, 1, chunks);
-        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
-        dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
-        dcommi_end_many(b, 1, chunks);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, (n - 1) * chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_expr length = dcommi_linear(total, c, -chunk), order = dcommi_linear(tag, c, 1);
-    dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcomm_operand slot = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(slots, d, chunk), chunk);
-    slot.length = length;
-    dcommi_recv(b, 0, slot, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
-    dcomm_operand pieces[2] = {dcommi_span_chunk(input, 0, total, chunk, c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
-    pieces[1].repeat = (uint32_t)(n - 1);
-    pieces[1].stride = chunk;
-    pieces[1].length = length;
-    dcommi_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_send(b, 0, out, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* Reduction at the root, in rank order: it reads long inputs where they lie. */
-static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
-    if (read) {
-        uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
-        if (root) {
-            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own);
-            dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-        } else {
-            dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
-            dcommi_await(b, 0, done, dcommi_const(1));
-        }
-        return b->status;
-    }
-    int64_t tag = dcommi_build_tags(b, 1);
-    if (!root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), dcommi_const(tag), 0);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, s->nranks * total);
-    dcommi_direct_into_slots(s, b, slots, total, tag);
-    dcommi_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, total, own);
-    return b->status;
-}
-
-static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
-    if (!root) {
-        if (read) {
-            dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
-                        0);
-            dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
-        } else {
-            dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
-        }
-        return b->status;
-    }
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
-    if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-    } else {
-        dcommi_send_to_others(s, b, own, tag);
-    }
-    if (!s->in_place) {
-        dcommi_copy(b, 0, out, own, 0);
-    }
-    if (read) {
-        dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
-    } else {
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
-/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
- *
- * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
- * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
- * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
- * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
- * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
- * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
- * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
- * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
- * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
- * need the same number of bytes as for powers of two and no step before or after. */
-#ifndef DCOMMI_ALGO_DOUBLING_H
-#define DCOMMI_ALGO_DOUBLING_H
-
-
-static bool dcommi_is_power_of_two(int64_t n)
-{
-    return (n & (n - 1)) == 0;
-}
-
-/* A constant run of bytes. */
-typedef struct dcommi_range {
-    dcomm_space space;
-    int64_t offset, length;
-} dcommi_range;
-
-static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
-{
-    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
-}
-
-/* What the exchanges of one plan have in common. */
-typedef struct dcommi_exchange {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    int64_t chunk, stage;
-    int64_t tags; /* that one message may take */
-    int64_t tag;  /* next free one; counted alike on every rank */
-} dcommi_exchange;
-
-/* `messages` of at most `longest` bytes to come. */
-static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
-                                            int64_t longest, int64_t messages, bool folds)
-{
-    dcommi_exchange x = {.s = s, .b = b};
-    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
-    x.tags = dcommi_chunks_of(longest, x.chunk);
-    x.tag = dcommi_build_tags(b, x.tags * messages);
-    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
-    return x;
-}
-
-static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
-{
-    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
-{
-    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-/* into <- fold(own, message), or fold(message, own) where the message comes first. */
-static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
-                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
-{
-    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
-                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
-                       dcommi_linear(tag, c, 1), flags);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-/* ---- recursive doubling ---- */
-
-/* Each step reads one buffer and writes another, because what is being sent must not change. The
- * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
- * first, which makes their bits equal. */
-static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
-    int steps = 0;
-    while (2 * power <= n) {
-        power *= 2;
-        steps++;
-    }
-    int64_t paired = 2 * (n - power), rank = s->rank;
-    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
-    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
-    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
-    int64_t back = x.tag + (steps + 1) * x.tags;
-    if (rank < paired && rank % 2 == 0) {
-        dcommi_exchange_send(&x, input, rank + 1, x.tag);
-        dcommi_fence(b, 0);
-        dcommi_exchange_recv(&x, out, rank + 1, back);
-        dcommi_fence(b, 0);
-        return b->status;
-    }
-    bool turns = steps > 1 || paired > 0 || s->in_place;
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
-    dcommi_range current = input;
-    if (rank < paired) {
-        current = steps % 2 == 0 ? out : scratch;
-        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
-    } else if (s->in_place && steps % 2 == 1) {
-        current = scratch;
-        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
-                    dcommi_span(input.space, input.offset, bytes), 0);
-    }
-    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
-    for (int k = 0; k < steps; k++) {
-        int64_t other = number ^ ((int64_t)1 << k);
-        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
-        int64_t tag = x.tag + (k + 1) * x.tags;
-        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
-        dcommi_exchange_send(&x, current, peer, tag);
-        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
-                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(b, 0);
-        current = next;
-    }
-    if (rank < paired) {
-        dcommi_exchange_send(&x, out, rank - 1, back);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-/* ---- recursive halving and its reverse ---- */
-
-/* How a packed buffer is cut into one block per rank. */
-typedef struct dcommi_cut {
-    const dcommi_shape *s;
-    bool listed;
-    int64_t stride, total;
-} dcommi_cut;
-
-/* Where block i (0 .. n) begins. */
-static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
-{
-    if (!cut->listed) {
-        return dcommi_min64(i * cut->stride, cut->total);
-    }
-    int64_t sum = 0;
-    for (int64_t k = 0; k < i; k++) {
-        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
-    }
-    return sum;
-}
-
-static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
-{
-    dcommi_cut cut = {.s = s};
-    if (s->coll == DCOMM_COLL_ALLREDUCE) {
-        cut.total = dcommi_shape_bytes(s, s->count);
-        cut.stride =
-            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
-                .block;
-    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
-        cut.listed = true;
-        cut.total = dcommi_cut_at(&cut, s->nranks);
-    } else {
-        cut.stride = dcommi_shape_bytes(s, s->count);
-        cut.total = cut.stride * s->nranks;
-    }
-    return cut;
-}
-
-/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
- * before a space that has only some of them), or, `rotated`, this rank's own block first. */
-typedef struct dcommi_place {
-    dcomm_space space;
-    int64_t offset;
-    bool rotated;
-} dcommi_place;
-
-/* Blocks first .. first+count-1, which must not wrap around. */
-static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
-                                     int64_t count)
-{
-    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
-    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
-    if (place.rotated) {
-        int64_t own = dcommi_cut_at(cut, rank);
-        r.offset += first >= rank ? -own : cut->total - own;
-    }
-    return r;
-}
-
-/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
- * last one writes to `result`. */
-static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                               dcommi_place work, dcommi_place result)
-{
-    int64_t rank = x->s->rank;
-    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
-        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
-        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
-        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
-                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
-                             d == 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(x->b, 0);
-        x->tag += x->tags;
-        input = work;
-    }
-}
-
-static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
-{
-    int64_t rank = x->s->rank;
-    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
-        int64_t have = rank & ~(d - 1), peer = rank ^ d;
-        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
-        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
-        dcommi_fence(x->b, 0);
-        x->tag += x->tags;
-    }
-}
-
-/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
-static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
-                                 int64_t count[2])
-{
-    int64_t n = s->nranks;
-    first[0] = (s->rank + from) % n;
-    count[0] = dcommi_min64(to - from, n - first[0]);
-    first[1] = 0;
-    count[1] = to - from - count[0];
-    return count[1] > 0 ? 2 : 1;
-}
-
-/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
-static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
-                                  int64_t from, int64_t to, int64_t peer)
-{
-    int64_t first[2], count[2];
-    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
-    for (int i = 0; i < runs; i++) {
-        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
-                             x->tag + i * x->tags);
-    }
-}
-
-/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
- * step with distance (reach+1)/2. */
-static int64_t dcommi_circulant_reach(int64_t n, int step)
-{
-    while (step-- > 0) {
-        n = (n + 1) / 2;
-    }
-    return n;
-}
-
-static int dcommi_circulant_steps(int64_t n)
-{
-    int steps = 0;
-    for (; n > 1; n = (n + 1) / 2) {
-        steps++;
-    }
-    return steps;
-}
-
-static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                                     dcommi_place work, dcommi_place result)
-{
-    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
-    int steps = dcommi_circulant_steps(n);
-    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
-        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
-        int64_t block = (rank + n / 2) % n;
-        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
-        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
-        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
-                    dcommi_span(from.space, from.offset, from.length), 0);
-    }
-    for (int k = 0; k < steps; k++) {
-        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
-        bool last = k == steps - 1;
-        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
-        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
-        for (int i = 0; i < runs; i++) {
-            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
-                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
-                                 (rank - d + n) % n, x->tag + i * x->tags,
-                                 last ? DCOMM_STEP_FINAL : 0);
-        }
-        dcommi_fence(x->b, 0);
-        x->tag += 2 * x->tags;
-        input = work;
-    }
-}
-
-static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
-{
-    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
-    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
-        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
-        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
-        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
-        for (int i = 0; i < runs; i++) {
-            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
-                                 x->tag + i * x->tags);
-        }
-        dcommi_fence(x->b, 0);
-        x->tag += 2 * x->tags;
-    }
-}
-
-/* Messages of one half: a step's range may be two runs on the circulant graph. */
-static int64_t dcommi_halving_messages(int64_t n)
-{
-    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
-}
-
-/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
-static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                                dcommi_place out)
-{
-    dcommi_builder *b = x->b;
-    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
-    dcomm_expr peer = dcommi_const(other);
-    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
-    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
-    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
-    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
-    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
-    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(b, 0, folded, rank == 0 ? first : dcommi_msg(),
-                       rank == 0 ? dcommi_msg() : first,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer,
-                       dcommi_linear(x->tag, c, 1), DCOMM_STEP_FINAL);
-    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
-    chunks = dcommi_chunks_of(theirs.length, x->chunk);
-    c = dcommi_loop_many(b, 1, chunks);
-    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
-                0);
-    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 1, chunks);
-    dcommi_fence(b, 1);
-}
-
-static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x =
-        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
-    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
-    if (s->nranks == 2 && cut.stride > x.chunk) {
-        dcommi_halving_pair(&x, &cut, input, out);
-    } else if (dcommi_is_power_of_two(s->nranks)) {
-        dcommi_halving_xor(&x, &cut, input, out, out);
-        dcommi_doubling_xor(&x, &cut, out);
-    } else {
-        dcommi_halving_circulant(&x, &cut, input, out, out);
-        dcommi_doubling_circulant(&x, &cut, out);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank;
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
-    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
-    /* The one block of the result, placed so that its position in the packed buffer fits. */
-    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
-    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
-    if (dcommi_is_power_of_two(n)) {
-        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
-        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
-        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
-        dcommi_halving_xor(&x, &cut, input, work, result);
-    } else {
-        int64_t first[2], count[2], length = 0;
-        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
-        for (int i = 0; i < runs; i++) {
-            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
-        }
-        work.rotated = true;
-        work.offset = dcommi_build_scratch(b, length);
-        dcommi_halving_circulant(&x, &cut, input, work, result);
-    }
-    return b->status;
-}
-
-/* Do the blocks of an all-gather lie one after the other? */
-static bool dcommi_doubling_packed(const dcommi_shape *s)
-{
-    size_t next = 0;
-    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
-        if (s->counts[i] > 0 && s->displs[i] != next) {
-            return false;
-        }
-        next += s->counts[i];
-    }
-    return true;
-}
-
-/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
- * gathered in scratch first. */
-static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank;
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
-    bool packed = dcommi_doubling_packed(s);
-    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
-    if (!packed) {
-        work.space = DCOMM_SPACE_SCRATCH;
-        work.offset = dcommi_build_scratch(b, cut.total);
-    }
-    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
-    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
-                                                    : dcommi_cut_at(&cut, rank));
-    if (!s->in_place || !packed) {
-        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
-                    dcommi_span(in.space, in.base, own.length), 0);
-    }
-    if (dcommi_is_power_of_two(n)) {
-        dcommi_doubling_xor(&x, &cut, work);
-    } else {
-        dcommi_doubling_circulant(&x, &cut, work);
-    }
-    if (!packed) {
-        int64_t longest = dcommi_longest(s, s->counts);
-        dcommi_blocks blocks = {.n = n, .listed = true};
-        blocks.offsets = (int64_t)b->ntable;
-        int64_t at = work.offset;
-        for (int64_t i = 0; i < n; i++) {
-            dcommi_build_table(b, &at, 1);
-            at += dcommi_shape_bytes(s, s->counts[i]);
-        }
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
-        int d = dcommi_loop(b, 0, dcommi_const(n));
-        dcommi_turn each = {0, d, 1};
-        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
-        dcommi_end(b, 0);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_hier.h ======================================================= */
-/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
- * chunk.
- *
- * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
- * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
- * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
- * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
- * shard is broadcast across hosts, and the other hosts all-gather.
- * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
- * broadcasts.
- *
- * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
- * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
-#ifndef DCOMMI_ALGO_HIER_H
-#define DCOMMI_ALGO_HIER_H
-
-/* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
-/* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
- * cross between groups once.
- *
- * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
- * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
- * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
- * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
- * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
- * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message. What a round does within the group overlaps with other rounds' messages. */
-#ifndef DCOMMI_ALGO_HIER_BLOCKS_H
-#define DCOMMI_ALGO_HIER_BLOCKS_H
-
-/* ==== include/dcomm/impl/algo_hier_parts.h ================================================= */
-/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
- * sub-plans of the levels. */
-#ifndef DCOMMI_ALGO_HIER_PARTS_H
-#define DCOMMI_ALGO_HIER_PARTS_H
-
-/* ==== include/dcomm/impl/algo_ring.h ======================================================= */
-/* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
- *
- * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
- * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
- * sends a partial block to its neighbour and folds the one that comes from the other side; after
- * N-1 steps rank r holds block r complete. The all-gather passes complete blocks on in the same
- * way. Per rank: (N-1)/N of the buffer in each half, 2(N-1)/N for all-reduce; N-1 or 2(N-1) steps.
- *
- * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
- * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards.
- *
- * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
- * package and so on once, however the ranks are numbered. What is said above of ranks holds for
- * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
- * ranks that stand there. */
-#ifndef DCOMMI_ALGO_RING_H
-#define DCOMMI_ALGO_RING_H
-
-
-/* One ring: who the neighbours are and how far the chunks go. */
-typedef struct dcommi_ring {
-    dcommi_builder *b;
-    int64_t n, rank, next, previous;
-    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
-    int send_lane, recv_lane;
-    int64_t chunk, chunks, tag;
-    uint16_t received; /* counter of chunks that the receiving lane has */
-    uint16_t sent;     /* counter of chunks that the sending lane is done with */
-} dcommi_ring;
-
-static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
-                                    int64_t chunk, int64_t chunks, int64_t steps)
-{
-    dcommi_ring ring = {.b = b,
-                        .n = s->nranks,
-                        .rank = s->rank,
-                        .step = index % 2 == 0 ? 1 : -1,
-                        .send_lane = 2 * index,
-                        .recv_lane = 2 * index + 1,
-                        .chunk = chunk,
-                        .chunks = chunks};
-    ring.position = dcommi_order_position(s, s->rank);
-    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
-    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
-    ring.tag = dcommi_build_tags(b, steps * chunks);
-    ring.received = dcommi_build_counter(b);
-    ring.sent = dcommi_build_counter(b);
-    return ring;
-}
-
-/* Where a run of steps is: step u = first + i[u], chunk i[c]. */
-typedef struct dcommi_ring_run {
-    int64_t first, trips;
-    int u, c;
-} dcommi_ring_run;
-
-static dcommi_ring_run dcommi_ring_open(const dcommi_ring *ring, int lane, int64_t first,
-                                        int64_t trips)
-{
-    dcommi_ring_run run = {.first = first, .trips = trips};
-    run.u = dcommi_loop_many(ring->b, lane, trips);
-    run.c = dcommi_loop_many(ring->b, lane, ring->chunks);
-    return run;
-}
-
-static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ring_run *run)
-{
-    dcommi_end_many(ring->b, lane, ring->chunks);
-    dcommi_end_many(ring->b, lane, run->trips);
-}
-
-/* add + (u * chunks + c) */
-static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t add)
-{
-    dcomm_expr e = dcommi_linear(add + run->first * ring->chunks, run->c, 1);
-    return dcommi_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
-}
-
-/* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
- * the own block); the block that it receives is one further back. */
-static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t ahead)
-{
-    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
-                     run->trips > 1 ? -ring->step : 0};
-    return t;
-}
-
-/* Steps first .. first+trips-1 of the sending lane. relay: what they send was received one step
- * before. */
-static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space space, int64_t ahead, int64_t first, int64_t trips,
-                              bool relay)
-{
-    if (trips <= 0) {
-        return;
-    }
-    int lane = ring->send_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (relay) {
-        dcommi_await(ring->b, lane, ring->received,
-                     dcommi_ring_count(ring, &run, 1 - ring->chunks));
-    }
-    dcommi_send(
-        ring->b, lane,
-        dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-
-/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
- * the step N-1 before, which must be over. */
-static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips, bool overwrites)
-{
-    int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (overwrites) {
-        dcommi_await(ring->b, lane, ring->sent,
-                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
-    }
-    dcommi_recv(ring->b, lane,
-                dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
-                                   ring->chunk, run.c),
-                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-
-/* Steps of the receiving lane that fold into OUT, where the blocks lie as in the input. */
-static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space input, int64_t stage, int64_t first, int64_t trips,
-                              unsigned flags)
-{
-    if (trips <= 0) {
-        return;
-    }
-    int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(
-        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
-        dcommi_ring_count(ring, &run, ring->tag), flags);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-
-/* How many rings: two lanes each. */
-static int dcommi_ring_lanes(const dcommi_shape *s)
-{
-    int most = DCOMM_PLAN_MAX_LANES / 2;
-    return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
-}
-
-static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int rings = dcommi_ring_lanes(s);
-    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
-        dcommi_blocks blocks = {
-            .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
-        dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
-        dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int rings = dcommi_ring_lanes(s);
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcommi_input in = dcommi_input_of(s, own);
-    for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        blocks.skip = i * p.block;
-        int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
-        dcommi_send(
-            b, ring.send_lane,
-            dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
-        dcommi_end_many(b, ring.send_lane, p.chunks);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
-        if (i == 0 && !s->in_place) {
-            dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
-                        dcommi_span(in.space, in.base, length), 0);
-        }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
-    }
-    return b->status;
-}
-
-/* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
- * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
-static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int rings = dcommi_ring_lanes(s);
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t out = s->in_place ? own : 0;
-    for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
-        int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
-        int send = ring.send_lane, recv = ring.recv_lane;
-        blocks.skip = i * p.block;
-
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
-        if (n > 2) {
-            dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
-            dcomm_operand part = dcommi_block_chunk(
-                &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_const(ring.next),
-                        dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
-            dcommi_ring_close(&ring, send, &run);
-
-            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
-            run = dcommi_ring_open(&ring, recv, 0, n - 2);
-            dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
-            part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
-            dcommi_recv_reduce(b, recv, part, dcommi_msg(),
-                               dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_const(ring.previous),
-                               dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
-            dcommi_ring_close(&ring, recv, &run);
-        }
-        dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
-        dcommi_recv_reduce(
-            b, recv,
-            dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
-                              last.c),
-            dcommi_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
-            dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
-        dcommi_ring_close(&ring, recv, &last);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_tree.h ======================================================= */
-/* algo_tree.h - trees: binomial, and two binary trees that share the work.
- *
- * binomial: ceil(log2 N) steps; the root sends or receives S in each.
- * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
- * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
- * other, and each tree carries half of the data, so that every rank sends and receives about S per
- * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further.
- *
- * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
- * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
- * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
- * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
-#ifndef DCOMMI_ALGO_TREE_H
-#define DCOMMI_ALGO_TREE_H
-
-
-#define DCOMMI_TREE_CHILDREN 32
-
-/* A rank's place in a tree. */
-typedef struct dcommi_node {
-    int parent; /* -1: root */
-    int nchildren;
-    int child[DCOMMI_TREE_CHILDREN];
-} dcommi_node;
-
-/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
- * lowest set bit. Children in order of growing distance. */
-static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
-{
-    dcommi_node node = {.parent = -1};
-    int v = (unit - root + n) % n;
-    for (int64_t bit = 1; bit < n; bit *= 2) {
-        if (v & bit) {
-            node.parent = (int)((v - bit + root) % n);
-            break;
-        }
-        if (v + bit < n) {
-            node.child[node.nchildren++] = (int)((v + bit + root) % n);
-        }
-    }
-    return node;
-}
-
-/* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
- * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
- * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
- * parent. */
-static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
-                                      int64_t units, int above)
-{
-    dcommi_node node = {.parent = above};
-    int64_t x = position + 1;
-    if (which == 1) {
-        x = n % 2 == 0 ? n - position : (position + 1) % n + 1;
-    }
-    int64_t relatives[3] = {0, 0, 0};
-    int64_t low = x & -x;
-    relatives[0] = ((x ^ low) | (2 * low)) <= n ? (x ^ low) | (2 * low) : x ^ low;
-    if (low > 1) {
-        relatives[1] = x - low / 2;
-        int64_t reach = low / 2;
-        while (reach >= 1 && x + reach > n) {
-            reach /= 2;
-        }
-        relatives[2] = reach >= 1 ? x + reach : 0;
-    }
-    for (int i = 0; i < 3; i++) {
-        if (relatives[i] == 0) {
-            continue;
-        }
-        int64_t at = relatives[i] - 1;
-        if (which == 1) {
-            at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
-        }
-        int unit = (int)((at + shift) % units);
-        if (i == 0) {
-            node.parent = unit;
-        } else {
-            node.child[node.nchildren++] = unit;
-        }
-    }
-    return node;
-}
-
-/* The same trees over all units but `root`, which stands above both. */
-static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
-{
-    int64_t v = (unit - root + n) % n;
-    if (v > 0) {
-        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
-    }
-    dcommi_node top = {.parent = -1};
-    for (int64_t position = 0; position < n - 1; position++) {
-        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
-        if (node.parent == root) {
-            top.child[top.nchildren++] = (int)((position + root + 1) % n);
-        }
-    }
-    return top;
-}
-
-/* ---- levels ---- */
-
-enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
-
-/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
- * groups of `level`. */
-typedef struct dcommi_tree_span {
-    int first, end, level;
-} dcommi_tree_span;
-
-static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
-{
-    const dcommi_groups *g = s->groups;
-    return a == b ||
-           (g != NULL && level < g->nlevels &&
-            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
-}
-
-/* How many units a span has up to position `until`. */
-static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
-{
-    int units = 0;
-    for (int i = span->first; i < until; i++) {
-        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
-    }
-    return units;
-}
-
-static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
-                                         int unit)
-{
-    dcommi_tree_span part = {span->first, span->first, span->level + 1};
-    for (; unit >= 0; unit--) {
-        part.first = part.end++;
-        while (part.end < span->end &&
-               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
-            part.end++;
-        }
-    }
-    return part;
-}
-
-/* The node of one unit in the tree over the units of a span. root: position of the rank that must
- * be on top, -1: none, or none within the span. */
-static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
-                                     const dcommi_tree_span *span, int root, int unit)
-{
-    int n = dcommi_tree_units(s, span, span->end);
-    bool inside = root >= span->first && root < span->end;
-    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
-    if (kind == DCOMMI_TREE_BINOMIAL) {
-        return dcommi_tree_binomial(n, top, unit);
-    }
-    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
-                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
-}
-
-/* The position that stands on top of the tree of a span. */
-static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
-                           int root)
-{
-    while (span.end - span.first > 1) {
-        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
-        if (root >= span.first && root < span.end) {
-            return root;
-        }
-        while (kind != DCOMMI_TREE_BINOMIAL &&
-               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
-            unit++;
-        }
-        span = dcommi_tree_unit(s, &span, unit);
-    }
-    return span.first;
-}
-
-/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
-static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
-{
-    dcommi_node all = {.parent = -1};
-    dcommi_tree_span span = {0, s->nranks, 0};
-    int position = (int)dcommi_order_position(s, s->rank);
-    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
-    while (span.end - span.first > 1) {
-        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
-        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
-        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
-            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
-            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
-            all.nchildren += node.nchildren; /* the nearest come first */
-            for (int i = -1; i < node.nchildren; i++) {
-                int relative = i < 0 ? node.parent : node.child[i];
-                if (relative >= 0) {
-                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
-                    int top = dcommi_tree_top(s, kind, other, root);
-                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
-                }
-            }
-        }
-        span = part;
-    }
-    return all;
-}
-
-/* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
-typedef struct dcommi_flow {
-    int64_t base, length, chunk, chunks;
-} dcommi_flow;
-
-static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, int depth)
-{
-    return dcommi_span_chunk(space, f->base, f->length, f->chunk, depth);
-}
-
-/* Flow i of `flows` into which `total` bytes are cut. */
-static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
-{
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};
-    f.length = dcommi_max64(0, dcommi_min64(p.block, total - f.base));
-    return f;
-}
-
-/* Send a chunk to all children, the largest subtree first. */
-static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_node *node,
-                                    dcomm_operand chunk, dcomm_expr tag)
-{
-    for (int i = node->nchildren - 1; i >= 0; i--) {
-        dcommi_send(b, lane, chunk, dcommi_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
-    }
-}
-
-/* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
- * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
- * reached c+1 (-1: at once). */
-static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
-                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
-                             int after)
-{
-    int c = dcommi_loop_many(b, lane, f->chunks);
-    if (after >= 0) {
-        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
-    }
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
-    dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
-    if (node->parent >= 0) {
-        dcommi_recv(b, lane, chunk, dcommi_const(node->parent), tag, 0);
-    }
-    if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
-        dcommi_tree_to_children(b, lane, node, chunk, tag);
-    }
-    dcommi_end_many(b, lane, f->chunks);
-    if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
-    }
-}
-
-/* Fold what the children send into `into`, beginning with the own input. */
-static void dcommi_tree_fold(const dcommi_shape *s, dcommi_builder *b, int lane,
-                             const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
-                             int64_t stage, dcomm_expr tag, int c)
-{
-    dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
-    for (int i = 0; i < node->nchildren; i++) {
-        bool last = node->parent < 0 && i == node->nchildren - 1;
-        dcommi_recv_reduce(b, lane, into, i == 0 ? own : into, dcommi_msg(),
-                           dcommi_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
-                           dcommi_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
-    }
-}
-
-/* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
- * down in three, so that the directions do not wait for each other. Returns the next free lane. */
-static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int lane,
-                                 const dcommi_flow *f, const dcommi_node *node)
-{
-    int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
-    bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
-    if (inner) {
-        int64_t stage = dcommi_build_scratch(b, f->chunk);
-        int c = dcommi_loop_many(b, lane, f->chunks);
-        dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
-        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcommi_linear(up, c, 1), c);
-        if (node->parent < 0) {
-            dcommi_fence(b, lane);
-            dcommi_tree_to_children(b, lane, node, chunk, dcommi_linear(down, c, 1));
-        } else {
-            dcommi_signal(b, lane, folded, dcommi_const(s->rank), dcommi_const(1));
-        }
-        dcommi_end_many(b, lane, f->chunks);
-        if (node->parent < 0) {
-            dcommi_fence(b, lane);
-        }
-        lane++;
-    }
-    if (node->parent >= 0) {
-        dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
-        int c = dcommi_loop_many(b, lane, f->chunks);
-        if (inner) {
-            dcommi_await(b, lane, folded, dcommi_linear(1, c, 1));
-        }
-        dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
-                    dcommi_linear(up, c, 1), 0);
-        if (from == DCOMM_SPACE_OUT) {
-            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
-        }
-        dcommi_end_many(b, lane, f->chunks);
-        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
-                         from == DCOMM_SPACE_OUT ? sent : -1);
-        lane += 2;
-    }
-    return lane;
-}
-
-/* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
-static void dcommi_tree_up(const dcommi_shape *s, dcommi_builder *b, int lane, const dcommi_flow *f,
-                           const dcommi_node *node)
-{
-    int64_t first_tag = dcommi_build_tags(b, f->chunks);
-    int64_t stage = node->nchildren > 0 ? dcommi_build_scratch(b, f->chunk) : 0;
-    bool relay = node->nchildren > 0 && node->parent >= 0;
-    int64_t slots = relay ? dcommi_build_scratch(b, 2 * f->chunk) : 0;
-    int c = dcommi_loop_many(b, lane, f->chunks);
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
-    dcomm_operand chunk =
-        dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
-    if (relay) {
-        chunk.space = DCOMM_SPACE_SCRATCH;
-        chunk.offset = dcommi_plus(dcommi_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
-    }
-    dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
-    if (node->parent >= 0) {
-        dcommi_fence(b, lane);
-        dcommi_send(b, lane, chunk, dcommi_const(node->parent), tag, DCOMM_STEP_ASYNC);
-    }
-    dcommi_end_many(b, lane, f->chunks);
-    if (node->parent >= 0) {
-        dcommi_fence(b, lane);
-    }
-}
-
-/* The root of a broadcast has its input in place of its output as well. */
-static void dcommi_tree_keep_own(const dcommi_shape *s, dcommi_builder *b, int64_t total)
-{
-    if (s->rank == s->root && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total),
-                    dcommi_span(DCOMM_SPACE_IN, 0, total), 0);
-    }
-}
-
-/* How many flows the two trees carry, at most three lanes each. */
-static int dcommi_tree_flows(const dcommi_shape *s)
-{
-    int most = DCOMM_PLAN_MAX_LANES / 6;
-    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
-}
-
-static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int lane = 0, flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
-        lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
-    dcommi_tree_both_ways(s, b, 0, &f, &node);
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
-        dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks), -1);
-    }
-    dcommi_tree_keep_own(s, b, total);
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
-                     -1);
-    dcommi_tree_keep_own(s, b, total);
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
-        dcommi_tree_up(s, b, i, &f, &node);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_up(s, b, 0, &f, &node);
-    return b->status;
-}
-
-#endif
-
-/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
- * which beats two steps until many of them cross a package boundary. */
-#define DCOMMI_HIER_DIVIDE_MIN 8
-
-/* The coarsest level that divides the ranks, as one of them sees it. */
-typedef struct dcommi_hier {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    bool between_hosts;     /* the groups are hosts */
-    int ngroups, smallest;  /* smallest: ranks of the smallest group */
-    int group, index, size; /* this rank's group, its place there, ranks there */
-    int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
-    int *member;            /* [nranks]: the ranks, group by group */
-    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
-} dcommi_hier;
-
-static void dcommi_hier_close(dcommi_hier *h)
-{
-    dcommi_free(h->begin);
-    dcommi_groups_free(&h->inner);
-}
-
-static int dcommi_hier_size(const dcommi_hier *h, int group)
-{
-    return h->begin[group + 1] - h->begin[group];
-}
-
-static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
-{
-    return h->member[h->begin[group] + index];
-}
-
-/* The first level, if any, that divides the ranks into groups of which one has several. */
-static int dcommi_hier_level(const dcommi_groups *g, int nranks)
-{
-    for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
-        if (g->count[l] > 1) {
-            return g->count[l] < nranks ? l : -1;
-        }
-    }
-    return -1;
-}
-
-/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
- * call must need as many tags, counters and slots. */
-static bool dcommi_hier_divides(const dcommi_groups *g)
-{
-    int first = dcommi_hier_level(g, g->nranks);
-    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
-        return false;
-    }
-    for (int l = first; l < g->nlevels; l++) {
-        for (int r = 0; r < g->nranks; r++) {
-            int n = 0;
-            for (int q = 0; q < g->nranks; q++) {
-                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
-            }
-            if (n * g->count[l] != g->nranks) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-/* *flat: no level divides the ranks. Close it in any case. */
-static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
-                                     bool *flat)
-{
-    const dcommi_groups *g = s->groups;
-    int level = dcommi_hier_level(g, s->nranks);
-    memset(h, 0, sizeof *h);
-    h->s = s;
-    h->b = b;
-    *flat = level < 0;
-    if (*flat) {
-        h->between_hosts = g == NULL || g->count[0] > 1;
-        return DCOMM_OK;
-    }
-    h->between_hosts = g->kind[level] == DCOMMI_LEVEL_HOST;
-    h->ngroups = g->count[level];
-    h->begin = dcommi_calloc((size_t)h->ngroups + 1 + 2 * (size_t)s->nranks, sizeof *h->begin);
-    if (h->begin == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    h->member = h->begin + h->ngroups + 1;
-    int at = 0, most = 0;
-    for (int k = 0; k < h->ngroups; k++) {
-        h->begin[k] = at;
-        for (int r = 0; r < s->nranks; r++) {
-            if (dcommi_group_of(g, level, r) == k) {
-                h->group = r == s->rank ? k : h->group;
-                h->index = r == s->rank ? at - h->begin[k] : h->index;
-                h->member[at++] = r;
-            }
-        }
-        h->begin[k + 1] = at;
-        int size = dcommi_hier_size(h, k);
-        h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
-        most = size > most ? size : most;
-    }
-    h->size = dcommi_hier_size(h, h->group);
-    h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
-    if (h->inner == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    if (!dcommi_hier_divides(h->inner)) {
-        dcommi_groups_free(&h->inner);
-    }
-    return DCOMM_OK;
-}
-
-/* ---- the plans of the levels ---- */
-
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
-
-typedef struct dcommi_hier_choice {
-    const char *name;
-    dcommi_algo_fn make;
-} dcommi_hier_choice;
-
-#define DCOMMI_HIER_CHOICE(condition, name, make) \
-    if (condition) {                              \
-        return (dcommi_hier_choice){name, make};  \
-    }
-
-/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
- * what decides: the same on all ranks. */
-static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
-{
-    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        DCOMMI_HIER_CHOICE(small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
-        DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE(bytes <= 32768, "recursive_doubling", dcommi_doubling_allreduce)
-        DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
-                           dcommi_halving_doubling)
-        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_reduce_scatter)
-        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_reduce_scatter)
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_allgather)
-        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allgather)
-    case DCOMM_COLL_REDUCE:
-        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_reduce)
-        DCOMMI_HIER_CHOICE(true, "binomial", dcommi_tree_reduce_binomial)
-    case DCOMM_COLL_BROADCAST:
-        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
-        DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
-        DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
-    default:
-        DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
-        DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
-    }
-}
-#undef DCOMMI_HIER_CHOICE
-
-/* How much one rank brings or gets, alike on all ranks. */
-static int64_t dcommi_hier_bytes(const dcommi_shape *s)
-{
-    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
-}
-
-/* No level divides the ranks: the algorithm of the one level that there is. */
-static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
-{
-    int64_t bytes = dcommi_hier_bytes(h->s);
-    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
-}
-
-/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
-static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
-                                      bool last)
-{
-    dcommi_shape s = *h->s;
-    s.coll = coll;
-    s.rank = rank;
-    s.nranks = size;
-    s.root = 0;
-    s.in_place = false;
-    s.chunk_bytes = 0;
-    s.groups = NULL;
-    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
-    s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
-    return s;
-}
-
-/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
- * `inside`: of this rank's group, else across groups. */
-static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
-                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
-{
-    dcommi_builder b;
-    dcomm_plan *plan = NULL;
-    dcommi_shape s = *sub;
-    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
-    if (inside && h->inner != NULL &&
-        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
-        s.groups = h->inner;
-        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
-    }
-    if (h->b->status < 0) {
-        return NULL;
-    }
-    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
-    b.head.in_bytes = in_bytes;
-    b.head.out_bytes = out_bytes;
-    dcomm_status status = choice.make(&s, &b);
-    if (status < 0) {
-        dcommi_build_discard(&b);
-    } else {
-        status = dcommi_build_finish(&b, &plan);
-    }
-    if (status < 0) {
-        dcommi_build_error(h->b, status);
-    }
-    return plan;
-}
-
-/* This rank's group as a table for CALL. */
-static int64_t dcommi_hier_local_table(dcommi_hier *h)
-{
-    int64_t first = (int64_t)h->b->ntable;
-    for (int i = 0; i < h->size; i++) {
-        int64_t rank = dcommi_hier_rank(h, h->group, i);
-        dcommi_build_table(h->b, &rank, 1);
-    }
-    return first;
-}
-
-#endif
-
-#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
-#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
-#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
-
-enum {
-    DCOMMI_HIER_LANE_CALL, /* calls within the group */
-    DCOMMI_HIER_LANE_SEND,
-    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
-};
-
-/* What the rounds of one operation have in common. */
-typedef struct dcommi_hier_rounds {
-    dcommi_hier *h;
-    int64_t table;         /* this rank's group */
-    int64_t pieces, piece; /* of a block; how long */
-    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
-    uint16_t called;       /* counter of calls that are complete */
-    int64_t calls;
-    uint16_t came[2]; /* counters of messages that have come, by lane */
-    int64_t messages;
-    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
-    size_t *counts;
-    /* The sub-plan made last and what it was made of: it mostly serves again. */
-    dcomm_plan *plan;
-    size_t *made; /* as counts */
-    int64_t made_extent;
-} dcommi_hier_rounds;
-
-/* Times that the ranks of a group of `size` must stand in for those of group k. */
-static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
-{
-    return (dcommi_hier_size(h, k) + size - 1) / size;
-}
-
-/* A rank's block of the operation, in bytes. */
-static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
-{
-    const dcommi_shape *s = h->s;
-    if (s->counts == NULL) {
-        *length = dcommi_shape_bytes(s, s->count);
-        return rank * *length;
-    }
-    *length = dcommi_shape_bytes(s, s->counts[rank]);
-    return dcommi_shape_bytes(s, s->displs[rank]);
-}
-
-/* Piece c of a rank's block. */
-static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
-{
-    int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
-    *length = dcommi_min64(r->piece, dcommi_max64(0, whole - c * r->piece));
-    return at + c * r->piece;
-}
-
-static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
-{
-    const dcommi_shape *s = h->s;
-    int64_t longest = dcommi_hier_bytes(s), rounds = 0;
-    memset(r, 0, sizeof *r);
-    r->h = h;
-    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
-    if (r->counts == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    r->made = r->counts + 4 * h->size;
-    r->made_extent = -1;
-    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
-        rounds += dcommi_hier_passes(h, k, h->smallest);
-    }
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
-    int64_t most = dcommi_max64(1, DCOMMI_HIER_CALLS / rounds);
-    wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
-    r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-    r->pieces = dcommi_chunks_of(longest, r->piece);
-    /* All-to-all sends the blocks of a whole group in one piece. */
-    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
-    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
-    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
-    r->called = dcommi_build_counter(h->b);
-    r->came[0] = dcommi_build_counter(h->b);
-    r->came[1] = dcommi_build_counter(h->b);
-    r->table = dcommi_hier_local_table(h);
-    if (h->b->status < 0) {
-        dcommi_free(r->counts);
-    }
-    return h->b->status;
-}
-
-static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
-{
-    const dcommi_builder *b = r->h->b;
-    dcommi_free(r->counts);
-    return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
-               ? b->status
-               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "%s: %d groups need %" PRIu32 " exposed regions, more than %d",
-                             b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
-}
-
-/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
- * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
- * 0: none has a byte. */
-static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
-{
-    const dcommi_hier *h = r->h;
-    size_t *counts = r->counts, *displs = counts + h->size;
-    size_t element = dcomm_dtype_size(h->s->dtype);
-    int64_t first = INT64_MAX, end = 0, length;
-    for (int pass = 0; pass < 2; pass++) {
-        for (int i = 0; i < h->size; i++) {
-            int index = q * h->size + i;
-            counts[i] = displs[i] = 0;
-            if (index >= dcommi_hier_size(h, k)) {
-                continue;
-            }
-            int64_t at = dcommi_hier_piece(r, dcommi_hier_rank(h, k, index), c, &length);
-            if (length <= 0) {
-                continue;
-            }
-            first = dcommi_min64(first, at);
-            end = dcommi_max64(end, at + length);
-            counts[i] = (size_t)length / element;
-            displs[i] = (size_t)(at - first) / element;
-        }
-    }
-    *extent = end > 0 ? end - first : 0;
-    return first;
-}
-
-/* Call an operation within the group, and count it. The shape's counts and displacements are
- * those of the pattern. */
-static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
-                                    int64_t out_bytes, dcomm_operand in, dcomm_operand out)
-{
-    dcommi_hier *h = r->h;
-    dcommi_builder *b = h->b;
-    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
-    sub->counts = r->counts;
-    sub->displs = r->counts + h->size;
-    if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
-        r->plan =
-            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
-        if (r->plan != NULL) {
-            r->plan = dcommi_build_adopt(b, r->plan);
-        }
-        memcpy(r->made, r->counts, bytes);
-        r->made_extent = extent;
-    }
-    if (r->plan == NULL) {
-        return;
-    }
-    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
-    dcomm_step *call =
-        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
-    if (call != NULL) {
-        call->value = dcommi_const(b->head.ncounters);
-        call->peer = dcommi_const(b->head.nslots);
-        b->head.ncounters += r->plan->ncounters;
-        b->head.nslots += r->plan->nslots;
-    }
-}
-
-static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
-{
-    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
-                  dcommi_const(1));
-    r->calls++;
-}
-
-/* The lane that takes a message. */
-static int dcommi_hier_rounds_lane(int64_t message)
-{
-    return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
-}
-
-/* ---- messages across groups ---- */
-
-static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
-{
-    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
-                             depth);
-}
-
-static int64_t dcommi_hier_parts(dcomm_operand o)
-{
-    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
-}
-
-/* Send piece c to a rank, without waiting. */
-static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
-{
-    dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(what);
-    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
-    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
-                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
-}
-
-/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
-static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
-                             dcomm_operand stage, int64_t c, int64_t from)
-{
-    dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(into);
-    int d = dcommi_loop_many(b, lane, parts);
-    dcomm_operand part = dcommi_hier_part(into, d);
-    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
-    if (stage.space == DCOMM_SPACE_NONE) {
-        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
-    } else {
-        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
-                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
-    }
-    dcommi_end_many(b, lane, parts);
-    dcommi_fence(b, lane);
-}
-
-/* ---- reduce-scatter ---- */
-
-static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    dcommi_hier_rounds r;
-    (void)shards;
-    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
-    int64_t out = s->in_place ? begin : 0;
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
-    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
-    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
-    for (int t = 1; t <= h->ngroups; t++) {
-        int k = (h->group + t) % h->ngroups;
-        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
-            for (int64_t c = 0; c < r.pieces; c++) {
-                int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
-                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
-                if (extent == 0) {
-                    continue;
-                }
-                if (target >= 0) {
-                    at = dcommi_hier_piece(&r, target, c, &bytes);
-                }
-                dcomm_operand part = dcommi_span(input, at, bytes);
-                if (h->size > 1) {
-                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
-                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
-                    dcommi_hier_rounds_call(&r, &sub, extent, bytes,
-                                            dcommi_span(input, first, extent), part);
-                    dcommi_hier_rounds_called(&r);
-                }
-                if (k != h->group && bytes > 0) {
-                    if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
-                    }
-                    dcommi_hier_send(&r, part, c, target);
-                }
-            }
-        }
-    }
-    if (length == 0) {
-        return dcommi_hier_rounds_close(&r);
-    }
-    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
-     * each has one sum and one stage. */
-    int64_t sum = dcommi_build_scratch(b, length);
-    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
-    for (int64_t c = 0; c < r.pieces; c++) {
-        int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
-        int lane = dcommi_hier_rounds_lane(c);
-        if (bytes == 0) {
-            continue;
-        }
-        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
-        for (int t = 1; t < h->ngroups; t++) {
-            int k = (h->group - t + h->ngroups) % h->ngroups;
-            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
-                                                 stage + c % 2 * r.piece, bytes);
-            dcommi_hier_recv(&r, lane, total, stage_of, c,
-                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
-        }
-        dcomm_operand parts[2] = {
-            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
-                               : dcommi_span(input, at, bytes)};
-        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
-        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
-                      DCOMM_STEP_FINAL);
-    }
-    return dcommi_hier_rounds_close(&r);
-}
-
-/* ---- all-gather ---- */
-
-static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    dcommi_hier_rounds r;
-    (void)shards;
-    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
-    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
-    dcommi_input in = dcommi_input_of(s, begin);
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHERV, h->index, h->size, false);
-    sub.in_place = true;
-    for (int t = 1; t < h->ngroups && length > 0; t++) {
-        int k = (h->group + t) % h->ngroups;
-        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
-        for (int64_t c = 0; c < r.pieces; c++) {
-            int64_t bytes;
-            dcommi_hier_piece(&r, s->rank, c, &bytes);
-            if (bytes > 0) {
-                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
-                                 target);
-            }
-        }
-    }
-    if (!s->in_place && length > 0) {
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
-                    dcommi_span(in.space, in.base, length), 0);
-    }
-    for (int t = 0; t < h->ngroups; t++) {
-        int k = (h->group - t + h->ngroups) % h->ngroups;
-        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
-            for (int64_t c = 0; c < r.pieces; c++) {
-                int64_t extent, bytes = 0, at = 0;
-                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
-                if (from >= 0) {
-                    at = dcommi_hier_piece(&r, from, c, &bytes);
-                }
-                if (k != h->group && bytes > 0) {
-                    int lane = dcommi_hier_rounds_lane(r.messages);
-                    uint16_t came = r.came[r.messages % 2];
-                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
-                                     (dcomm_operand){0}, c, from);
-                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
-                    if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
-                                     dcommi_const(r.messages / 2 + 1));
-                    }
-                    r.messages++;
-                }
-                if (h->size > 1 && extent > 0) {
-                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
-                    dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
-                }
-            }
-        }
-    }
-    return dcommi_hier_rounds_close(&r);
-}
-
-/* ---- all-to-all ---- */
-
-/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
-static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
-{
-    for (int i = 1; i < n; i++) {
-        if (index + i >= dcommi_hier_size(h, k) ||
-            dcommi_hier_rank(h, k, index + i) != dcommi_hier_rank(h, k, index) + i) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
-static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
-{
-    dcommi_builder *b = h->b;
-    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
-    int size = dcommi_hier_size(h, k);
-    for (int i = 0; i < size; i++) {
-        int64_t rank = dcommi_hier_rank(h, k, i);
-        dcommi_build_table(b, &rank, 1);
-    }
-    int d = dcommi_loop_many(b, lane, size);
-    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
-    to.scale = one;
-    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
-    dcommi_end_many(b, lane, size);
-}
-
-/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
- * those for its own target, one behind the other, at `out`. */
-static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
-                                int q, bool served, dcomm_operand out)
-{
-    dcommi_hier *h = r->h;
-    size_t size = (size_t)h->size, block = h->s->count;
-    int64_t one = dcommi_shape_bytes(h->s, block), extent;
-    int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
-    bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
-    size_t *send = r->counts + 2 * size;
-    dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
-                                         h->index, h->size, false);
-    sub.count = block;
-    memcpy(send, r->counts, 2 * size * sizeof *send);
-    for (size_t i = 0; i < size; i++) {
-        r->counts[i] = served ? block : 0;
-        r->counts[size + i] = i * block;
-    }
-    if (!equal) {
-        sub.send_counts = send;
-        sub.send_displs = send + size;
-    }
-    dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
-                            dcommi_span(input, base + first, extent), out);
-}
-
-static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    dcommi_hier_rounds r;
-    (void)shards;
-    DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
-    int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    if (s->in_place) { /* all of it leaves before any of it is overwritten */
-        base = dcommi_build_scratch(b, all);
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
-                    dcommi_span(input, 0, all), 0);
-        input = DCOMM_SPACE_SCRATCH;
-        dcommi_hier_rounds_called(&r);
-    }
-    for (int t = 1; t <= h->ngroups; t++) {
-        int k = (h->group + t) % h->ngroups;
-        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
-            int64_t bytes = target >= 0 ? h->size * one : 0;
-            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
-            bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
-            if (k == h->group && !scattered) {
-                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
-            } else if (h->size > 1) {
-                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-            }
-            if (h->size > 1) {
-                dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
-                dcommi_hier_rounds_called(&r);
-            } else if (k == h->group) {
-                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
-                            dcommi_span(input, base + s->rank * one, one), 0);
-            }
-            if (scattered) {
-                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
-            }
-            if (k != h->group && bytes > 0) {
-                if (r.calls > 0) {
-                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
-                }
-                dcommi_hier_send(&r, part, 0, target);
-            }
-        }
-    }
-    for (int t = 1; t < h->ngroups; t++) {
-        int k = (h->group - t + h->ngroups) % h->ngroups, size = dcommi_hier_size(h, k);
-        int lane = dcommi_hier_rounds_lane(r.messages++);
-        bool together = dcommi_hier_together(h, k, 0, size);
-        dcomm_operand into =
-            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
-        if (!together) {
-            into =
-                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
-        }
-        if (s->in_place && t <= 2) { /* the copy of the input is complete */
-            dcommi_await(b, lane, r.called, dcommi_const(1));
-        }
-        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
-                         dcommi_hier_rank(h, k, h->index % size));
-        if (!together) {
-            dcommi_hier_scatter(h, lane, k, into.offset.add);
-        }
-    }
-    return dcommi_hier_rounds_close(&r);
-}
-
-#endif
-
-#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
-#define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
-#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
-#define DCOMMI_HIER_SHARD_MIN 1024   /* bytes; shorter shards are not worth their messages */
-
-/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
- * all chunks but the last, 1: the last, which may be shorter. */
-typedef struct dcommi_hier_phase {
-    const dcomm_plan *plan[2];
-    bool copies;
-    int64_t group;
-    dcomm_operand in[2], out[2];   /* of chunk 0 */
-    int64_t tags, counters, slots; /* that a call may need */
-    int64_t tag, counter, slot;    /* of the call for chunk 0 */
-} dcommi_hier_phase;
-
-enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
-
-/* How the buffer is cut. */
-typedef struct dcommi_hier_cut {
-    int64_t chunk, chunks;
-    int64_t length[2]; /* of a chunk; the last's */
-    int shards;
-} dcommi_hier_cut;
-
-static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
-    if (wanted <= 0) {
-        wanted = DCOMMI_HIER_CHUNK;
-        most = DCOMMI_HIER_DEFAULT_CHUNKS;
-    }
-    wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
-    dcommi_hier_cut cut = {.shards = shards};
-    cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-    cut.chunks = dcommi_ceil_div(total, cut.chunk);
-    cut.length[0] = cut.chunk;
-    cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
-    cut.shards = (int)dcommi_max64(
-        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
-    return cut;
-}
-
-/* Where shard k of a chunk of `length` bytes begins, and how long it is. */
-static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
-                                 int k, int64_t *bytes)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(h->s->dtype);
-    int64_t block = dcommi_partition_make(length, cut->shards, 0, element).block;
-    int64_t begin = dcommi_min64(k * block, length);
-    *bytes = dcommi_min64(block, length - begin);
-    return begin;
-}
-
-static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
-{
-    return p->copies || p->plan[kind] != NULL;
-}
-
-/* Chunk `first`, `first` + step * i[depth]. */
-static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
-                                       int64_t step, int depth)
-{
-    o.offset = dcommi_plus(o.offset, first * cut->chunk);
-    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
-    return o;
-}
-
-static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
-                                     int depth)
-{
-    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
-                    : dcommi_const(base + per * first);
-}
-
-/* One phase of the chunks first, first + step, ... */
-static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
-                                   const dcommi_hier_cut *cut, int lane, int64_t first,
-                                   int64_t step, int depth)
-{
-    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
-    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
-    if (p->plan[kind] == NULL) {
-        dcommi_copy(h->b, lane, out, in, 0);
-        return;
-    }
-    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
-                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
-    if (call != NULL) {
-        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
-        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
-    }
-}
-
-/* All phases of every flows-th chunk from `flow` on. */
-static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
-                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
-{
-    dcommi_builder *b = h->b;
-    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
-    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
-    bool last = whole < cut->chunks && whole % flows == flow;
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        int lane = DCOMMI_HIER_PHASES * flow + i;
-        for (int kind = 0; kind < 2; kind++) {
-            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
-                continue;
-            }
-            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
-            int before = i - 1;
-            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
-                before--;
-            }
-            int d = dcommi_loop_many(b, lane, count);
-            if (before >= 0) {
-                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
-                dcommi_await(b, lane, done[before],
-                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
-            }
-            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
-            if (i + 1 < DCOMMI_HIER_PHASES) {
-                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
-            }
-            dcommi_end_many(b, lane, count);
-        }
-    }
-}
-
-/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
- * it needs is the same in groups of any size. */
-static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
-                                         const dcommi_hier_cut *cut)
-{
-    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
-                                                  DCOMMI_HIER_AFTER};
-    dcommi_builder *b = h->b;
-    int flows = cut->chunks > 1 ? 2 : 1;
-    if (b->status < 0) {
-        return b->status;
-    }
-    uint16_t done[2][DCOMMI_HIER_PHASES];
-    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
-        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
-    }
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        dcommi_hier_phase *p = &phase[order[i]];
-        for (int kind = 0; kind < 2; kind++) {
-            const dcomm_plan *plan = p->plan[kind];
-            if (plan != NULL) {
-                p->tags = dcommi_max64(p->tags, plan->ntags);
-                p->counters = dcommi_max64(p->counters, plan->ncounters);
-                p->slots = dcommi_max64(p->slots, plan->nslots);
-            }
-        }
-        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
-        p->counter = b->head.ncounters;
-        p->slot = b->head.nslots;
-        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
-        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
-    }
-    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: %" PRIu32
-                           " exposed regions, more than %d; use a larger chunk_bytes",
-                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
-    }
-    for (int flow = 0; flow < flows; flow++) {
-        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
-    }
-    return b->status;
-}
-
-/* ---- the phases ---- */
-
-/* All of a chunk, from chunk 0 on. */
-static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
-{
-    return dcommi_span(space, 0, cut->length[kind]);
-}
-
-/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
- * broadcast's root. from: where the root's shard lies. */
-static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               const int64_t *owners, int index, int root, dcomm_space from,
-                               dcommi_hier_phase *p)
-{
-    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t longest, bytes, begin;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
-        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
-        sub.root = root;
-        sub.chunk_bytes = DCOMMI_HIER_GRAIN;
-        sub.in_place = from == DCOMM_SPACE_OUT;
-        /* The first shard is the longest: its counters and slots are enough for all. */
-        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
-        if (plan == NULL) {
-            return;
-        }
-        p->tags = dcommi_max64(p->tags, plan->ntags);
-        p->counters = dcommi_max64(p->counters, plan->ncounters);
-        p->slots = dcommi_max64(p->slots, plan->nslots);
-        bytes = 0;
-        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
-        if (bytes != longest) {
-            dcommi_free(plan);
-            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
-            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
-        }
-        if (plan == NULL) {
-            continue;
-        }
-        p->plan[kind] = dcommi_build_adopt(h->b, plan);
-        p->in[kind] = dcommi_span(from, begin, bytes);
-        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
-    }
-}
-
-/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
- * of the group. in: where the chunk lies before; OUT means in place. */
-static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
-{
-    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
-    size_t element = dcomm_dtype_size(h->s->dtype);
-    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
-    if (counts == NULL) {
-        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
-        return;
-    }
-    p->group = group;
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t length = cut->length[kind], at = 0, bytes;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
-        sub.root = root;
-        sub.in_place = in == DCOMM_SPACE_OUT;
-        sub.count = (size_t)length / element;
-        if (shards) {
-            for (int i = 0; i < h->size; i++) {
-                bytes = 0;
-                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
-                counts[i] = (size_t)bytes / element;
-                counts[h->size + i] = (size_t)at / element;
-            }
-            sub.counts = counts;
-            sub.displs = counts + h->size;
-        }
-        int64_t out = length;
-        p->in[kind] = dcommi_hier_whole(cut, in, kind);
-        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
-        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
-            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
-            out = dcommi_shape_bytes(&sub, counts[h->index]);
-            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
-        }
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
-        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
-    }
-    dcommi_free(counts);
-}
-
-/* ---- all-reduce ---- */
-
-static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
-{
-    for (int k = 0; k < h->ngroups; k++) {
-        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
-    }
-}
-
-static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
-{
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
-    dcomm_space in = dcommi_input_of(h->s, 0).space;
-    int index = h->index < cut.shards ? h->index : -1;
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_hier_owners(h, index, owners);
-    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
-                       &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
-    if (h->size > 1) {
-        bool one = cut.shards == 1;
-        int64_t group = dcommi_hier_local_table(h);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
-                           group, before);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
-                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
-    } else if (!h->s->in_place) {
-        before->copies = true;
-        for (int kind = 0; kind < 2; kind++) {
-            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
-            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
-        }
-    }
-    return dcommi_hier_pipeline(h, phase, &cut);
-}
-
-/* ---- broadcast ---- */
-
-static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
-    int home = 0, place = 0; /* the root's group, and its place there */
-    for (int k = 0; k < h->ngroups; k++) {
-        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
-            if (dcommi_hier_rank(h, k, i) == s->root) {
-                home = k;
-                place = i;
-            }
-        }
-    }
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    bool one = cut.shards == 1, at_home = h->group == home;
-    int index = h->index < cut.shards ? h->index : -1;
-    int leader = at_home ? place : 0;
-    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
-    dcommi_hier_owners(h, index, owners);
-    if (one) { /* the root leads its group */
-        owners[home] = s->root;
-        index = h->index == leader ? 0 : -1;
-    }
-    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
-                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    if (h->size > 1) {
-        int64_t group = dcommi_hier_local_table(h);
-        if (one) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        } else if (at_home) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
-                               &phase[DCOMMI_HIER_BEFORE]);
-        } else {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        }
-    }
-    return dcommi_hier_pipeline(h, phase, &cut);
-}
-
-/* ---- what is in the table ---- */
-
-typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
-
-static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
-                                    bool leader)
-{
-    dcommi_hier h;
-    bool flat;
-    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
-    if (status == DCOMM_OK) {
-        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
-    }
-    dcommi_hier_close(&h);
-    return status;
-}
-
-static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
-}
-
-static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
-}
-
-static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
-}
-
-static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
-}
-
-static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
-}
-
-static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
-}
-
-static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
-}
-
-/* The hierarchical algorithm of any operation that a group may divide again. */
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
-{
-    switch (s->coll) {
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        return dcommi_hier_reduce_scatter(s, b);
-    case DCOMM_COLL_ALLGATHERV:
-        return dcommi_hier_allgather(s, b);
-    case DCOMM_COLL_BROADCAST:
-        return dcommi_hier_broadcast(s, b);
-    case DCOMM_COLL_ALLTOALL:
-        return dcommi_hier_alltoall(s, b);
-    default:
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "no hierarchical form of operation %d",
-                           (int)s->coll);
-    }
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
-/* algo_misc.h - barrier, gather, scatter, send and receive.
- *
- * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
- * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
- * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
- * carry whole subtrees, ceil(log2 N) steps. */
-#ifndef DCOMMI_ALGO_MISC_H
-#define DCOMMI_ALGO_MISC_H
-
-
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
-{
-    for (int64_t d = 1; d < s->nranks; d *= 2) {
-        uint16_t step = dcommi_build_counter(b);
-        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
-        dcommi_await(b, 0, step, dcommi_const(1));
-    }
-    return b->status;
-}
-
-/* The peer of a send or receive is shape->root; one message, whatever its length. */
-static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
-    if (s->coll == DCOMM_COLL_SEND) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
-    } else {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
-    }
-    return b->status;
-}
-
-/* ---- linear ---- */
-
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
-    if (s->rank != s->root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* ---- binomial ---- */
-
-/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
- * as two where the numbers wrap around, so that the root needs no copy of them. */
-typedef struct dcommi_subtree {
-    int64_t from, to;
-} dcommi_subtree;
-
-static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
-{
-    int64_t low = v == 0 ? s->nranks : v & -v;
-    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
-    return t;
-}
-
-/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
- * order from its start, the others' scratch in order of the relative rank `first` on. */
-static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
-                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
-                                int64_t peer_v, int64_t tag)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
-    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
-                             {dcommi_max64(t.from, wrap), t.to}};
-    for (int i = 0; i < 2; i++) {
-        if (run[i].from >= run[i].to) {
-            continue;
-        }
-        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
-        dcomm_operand blocks =
-            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
-        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
-        if (send) {
-            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        } else {
-            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        }
-    }
-}
-
-static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
-    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0 && leaf) {
-        space = DCOMM_SPACE_IN;
-    } else if (v > 0) {
-        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-    }
-    for (int64_t d = 1; v + d < mine.to; d *= 2) {
-        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
-    }
-    dcommi_fence(b, 0);
-    if (v > 0) {
-        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
-    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0) {
-        if (leaf) {
-            space = DCOMM_SPACE_OUT;
-        } else {
-            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-        }
-        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    while (v + 2 * top < mine.to) {
-        top *= 2;
-    }
-    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
-        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-#endif
-
-static const dcommi_algo dcommi_algo_table[] = {
-    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
-     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
-    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
-     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
-    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
-     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
-     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
-     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, "1 step; (N-1) S per rank",
-     "direct exchange"},
-    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, "2 steps; 2(N-1)/N S per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
-     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
-    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false,
-     "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
-     "Jia et al. 2018; Cho et al. 2019"},
-    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
-     "as hier, by one rank of each host; 2(M-1)/M S per host between hosts", "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
-     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
-     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
-     "1 step; N-1 blocks per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
-     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
-     "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
-     "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
-     "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
-     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
-     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
-     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
-     "1 step; all blocks but one per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
-     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
-     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
-     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
-     "1 step; N-1 times the own block per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
-     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
-     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
-     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
-     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
-    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false,
-     "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
-     "across hosts by one rank of each, within; about S per host between hosts",
-     "Karonis et al. 2000"},
-    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
-     "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
-     "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
-     "direct exchange"},
-    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, "1 step; the own block per rank",
-     "direct exchange"},
-    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
-     "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
-     "1 step; all blocks but one at the root", "direct exchange"},
-    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
-     "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, "1 step; the own block per rank",
-     "direct exchange"},
-    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
-     "1 step; all blocks but one at the root", "direct exchange"},
-    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
-     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false,
-     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
-    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
-     "direct exchange"},
-    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
-     "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
-     "Traeff and Hunold 2020"},
-    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
-     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false,
-     "1 step; all blocks but the own per rank", "direct exchange"},
-    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
-     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
-    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
-    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
-};
-
-enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
-
-/* The i-th algorithm of an operation, NULL past the last one. */
-static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
-{
-    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
-            return &dcommi_algo_table[k];
-        }
-    }
-    return NULL;
-}
-
-/* An algorithm by name, NULL when the operation has none such. */
-static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
-{
-    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        if (dcommi_algo_table[k].coll == coll && strcmp(dcommi_algo_table[k].name, name) == 0) {
-            return &dcommi_algo_table[k];
-        }
-    }
-    return NULL;
-}
-
-#endif
-
-#define DCOMMI_CHOICES 256             /* remembered */
-#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
-#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
-#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
-
-typedef struct dcommi_chooser {
-    dcomm_tuning tuning;
-    dcommi_terrain terrain;
-    struct dcommi_choice {
-        uint64_t key; /* 0: none */
-        const dcommi_algo *algo;
-    } choice[DCOMMI_CHOICES];
-} dcommi_chooser;
-
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p);
-static int64_t dcommi_shape_size(const dcommi_shape *s);
-
-/* The groups must outlive the chooser. */
-static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
-                                       const dcomm_tuning *tuning)
-{
-    DCOMMI_TRY(dcommi_tuning_check(tuning));
-    memset(c->choice, 0, sizeof c->choice);
-    c->tuning = *tuning;
-    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
-}
-
-/* ---- what is priced ---- */
-
-/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
- * does not price them all. */
-static int64_t dcommi_choice_grid(int64_t bytes)
-{
-    int64_t step = 1;
-    while (bytes >= 8 * step) {
-        step *= 2;
-    }
-    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
-}
-
-/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
- * (which ranks need not agree on), from rank 0. */
-static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
-{
-    dcommi_shape q = *s;
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
-    switch (s->coll) {
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        q.coll = DCOMM_COLL_REDUCE_SCATTER;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        q.coll = DCOMM_COLL_ALLGATHER;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        q.coll = DCOMM_COLL_ALLTOALL;
-        bytes = DCOMMI_CHOICE_UNKNOWN;
-        break;
-    default:
-        break;
-    }
-    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
-    q.in_place = false;
-    q.root = 0;
-    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
-    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
-    return q;
-}
-
-typedef struct dcommi_priced_plans {
-    dcommi_shape shape;
-    const dcommi_algo *algo;
-} dcommi_priced_plans;
-
-static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
-{
-    dcommi_priced_plans *p = user;
-    dcomm_plan *plan = NULL;
-    p->shape.rank = rank;
-    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
-    *plan_p = plan;
-    return status;
-}
-
-static void dcommi_choice_put(void *user, const dcomm_plan *plan)
-{
-    (void)user;
-    dcommi_free((void *)(uintptr_t)plan);
-}
-
-/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
- */
-static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
-                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
-                                        dcommi_price *price)
-{
-    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
-    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
-    if (s->rank_order && !algo->rank_order) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "it cannot fold in rank order, which deterministic asks for");
-    }
-    if (p.shape.coll != s->coll) {
-        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
-    }
-    if (p.algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
-                           dcomm_coll_name(p.shape.coll), algo->name);
-    }
-    return dcommi_price_plans(t, &plans, limit, budget, price);
-}
-
-/* ---- the choice ---- */
-
-static uint64_t dcommi_choice_key(const dcommi_shape *s)
-{
-    dcommi_shape q = dcommi_choice_shape(s);
-    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
-                              (uint64_t)q.count);
-    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
-}
-
-/* The model is not so exact that a price a little lower meant anything. */
-#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-
-/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. */
-static int dcommi_choice_favour(const dcommi_algo *algo)
-{
-    static const char *const names[] = {
-        "one_shot", "direct", "halving_doubling",  "linear",   "pairwise", "recursive_doubling",
-        "hier",     "ring",   "recursive_halving", "two_shot", "bruck",    "hier_leader"};
-    int n = (int)(sizeof names / sizeof *names);
-    for (int i = 0; i < n; i++) {
-        if (strcmp(algo->name, names[i]) == 0) {
-            return i;
-        }
-    }
-    return n;
-}
-
-/* The cheapest algorithm; NULL without memory, or where there is none. */
-static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
-{
-    if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
-        return dcommi_algo_at(s->coll, 0);
-    }
-    uint64_t key = dcommi_choice_key(s);
-    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
-    if (known->key == key) {
-        return known->algo;
-    }
-    const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, prices[DCOMMI_ALGO_COUNT];
-    char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
-    for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
-        dcommi_price price;
-        const dcommi_algo *algo = &dcommi_algo_table[i];
-        prices[i] = INT64_MAX;
-        if (algo->coll == s->coll &&
-            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
-            !price.over) {
-            prices[i] = price.ps;
-            cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
-        }
-    }
-    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
-        const dcommi_algo *algo = &dcommi_algo_table[i];
-        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN &&
-            (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
-            best = algo;
-        }
-    }
-    memcpy(dcommi_message, kept, sizeof kept);
-    for (int i = 0; best == NULL && dcommi_algo_at(s->coll, i) != NULL; i++) {
-        const dcommi_algo *algo = dcommi_algo_at(s->coll, i); /* too many ranks to price any */
-        best = !s->rank_order || algo->rank_order ? algo : NULL;
-    }
-    known->key = key;
-    known->algo = best;
-    return best;
-}
-
-/* The choice of a plan that is for no communicator: by the built-in numbers. */
-static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
-{
-    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
-    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
-    dcomm_tuning tuning;
-    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
-        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
-    }
-    key |= 1;
-    if (last.key == key) {
-        return last.algo;
-    }
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
-    dcomm_tuning_default(&tuning);
-    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
-        dcommi_free(c);
-        return NULL;
-    }
-    last.algo = dcommi_choose(c, s);
-    last.key = key;
-    dcommi_free(c);
-    return last.algo;
-}
-
-#endif
-
-/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
- * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
-static int64_t dcommi_shape_size(const dcommi_shape *s)
-{
-    size_t count = s->count;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        return 0;
-    }
-    if (s->counts != NULL) {
-        count = 0;
-        for (int r = 0; r < s->nranks; r++) {
-            count = s->counts[r] > count ? s->counts[r] : count;
-        }
-    }
-    return dcommi_shape_bytes(s, count);
-}
-
-/* Names of the algorithms of an operation, or of those that fold in rank order. */
-static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    const dcommi_algo *algo;
-    for (int i = 0; (algo = dcommi_algo_at(coll, i)) != NULL && at + 1 < len; i++) {
-        if (algo->rank_order || !rank_order) {
-            at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
-        }
-    }
-}
-
-/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
- * is no communicator. */
-static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
-                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
-{
-    char names[256];
-    bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
-    const dcommi_algo *algo = chosen ? NULL : dcommi_algo_find(s->coll, name);
-    if (algo == NULL && !chosen && !soft) {
-        dcommi_algo_names(s->coll, false, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no algorithm \"%s\"; it has %s",
-                           dcomm_coll_name(s->coll), name, names);
-    }
-    if (algo == NULL) {
-        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
-    }
-    if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
-                           dcomm_coll_name(s->coll));
-    }
-    if (s->rank_order && !algo->rank_order) {
-        dcommi_algo_names(s->coll, true, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "algorithm %s cannot fold in rank order, which deterministic asks for; "
-                           "%s can",
-                           algo->name, names);
-    }
-    *algo_p = algo;
-    return DCOMM_OK;
-}
-
-/* Whether the result of an operation depends on the order of folds. */
-static inline bool dcommi_coll_folds(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
-           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
-}
-
-/* ---- the plan ---- */
-
-/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
-static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
-    int64_t mine = 0, total = 0, end = 0, send_end = 0;
-    bool root = s->rank == s->root;
-    if (s->counts != NULL) {
-        mine = (int64_t)s->counts[s->rank] * element;
-        for (int r = 0; r < s->nranks; r++) {
-            total += (int64_t)s->counts[r] * element;
-            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
-            if (s->send_counts != NULL) {
-                send_end = dcommi_max64(send_end,
-                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
-            }
-        }
-    }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        *in = *out = one;
-        break;
-    case DCOMM_COLL_REDUCE:
-        *in = one;
-        *out = root ? one : 0;
-        break;
-    case DCOMM_COLL_BROADCAST:
-        *in = root ? one : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-        *in = all;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLGATHER:
-        *in = one;
-        *out = all;
-        break;
-    case DCOMM_COLL_GATHER:
-        *in = one;
-        *out = root ? all : 0;
-        break;
-    case DCOMM_COLL_SCATTER:
-        *in = root ? all : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        *in = *out = all;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        *in = total;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        *in = mine;
-        *out = end;
-        break;
-    case DCOMM_COLL_GATHERV:
-        *in = mine;
-        *out = root ? end : 0;
-        break;
-    case DCOMM_COLL_SCATTERV:
-        *in = root ? end : 0;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        *in = send_end;
-        *out = end;
-        break;
-    case DCOMM_COLL_SEND:
-        *in = one;
-        *out = 0;
-        break;
-    case DCOMM_COLL_RECV:
-        *in = 0;
-        *out = one;
-        break;
-    default:
-        *in = *out = 0;
-        break;
-    }
-    if (s->in_place) { /* both lie in OUT, which is the longer one */
-        *out = dcommi_max64(*in, *out);
-    }
-}
-
-/* Whether no rank moves a byte. Every rank comes to the same answer. */
-static bool dcommi_shape_empty(const dcommi_shape *s)
-{
-    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
-        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
-        return false; /* counts may differ between ranks, which only a message shows */
-    }
-    return dcommi_shape_size(s) == 0;
-}
-
-/* One rank alone: its output is its input. */
-static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
-    if (s->counts != NULL) {
-        bytes = (int64_t)s->counts[0] * element;
-        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
-        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
-                     s->coll == DCOMM_COLL_ALLTOALLV
-                 ? (int64_t)s->displs[0] * element
-                 : 0;
-        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
-    }
-    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, to, bytes),
-                    dcommi_span(DCOMM_SPACE_IN, from, bytes), 0);
-    }
-}
-
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p)
-{
-    dcommi_builder b;
-    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    if (s->nranks == 1) {
-        dcommi_make_alone(s, &b);
-    } else if (!dcommi_shape_empty(s)) {
-        dcomm_status status = algo->make(s, &b);
-        if (status < 0) {
-            dcommi_build_discard(&b);
-            return status;
-        }
-    }
-    return dcommi_build_finish(&b, plan_p);
-}
-
-/* ---- pre-multiplied sum ---- */
-
-static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    double factor;
-    (void)nsrc;
-    if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(&factor, src[1], sizeof factor);
-    dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor);
-    return DCOMM_OK;
-}
-
-static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
-
-/* scratch <- factor * input, then the sum of that: word 0 is the factor, which may differ by rank.
- * `inner` reads its input from IN. */
-static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
-                                       dcomm_plan **plan_p)
-{
-    dcommi_builder b;
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = 1;
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
-    b.head.kernels = dcommi_scale_kernels;
-    b.head.nkernels = 1;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcommi_build_scratch(&b, bytes);
-    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
-    if (step != NULL) {
-        dcomm_operand src[2] = {
-            dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
-        step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(&b, &r, 1);
-    }
-    dcommi_call(&b, 0, inner, group, dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                dcommi_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcommi_const(0));
-    return dcommi_build_finish(&b, plan_p);
-}
-
-#endif
 
 /* ---- making and freeing ---- */
 
@@ -32267,6 +33698,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 
 static void dcommi_comm_free(dcomm_comm *comm)
 {
+    dcommi_coded_free_all(comm);
     while (comm->free_runs != NULL) {
         dcommi_run *run = comm->free_runs;
         comm->free_runs = run->next;
@@ -33849,6 +35281,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
+    if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
+                        coll != DCOMM_COLL_ALLREDUCE)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
+                           name);
+    }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
     s->rank = comm->rank;
@@ -33897,7 +35334,11 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
-    h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    if (s->coding != NULL) {
+        h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
+    } else {
+        h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    }
     if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
         uint64_t key[2] = {h, h};
         dcommi_mix_counts(key, s->counts, s->nranks);
@@ -33916,6 +35357,10 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
                            .chunk = (uint64_t)s->chunk_bytes};
     for (; algo != NULL && *algo != 0; algo++) {
         key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
+    }
+    if (s->coding != NULL) {
+        key.counts[0] = s->coding->hash;
+        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -34012,7 +35457,18 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
+    if (s->coding != NULL && s->apart) {
+        dcommi_shape sum = *s;
+        sum.dtype = DCOMM_F32;
+        sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
+        sum.in_place = true;
+        DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
+        dcomm_status status = dcommi_plan_coded(s, inner, &plan);
+        if (status < 0) {
+            dcommi_free(inner);
+            return status;
+        }
+    } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
         sum.in_place = false;
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
@@ -34140,7 +35596,8 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
-                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0);
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
+                            opts->codec == NULL && opts->feedback == NULL);
 }
 
 /* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
@@ -34201,10 +35658,20 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
             dcommi_token_release(comm->context);
         }
     }
-    dcommi_run *run = dcommi_run_of(comm, cached, in, out);
-    if (run == NULL) {
+    dcommi_coded *coded = NULL;
+    if (s->coding != NULL) {
+        status = dcommi_coded_new(comm, opts, &coded);
+    }
+    dcommi_run *run = NULL;
+    if (status < 0) {
+        dcommi_cached_release(comm, cached);
+    } else if ((run = dcommi_run_of(comm, cached, in, out)) == NULL) {
+        dcommi_coded_drop(comm, coded);
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    if (status < 0) {
         dcommi_comm_unlock(comm);
-        return DCOMM_ERR_NO_MEMORY;
+        return status;
     }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
     if (p2p < 0) {
@@ -34215,6 +35682,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
+    }
+    if (coded != NULL) {
+        dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        run->coded = coded;
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
@@ -34371,6 +35842,10 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
+              (uintptr_t)recvbuf % 4 != 0;
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
 }
 
@@ -35195,6 +36670,20 @@ DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *i
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
+                           dcomm_coll_name(coll), i);
+    }
+    *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
+    return DCOMM_OK;
+}
+
 /* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:
  * recv counts, recv displacements, send counts, send displacements. */
 static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nranks)
@@ -35244,6 +36733,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
         dcommi_shape_begin(&fake, spec->coll, spec->count, spec->dtype, op, spec->root, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
@@ -35291,7 +36782,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
         return dcommi_fail(DCOMM_ERR_INVALID, "algo_p is NULL");
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
     dcomm_status status =
@@ -35319,7 +36812,9 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
     int n = 0;
     bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
                                                        DCOMMI_CHOICE_BUDGET, &best) >= 0;
-    for (; (algo = dcommi_algo_at(s->coll, n)) != NULL; n++) {
+    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
+           NULL;
+         n++) {
         if (n >= max) {
             continue;
         }
@@ -35374,7 +36869,9 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
 {
     dcommi_shape s;
     opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
@@ -35390,6 +36887,7 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
 {
     dcomm_tuning usual;
     dcommi_shape s;
+    dcommi_coding coding;
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
@@ -35407,6 +36905,9 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
         c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, fake.groups, nranks, tuning);
     if (status >= 0) {
         status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
+    }
+    if (status >= 0) {
+        status = dcommi_coded_begin(&s, opts, &coding);
     }
     if (status >= 0) {
         status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
@@ -36148,6 +37649,11 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR
 #undef DCOMMI_CODEC_AHEAD
+#undef DCOMMI_CODED_CHUNK
+#undef DCOMMI_CODED_CHUNKS
+#undef DCOMMI_CODED_MIN
+#undef DCOMMI_CODED_TRACKS
+#undef DCOMMI_CODED_WINDOW
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE

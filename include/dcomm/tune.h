@@ -21,11 +21,15 @@ typedef struct dcomm_algo_info {
 /* The i-th algorithm of an operation, for i = 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
+/* The same of those that run where opts.codec compresses. */
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+
 /* One rank's plan for an operation, as the engine would run it: arguments as in
  * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
- * lanes and chunk_bytes. Free with dcomm_plan_destroy.
- * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
- * cannot do this: the sentence says why). */
+ * lanes, chunk_bytes and codec (a compressed plan is for looking at: what a run brings along for
+ * its codec is not in it). Free with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown
+ * algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says
+ * why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p);
