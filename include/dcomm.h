@@ -1944,6 +1944,7 @@ typedef struct dcommi_encoding {
     unsigned char *wire; /* max_bytes are there */
     size_t bytes;        /* written: set by the codec */
     void *workspace;     /* as long as ops->workspace says, aligned to 64 */
+    void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
     dcomm_codec_report report;
 } dcommi_encoding;
 
@@ -1984,6 +1985,8 @@ struct dcommi_codec_ops {
                            dcommi_encoding *call);
     /* granule, omega, contraction; the rest is filled in. NULL: 1, NaN, NaN. */
     void (*info)(const dcomm_codec *codec, size_t count, dcomm_codec_info *info);
+    /* Bytes that encode may remember from one step of a tensor to the next. NULL: none. */
+    size_t (*state)(const dcomm_codec *codec, size_t count);
 };
 
 /* ---- for codecs to share ---- */
@@ -6014,760 +6017,8 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 #ifndef DCOMMI_CPU_TOPK_SCAN_H
 #define DCOMMI_CPU_TOPK_SCAN_H
 
-/* ==== kernels/cpu.h ======================================================================== */
-/* cpu.h - the folds of the instruction set that this machine runs. */
-#ifndef DCOMMI_CPU_H
-#define DCOMMI_CPU_H
-
-/* ==== kernels/cpu_portable.h =============================================================== */
-/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
-#ifndef DCOMMI_CPU_PORTABLE_H
-#define DCOMMI_CPU_PORTABLE_H
-
-
-#include <stdbool.h>
-#include <stddef.h>
-
-/* What a fold kernel may do to the caches. */
-enum {
-    DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
-    DCOMMI_FOLD_AHEAD = 2   /* ask for the sources ahead of time */
-};
-
-/* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
- * average; the factor of a scaling). dst may equal any src. */
-typedef void (*dcommi_fold_fn)(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
-                               size_t len, double scalar, unsigned how);
-
-/* The kernels of one dtype. */
-typedef enum dcommi_fold_kind {
-    DCOMMI_FOLD_SUM = 0,
-    DCOMMI_FOLD_PROD = 1,
-    DCOMMI_FOLD_MIN = 2,
-    DCOMMI_FOLD_MAX = 3,
-    DCOMMI_FOLD_SCALE = 4, /* nsrc is 1 */
-    DCOMMI_FOLD_KINDS = 5
-} dcommi_fold_kind;
-
-#define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
-
-/* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
-#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                           \
-    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n, \
-        double scalar)                                                                         \
-    {                                                                                          \
-        (void)scalar;                                                                          \
-        ACC acc[DCOMMI_PORT_BLOCK];                                                            \
-        const unsigned char *from = src[0] + at;                                               \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x;                                                                          \
-            memcpy(&x, from + i * sizeof x, sizeof x);                                         \
-            acc[i] = LOAD(x);                                                                  \
-        }                                                                                      \
-        for (size_t s = 1; s < nsrc; s++) {                                                    \
-            from = src[s] + at;                                                                \
-            for (size_t i = 0; i < n; i++) {                                                   \
-                STORED x;                                                                      \
-                memcpy(&x, from + i * sizeof x, sizeof x);                                     \
-                acc[i] = OP(acc[i], LOAD(x));                                                  \
-            }                                                                                  \
-        }                                                                                      \
-        for (size_t i = 0; i < n; i++) {                                                       \
-            STORED x = STORE(FINISH(acc[i], scalar));                                          \
-            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                     \
-        }                                                                                      \
-    }                                                                                          \
-    static void dcommi_port_fold_##NAME(unsigned char *dst, const unsigned char *const *src,   \
-                                        size_t nsrc, size_t len, double scalar, unsigned how)  \
-    {                                                                                          \
-        (void)how;                                                                             \
-        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                               \
-        size_t at = 0;                                                                         \
-        for (; len - at >= block; at += block) {                                               \
-            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);            \
-        }                                                                                      \
-        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);      \
-    }
-
-#define DCOMMI_PORT_SAME(x) (x)
-#define DCOMMI_PORT_DONE(x, scalar) (x)
-#define DCOMMI_PORT_ADD(a, b) ((a) + (b))
-#define DCOMMI_PORT_MUL(a, b) ((a) * (b))
-#define DCOMMI_PORT_LESS(a, b) ((a) < (b) ? (a) : (b))
-#define DCOMMI_PORT_MORE(a, b) ((a) > (b) ? (a) : (b))
-
-#define DCOMMI_PORT_FLOAT(DTYPE, STORED, ACC, LOAD, WIDE, STORE)                                  \
-    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_finish,     \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, ACC, LOAD, DCOMMI_PORT_MUL, dcommi_##WIDE##_finish,    \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, ACC, LOAD, dcommi_##WIDE##_min, dcommi_##WIDE##_finish, \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, ACC, LOAD, dcommi_##WIDE##_max, dcommi_##WIDE##_finish, \
-                     STORE)                                                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_scale,    \
-                     STORE)
-
-DCOMMI_PORT_FLOAT(f64, double, double, DCOMMI_PORT_SAME, f64, DCOMMI_PORT_SAME)
-DCOMMI_PORT_FLOAT(f32, float, float, DCOMMI_PORT_SAME, f32, DCOMMI_PORT_SAME)
-DCOMMI_PORT_FLOAT(f16, uint16_t, float, dcommi_f16_to_f32, f32, dcommi_f32_to_f16)
-DCOMMI_PORT_FLOAT(bf16, uint16_t, float, dcommi_bf16_to_f32, f32, dcommi_f32_to_bf16)
-
-/* Sums and products of signed integers are those of unsigned ones. */
-#define DCOMMI_PORT_UINT(DTYPE, STORED, CAST, FACTOR)                                             \
-    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, STORED, CAST, DCOMMI_PORT_ADD, DCOMMI_PORT_DONE, CAST)  \
-    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, STORED, CAST, DCOMMI_PORT_MUL, DCOMMI_PORT_DONE, CAST) \
-    DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)
-
-#define DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)                                                 \
-    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_LESS,          \
-                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_MORE,          \
-                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
-    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_ADD, FACTOR, \
-                     DCOMMI_PORT_SAME)
-
-#define DCOMMI_PORT_U8(x) ((uint8_t)(x))
-#define DCOMMI_PORT_SCALE_I8(x, f) \
-    ((int8_t)dcommi_scale_signed((f) * (double)(x), INT8_MIN, INT8_MAX, 128.0))
-#define DCOMMI_PORT_SCALE_I32(x, f) \
-    ((int32_t)dcommi_scale_signed((f) * (double)(x), INT32_MIN, INT32_MAX, 2147483648.0))
-#define DCOMMI_PORT_SCALE_I64(x, f) \
-    dcommi_scale_signed((f) * (double)(x), INT64_MIN, INT64_MAX, 9223372036854775808.0)
-#define DCOMMI_PORT_SCALE_U8(x, f) \
-    ((uint8_t)dcommi_scale_unsigned((f) * (double)(x), UINT8_MAX, 256.0))
-#define DCOMMI_PORT_SCALE_U32(x, f) \
-    ((uint32_t)dcommi_scale_unsigned((f) * (double)(x), UINT32_MAX, 4294967296.0))
-#define DCOMMI_PORT_SCALE_U64(x, f) \
-    dcommi_scale_unsigned((f) * (double)(x), UINT64_MAX, 18446744073709551616.0)
-
-DCOMMI_PORT_UINT(u8, uint8_t, DCOMMI_PORT_U8, DCOMMI_PORT_SCALE_U8)
-DCOMMI_PORT_UINT(u32, uint32_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U32)
-DCOMMI_PORT_UINT(u64, uint64_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U64)
-DCOMMI_PORT_INT(i8, int8_t, DCOMMI_PORT_SCALE_I8)
-DCOMMI_PORT_INT(i32, int32_t, DCOMMI_PORT_SCALE_I32)
-DCOMMI_PORT_INT(i64, int64_t, DCOMMI_PORT_SCALE_I64)
-
-/* Kernels of `ISA` in the order of dcommi_fold_kind; A signs as itself, U as its unsigned kin. */
-#define DCOMMI_FOLD_ROW(ISA, A, U, SCALE)                                 \
-    {                                                                     \
-        dcommi_##ISA##_fold_##U##_sum, dcommi_##ISA##_fold_##U##_prod,    \
-            dcommi_##ISA##_fold_##A##_min, dcommi_##ISA##_fold_##A##_max, \
-            dcommi_##SCALE##_fold_##A##_scale                             \
-    }
-
-/* In the order of dcomm_dtype. SIMD does not pay for scaled integers, which few use. */
-#define DCOMMI_FOLD_TABLE(ISA)                                                          \
-    {                                                                                   \
-        DCOMMI_FOLD_ROW(ISA, f64, f64, ISA), DCOMMI_FOLD_ROW(ISA, f32, f32, ISA),       \
-            DCOMMI_FOLD_ROW(ISA, f16, f16, ISA), DCOMMI_FOLD_ROW(ISA, bf16, bf16, ISA), \
-            DCOMMI_FOLD_ROW(ISA, i8, u8, port), DCOMMI_FOLD_ROW(ISA, u8, u8, port),     \
-            DCOMMI_FOLD_ROW(ISA, i32, u32, port), DCOMMI_FOLD_ROW(ISA, u32, u32, port), \
-            DCOMMI_FOLD_ROW(ISA, i64, u64, port), DCOMMI_FOLD_ROW(ISA, u64, u64, port)  \
-    }
-
-static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(port);
-
-#endif
-
 
 #if defined(__x86_64__)
-/* ==== kernels/cpu_avx2.h =================================================================== */
-/* cpu_avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
-#ifndef DCOMMI_CPU_AVX2_H
-#define DCOMMI_CPU_AVX2_H
-
-/* ==== kernels/cpu_simd.h =================================================================== */
-/* cpu_simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
- *
- * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
- * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
- * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
- * never meet in one kernel, so that no compiler can fuse them. */
-#ifndef DCOMMI_CPU_SIMD_H
-#define DCOMMI_CPU_SIMD_H
-
-
-#include <immintrin.h>
-
-/* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
- * slower). */
-#define DCOMMI_SIMD_AHEAD 12288
-
-/* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
- * would live in memory. */
-#define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
-
-#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
-    dcommi_##ISA##_##STORE(                               \
-        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
-
-#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
-    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
-
-#define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
-    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
-        double scalar)                                                                            \
-    {                                                                                             \
-        dcommi_##ISA##_##KIND acc =                                                               \
-            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
-        for (size_t s = 1; s < nsrc; s++) {                                                       \
-            acc =                                                                                 \
-                OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
-        }                                                                                         \
-        dcommi_##ISA##_store_part(                                                                \
-            dst + i, n,                                                                           \
-            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
-    }                                                                                             \
-    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
-        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
-        double scalar, unsigned how)                                                              \
-    {                                                                                             \
-        const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
-        const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
-        size_t i = 0;                                                                             \
-        if (stream) {                                                                             \
-            size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
-            for (size_t n = 0; i < head; i += n) {                                                \
-                n = head - i < wide ? head - i : wide;                                            \
-                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
-            }                                                                                     \
-        }                                                                                         \
-        for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
-            const unsigned char *from = src[0] + i;                                               \
-            dcommi_##ISA##_##KIND a0 = DCOMMI_SIMD_GET(ISA, KIND, from);                          \
-            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + wide);                   \
-            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
-            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
-            if (how & DCOMMI_FOLD_AHEAD) {                                                        \
-                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
-            }                                                                                     \
-            for (size_t s = 1; s < nsrc; s++) {                                                   \
-                from = src[s] + i;                                                                \
-                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
-                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
-                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
-                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
-                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
-                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
-                }                                                                                 \
-            }                                                                                     \
-            if (stream) {                                                                         \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
-            } else {                                                                              \
-                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
-            }                                                                                     \
-        }                                                                                         \
-        for (size_t n = 0; i < len; i += n) {                                                     \
-            n = len - i < wide ? len - i : wide;                                                  \
-            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
-        }                                                                                         \
-        if (stream) {                                                                             \
-            _mm_sfence();                                                                         \
-        }                                                                                         \
-    }
-
-#define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_prod, KIND, dcommi_##ISA##_##KIND##_mul, finish)  \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_min, KIND, dcommi_##ISA##_##KIND##_least, finish) \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_max, KIND, dcommi_##ISA##_##KIND##_most, finish)  \
-    DCOMMI_SIMD_FOLD(ISA, KIND##_scale, KIND, dcommi_##ISA##_##KIND##_add, scale)
-
-/* A pair of f32 vectors takes each operation half by half. */
-#define DCOMMI_SIMD_PAIR_OP(ISA, KIND, OP)                                    \
-    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##OP( \
-        dcommi_##ISA##_##KIND a, dcommi_##ISA##_##KIND b)                     \
-    {                                                                         \
-        a.lo = dcommi_##ISA##_f32_##OP(a.lo, b.lo);                           \
-        a.hi = dcommi_##ISA##_f32_##OP(a.hi, b.hi);                           \
-        return a;                                                             \
-    }
-
-#define DCOMMI_SIMD_PAIR_END(ISA, KIND, FINISH)                                   \
-    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##FINISH( \
-        dcommi_##ISA##_##KIND a, double scalar)                                   \
-    {                                                                             \
-        a.lo = dcommi_##ISA##_f32_##FINISH(a.lo, scalar);                         \
-        a.hi = dcommi_##ISA##_f32_##FINISH(a.hi, scalar);                         \
-        return a;                                                                 \
-    }
-
-#define DCOMMI_SIMD_PAIR(ISA, KIND)         \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, add)     \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, mul)     \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, least)   \
-    DCOMMI_SIMD_PAIR_OP(ISA, KIND, most)    \
-    DCOMMI_SIMD_PAIR_END(ISA, KIND, finish) \
-    DCOMMI_SIMD_PAIR_END(ISA, KIND, scale)
-
-/* Integer lanes in the order that DCOMMI_FOLD_TABLE names them. */
-#define DCOMMI_SIMD_INTS(ISA, A, U, BITS)                                  \
-    DCOMMI_SIMD_FOLD(ISA, U##_sum, int, dcommi_##ISA##_add##BITS, finish)  \
-    DCOMMI_SIMD_FOLD(ISA, U##_prod, int, dcommi_##ISA##_mul##BITS, finish) \
-    DCOMMI_SIMD_FOLD(ISA, U##_min, int, dcommi_##ISA##_min_##U, finish)    \
-    DCOMMI_SIMD_FOLD(ISA, U##_max, int, dcommi_##ISA##_max_##U, finish)    \
-    DCOMMI_SIMD_FOLD(ISA, A##_min, int, dcommi_##ISA##_min_##A, finish)    \
-    DCOMMI_SIMD_FOLD(ISA, A##_max, int, dcommi_##ISA##_max_##A, finish)
-
-#endif
-
-#define DCOMMI_avx2_TARGET __attribute__((target("avx2,f16c")))
-#define DCOMMI_avx2_INLINE DCOMMI_avx2_TARGET __attribute__((always_inline)) static inline
-
-typedef __m256i dcommi_avx2_raw;
-typedef __m256i dcommi_avx2_int;
-typedef __m256 dcommi_avx2_f32;
-typedef __m256d dcommi_avx2_f64;
-typedef struct dcommi_avx2_pair {
-    __m256 lo, hi;
-} dcommi_avx2_pair;
-typedef dcommi_avx2_pair dcommi_avx2_f16;
-typedef dcommi_avx2_pair dcommi_avx2_bf16;
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_load(const unsigned char *p)
-{
-    return _mm256_loadu_si256((const __m256i *)(const void *)p);
-}
-
-DCOMMI_avx2_INLINE void dcommi_avx2_store(unsigned char *p, __m256i v)
-{
-    _mm256_storeu_si256((__m256i *)(void *)p, v);
-}
-
-DCOMMI_avx2_INLINE void dcommi_avx2_stream(unsigned char *p, __m256i v)
-{
-    _mm256_stream_si256((__m256i *)(void *)p, v);
-}
-
-/* The lines of four vectors. */
-DCOMMI_avx2_INLINE void dcommi_avx2_ahead(const unsigned char *at)
-{
-    const char *p = (const char *)at;
-    _mm_prefetch(p, _MM_HINT_T1);
-    _mm_prefetch(p + 64, _MM_HINT_T1);
-}
-
-/* 1 <= n <= 32 bytes; the rest of the vector is zero. */
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
-{
-    if (n == sizeof(__m256i)) {
-        return dcommi_avx2_load(p);
-    }
-    unsigned char whole[sizeof(__m256i)] = {0};
-    memcpy(whole, p, n);
-    return dcommi_avx2_load(whole);
-}
-
-DCOMMI_avx2_INLINE void dcommi_avx2_store_part(unsigned char *p, size_t n, __m256i v)
-{
-    if (n == sizeof(__m256i)) {
-        dcommi_avx2_store(p, v);
-        return;
-    }
-    unsigned char whole[sizeof(__m256i)];
-    dcommi_avx2_store(whole, v);
-    memcpy(p, whole, n);
-}
-
-/* ---- f32, f64 ---- */
-
-#define DCOMMI_AVX2_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_unpack(__m256i v)                       \
-    {                                                                                   \
-        return _mm256_castsi256_##PS(v);                                                \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##KIND##_pack(VEC v)                         \
-    {                                                                                   \
-        return _mm256_cast##PS##_si256(v);                                              \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_add(VEC a, VEC b)                       \
-    {                                                                                   \
-        return _mm256_add_##PS(a, b);                                                   \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_mul(VEC a, VEC b)                       \
-    {                                                                                   \
-        return _mm256_mul_##PS(a, b);                                                   \
-    }                                                                                   \
-    /* See cpu_avx512.h. */                                                             \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_least(VEC a, VEC b)                     \
-    {                                                                                   \
-        return _mm256_or_##PS(_mm256_min_##PS(a, b), _mm256_min_##PS(b, a));            \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_most(VEC a, VEC b)                      \
-    {                                                                                   \
-        VEC most = _mm256_and_##PS(_mm256_max_##PS(a, b), _mm256_max_##PS(b, a));       \
-        return _mm256_or_##PS(most, _mm256_cmp_##PS(a, b, _CMP_UNORD_Q));               \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_canonical(VEC v)                        \
-    {                                                                                   \
-        return _mm256_blendv_##PS(v, _mm256_castsi256_##PS(INT_SET(NAN_BITS)),          \
-                                  _mm256_cmp_##PS(v, v, _CMP_UNORD_Q));                 \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_finish(VEC v, double divisor)           \
-    {                                                                                   \
-        if (divisor > 1) {                                                              \
-            v = _mm256_div_##PS(v, SET((SCALAR)divisor));                               \
-        }                                                                               \
-        return dcommi_avx2_##KIND##_canonical(v);                                       \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_scale(VEC v, double factor)             \
-    {                                                                                   \
-        return dcommi_avx2_##KIND##_canonical(_mm256_mul_##PS(v, SET((SCALAR)factor))); \
-    }
-
-DCOMMI_AVX2_FLOAT(f32, __m256, ps, (int)DCOMMI_F32_NAN, _mm256_set1_ps, _mm256_set1_epi32, float)
-DCOMMI_AVX2_FLOAT(f64, __m256d, pd, (long long)DCOMMI_F64_NAN, _mm256_set1_pd, _mm256_set1_epi64x,
-                  double)
-DCOMMI_SIMD_FLOAT(avx2, f32)
-DCOMMI_SIMD_FLOAT(avx2, f64)
-
-/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
-
-DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_f16_unpack(__m256i v)
-{
-    dcommi_avx2_pair r = {_mm256_cvtph_ps(_mm256_castsi256_si128(v)),
-                          _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
-    return r;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_f16_pack(dcommi_avx2_pair v)
-{
-    __m128i lo = _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT);
-    __m128i hi = _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
-}
-
-/* lo: the even elements, hi: the odd ones, which stay where they are. */
-DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_bf16_unpack(__m256i v)
-{
-    dcommi_avx2_pair r = {
-        _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
-        _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)))};
-    return r;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_round(__m256 x)
-{
-    __m256i v = _mm256_castps_si256(x);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_pack(dcommi_avx2_pair v)
-{
-    __m256i lo = _mm256_srli_epi32(dcommi_avx2_bf16_round(v.lo), 16);
-    return _mm256_blend_epi16(dcommi_avx2_bf16_round(v.hi), lo, 0x55);
-}
-
-DCOMMI_SIMD_PAIR(avx2, f16)
-DCOMMI_SIMD_PAIR(avx2, bf16)
-DCOMMI_SIMD_FLOAT(avx2, f16)
-DCOMMI_SIMD_FLOAT(avx2, bf16)
-
-/* ---- integers ---- */
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_unpack(__m256i v)
-{
-    return v;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_pack(__m256i v)
-{
-    return v;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_finish(__m256i v, double scalar)
-{
-    (void)scalar;
-    return v;
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul8(__m256i a, __m256i b)
-{
-    __m256i even = _mm256_mullo_epi16(a, b);
-    __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    return _mm256_blendv_epi8(_mm256_slli_epi16(odd, 8), even, _mm256_set1_epi16(0x00ff));
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul64(__m256i a, __m256i b)
-{
-    __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b),
-                                     _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
-    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
-}
-
-/* All ones where a > b. AVX2 compares 64-bit lanes as signed ones only. */
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_i64(__m256i a, __m256i b)
-{
-    return _mm256_cmpgt_epi64(a, b);
-}
-
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_u64(__m256i a, __m256i b)
-{
-    __m256i top = _mm256_set1_epi64x(INT64_MIN);
-    return _mm256_cmpgt_epi64(_mm256_xor_si256(a, top), _mm256_xor_si256(b, top));
-}
-
-#define DCOMMI_AVX2_OP(NAME, RESULT)                                    \
-    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##NAME(__m256i a, __m256i b) \
-    {                                                                   \
-        return RESULT;                                                  \
-    }
-
-DCOMMI_AVX2_OP(add8, _mm256_add_epi8(a, b))
-DCOMMI_AVX2_OP(add32, _mm256_add_epi32(a, b))
-DCOMMI_AVX2_OP(add64, _mm256_add_epi64(a, b))
-DCOMMI_AVX2_OP(mul32, _mm256_mullo_epi32(a, b))
-DCOMMI_AVX2_OP(min_i8, _mm256_min_epi8(a, b))
-DCOMMI_AVX2_OP(min_u8, _mm256_min_epu8(a, b))
-DCOMMI_AVX2_OP(min_i32, _mm256_min_epi32(a, b))
-DCOMMI_AVX2_OP(min_u32, _mm256_min_epu32(a, b))
-DCOMMI_AVX2_OP(min_i64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_i64(a, b)))
-DCOMMI_AVX2_OP(min_u64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_u64(a, b)))
-DCOMMI_AVX2_OP(max_i8, _mm256_max_epi8(a, b))
-DCOMMI_AVX2_OP(max_u8, _mm256_max_epu8(a, b))
-DCOMMI_AVX2_OP(max_i32, _mm256_max_epi32(a, b))
-DCOMMI_AVX2_OP(max_u32, _mm256_max_epu32(a, b))
-DCOMMI_AVX2_OP(max_i64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_i64(a, b)))
-DCOMMI_AVX2_OP(max_u64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_u64(a, b)))
-
-DCOMMI_SIMD_INTS(avx2, i8, u8, 8)
-DCOMMI_SIMD_INTS(avx2, i32, u32, 32)
-DCOMMI_SIMD_INTS(avx2, i64, u64, 64)
-
-static const dcommi_fold_fn dcommi_avx2_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx2);
-
-#endif
-/* ==== kernels/cpu_avx512.h ================================================================= */
-/* cpu_avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
-#ifndef DCOMMI_CPU_AVX512_H
-#define DCOMMI_CPU_AVX512_H
-
-
-#define DCOMMI_avx512_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
-#define DCOMMI_avx512_INLINE DCOMMI_avx512_TARGET __attribute__((always_inline)) static inline
-
-typedef __m512i dcommi_avx512_raw;
-typedef __m512i dcommi_avx512_int;
-typedef __m512 dcommi_avx512_f32;
-typedef __m512d dcommi_avx512_f64;
-typedef struct dcommi_avx512_pair {
-    __m512 lo, hi;
-} dcommi_avx512_pair;
-typedef dcommi_avx512_pair dcommi_avx512_f16;
-typedef dcommi_avx512_pair dcommi_avx512_bf16;
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_load(const unsigned char *p)
-{
-    return _mm512_loadu_si512(p);
-}
-
-DCOMMI_avx512_INLINE void dcommi_avx512_store(unsigned char *p, __m512i v)
-{
-    _mm512_storeu_si512(p, v);
-}
-
-DCOMMI_avx512_INLINE void dcommi_avx512_stream(unsigned char *p, __m512i v)
-{
-    _mm512_stream_si512((__m512i *)(void *)p, v);
-}
-
-/* The lines of four vectors. */
-DCOMMI_avx512_INLINE void dcommi_avx512_ahead(const unsigned char *at)
-{
-    const char *p = (const char *)at;
-    _mm_prefetch(p, _MM_HINT_T1);
-    _mm_prefetch(p + 64, _MM_HINT_T1);
-    _mm_prefetch(p + 128, _MM_HINT_T1);
-    _mm_prefetch(p + 192, _MM_HINT_T1);
-}
-
-/* 1 <= n <= 64 bytes; the rest of the vector is zero. */
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
-{
-    return _mm512_maskz_loadu_epi8(~(__mmask64)0 >> (64 - n), p);
-}
-
-DCOMMI_avx512_INLINE void dcommi_avx512_store_part(unsigned char *p, size_t n, __m512i v)
-{
-    _mm512_mask_storeu_epi8(p, ~(__mmask64)0 >> (64 - n), v);
-}
-
-/* ---- f32, f64 ---- */
-
-#define DCOMMI_AVX512_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                    \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_unpack(__m512i v)                         \
-    {                                                                                         \
-        return _mm512_castsi512_##PS(v);                                                      \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##KIND##_pack(VEC v)                           \
-    {                                                                                         \
-        return _mm512_cast##PS##_si512(v);                                                    \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_add(VEC a, VEC b)                         \
-    {                                                                                         \
-        return _mm512_add_##PS(a, b);                                                         \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_mul(VEC a, VEC b)                         \
-    {                                                                                         \
-        return _mm512_mul_##PS(a, b);                                                         \
-    }                                                                                         \
-    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
-     * orders has the sign of -0, and is a NaN if one was. */                                 \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_least(VEC a, VEC b)                       \
-    {                                                                                         \
-        return _mm512_or_##PS(_mm512_min_##PS(a, b), _mm512_min_##PS(b, a));                  \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_most(VEC a, VEC b)                        \
-    {                                                                                         \
-        VEC most = _mm512_and_##PS(_mm512_max_##PS(a, b), _mm512_max_##PS(b, a));             \
-        return _mm512_mask_mov_##PS(most, _mm512_cmp_##PS##_mask(a, b, _CMP_UNORD_Q),         \
-                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_canonical(VEC v)                          \
-    {                                                                                         \
-        return _mm512_mask_mov_##PS(v, _mm512_cmp_##PS##_mask(v, v, _CMP_UNORD_Q),            \
-                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_finish(VEC v, double divisor)             \
-    {                                                                                         \
-        if (divisor > 1) {                                                                    \
-            v = _mm512_div_##PS(v, SET((SCALAR)divisor));                                     \
-        }                                                                                     \
-        return dcommi_avx512_##KIND##_canonical(v);                                           \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_scale(VEC v, double factor)               \
-    {                                                                                         \
-        return dcommi_avx512_##KIND##_canonical(_mm512_mul_##PS(v, SET((SCALAR)factor)));     \
-    }
-
-DCOMMI_AVX512_FLOAT(f32, __m512, ps, (int)DCOMMI_F32_NAN, _mm512_set1_ps, _mm512_set1_epi32, float)
-DCOMMI_AVX512_FLOAT(f64, __m512d, pd, (long long)DCOMMI_F64_NAN, _mm512_set1_pd, _mm512_set1_epi64,
-                    double)
-DCOMMI_SIMD_FLOAT(avx512, f32)
-DCOMMI_SIMD_FLOAT(avx512, f64)
-
-/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
-
-DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_f16_unpack(__m512i v)
-{
-    dcommi_avx512_pair r = {_mm512_cvtph_ps(_mm512_castsi512_si256(v)),
-                            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1))};
-    return r;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_f16_pack(dcommi_avx512_pair v)
-{
-    __m256i lo = _mm512_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256i hi = _mm512_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
-}
-
-/* lo: the even elements, hi: the odd ones, which stay where they are. */
-DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_bf16_unpack(__m512i v)
-{
-    dcommi_avx512_pair r = {
-        _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
-        _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)))};
-    return r;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_round(__m512 x)
-{
-    __m512i v = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_pack(dcommi_avx512_pair v)
-{
-    __m512i lo = _mm512_srli_epi32(dcommi_avx512_bf16_round(v.lo), 16);
-    return _mm512_mask_mov_epi16(dcommi_avx512_bf16_round(v.hi), 0x55555555u, lo);
-}
-
-DCOMMI_SIMD_PAIR(avx512, f16)
-DCOMMI_SIMD_PAIR(avx512, bf16)
-DCOMMI_SIMD_FLOAT(avx512, f16)
-DCOMMI_SIMD_FLOAT(avx512, bf16)
-
-/* ---- integers ---- */
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_unpack(__m512i v)
-{
-    return v;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_pack(__m512i v)
-{
-    return v;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_finish(__m512i v, double scalar)
-{
-    (void)scalar;
-    return v;
-}
-
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_mul8(__m512i a, __m512i b)
-{
-    __m512i even = _mm512_mullo_epi16(a, b);
-    __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-    return _mm512_mask_mov_epi8(_mm512_slli_epi16(odd, 8), 0x5555555555555555u, even);
-}
-
-#define DCOMMI_AVX512_OP(NAME, INTRINSIC)                                   \
-    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##NAME(__m512i a, __m512i b) \
-    {                                                                       \
-        return INTRINSIC(a, b);                                             \
-    }
-
-DCOMMI_AVX512_OP(add8, _mm512_add_epi8)
-DCOMMI_AVX512_OP(add32, _mm512_add_epi32)
-DCOMMI_AVX512_OP(add64, _mm512_add_epi64)
-DCOMMI_AVX512_OP(mul32, _mm512_mullo_epi32)
-DCOMMI_AVX512_OP(mul64, _mm512_mullo_epi64)
-DCOMMI_AVX512_OP(min_i8, _mm512_min_epi8)
-DCOMMI_AVX512_OP(min_u8, _mm512_min_epu8)
-DCOMMI_AVX512_OP(min_i32, _mm512_min_epi32)
-DCOMMI_AVX512_OP(min_u32, _mm512_min_epu32)
-DCOMMI_AVX512_OP(min_i64, _mm512_min_epi64)
-DCOMMI_AVX512_OP(min_u64, _mm512_min_epu64)
-DCOMMI_AVX512_OP(max_i8, _mm512_max_epi8)
-DCOMMI_AVX512_OP(max_u8, _mm512_max_epu8)
-DCOMMI_AVX512_OP(max_i32, _mm512_max_epi32)
-DCOMMI_AVX512_OP(max_u32, _mm512_max_epu32)
-DCOMMI_AVX512_OP(max_i64, _mm512_max_epi64)
-DCOMMI_AVX512_OP(max_u64, _mm512_max_epu64)
-
-DCOMMI_SIMD_INTS(avx512, i8, u8, 8)
-DCOMMI_SIMD_INTS(avx512, i32, u32, 32)
-DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
-
-static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
-
-#endif
-#endif
-
-static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
-{
-    switch (dcommi_isa_get()) {
-#if defined(__x86_64__)
-    case DCOMMI_ISA_AVX512:
-        return dcommi_avx512_folds[dtype][kind];
-    case DCOMMI_ISA_AVX2:
-        return dcommi_avx2_folds[dtype][kind];
-#endif
-    default:
-        return dcommi_port_folds[dtype][kind];
-    }
-}
-
 #endif
 
 #define DCOMMI_ABS_BITS 0x7fffffffu
@@ -6775,6 +6026,9 @@ static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind
 #define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
 /* Kept elements are stored in whole vectors: this many may be written behind the last. */
 #define DCOMMI_TOPK_SLACK 16
+/* How far ahead inputs are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_TOPK_AHEAD 3072
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
  * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
@@ -6812,6 +6066,14 @@ static size_t dcommi_topk_scan_port(const float *x, const float *residual, float
 
 #if defined(__x86_64__)
 
+/* Ask for n elements that come later. */
+static inline void dcommi_topk_ahead(const float *x, int n)
+{
+    for (int i = 0; i < n; i += 16) {
+        __builtin_prefetch(x + DCOMMI_TOPK_AHEAD + i, 0, 2);
+    }
+}
+
 /* Those of 32 elements whose bit is set, read from where the vectors were. */
 static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
                                       uint32_t *index, size_t have)
@@ -6824,13 +6086,13 @@ static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t fi
     return have;
 }
 
-DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
 {
     __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
     return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
 }
 
-DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
                                                        float *next, size_t n, uint32_t first,
                                                        uint32_t threshold, uint32_t *bits,
                                                        uint32_t *index, size_t have, size_t *done)
@@ -6841,18 +6103,18 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     for (; n - i >= 32; i += 32) {
         const float *in = x + i;
         uint32_t mask = 0;
-        dcommi_avx2_ahead((const unsigned char *)in + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(in, 32);
         if (residual == NULL) {
             for (int v = 0; v < 4; v++) {
                 mask |= dcommi_topk_reach_avx2(
-                            dcommi_avx2_load((const unsigned char *)(in + 8 * v)), below)
+                            _mm256_loadu_si256((const __m256i *)(const void *)(in + 8 * v)), below)
                         << (8 * v);
             }
             have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
             continue;
         }
         const float *left = residual + i;
-        dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(left, 32);
         __m256i sum[4];
         uint32_t wild = 0;
         for (int v = 0; v < 4; v++) {
@@ -6865,7 +6127,7 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
             break;
         }
         for (int v = 0; v < 4; v++) {
-            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
+            _mm256_storeu_si256((__m256i *)(void *)(next + i + 8 * v), sum[v]);
         }
         size_t had = have;
         have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
@@ -6881,19 +6143,18 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     return have;
 }
 
-DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
-                                                    uint32_t *bits, uint32_t *index, size_t have)
+DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                  uint32_t *bits, uint32_t *index, size_t have)
 {
     _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
     _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
     return have + (size_t)__builtin_popcount(mask);
 }
 
-DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
-                                                           float *next, size_t n, uint32_t first,
-                                                           uint32_t threshold, uint32_t *bits,
-                                                           uint32_t *index, size_t have,
-                                                           size_t *done)
+DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                         float *next, size_t n, uint32_t first,
+                                                         uint32_t threshold, uint32_t *bits,
+                                                         uint32_t *index, size_t have, size_t *done)
 {
     const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
     const __m512i limit = _mm512_set1_epi32((int)threshold);
@@ -6904,7 +6165,7 @@ DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const
                          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     size_t i = 0;
     for (; residual == NULL && n - i >= 64; i += 64) {
-        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(x + i, 64);
         for (int v = 0; v < 4; v++) {
             __m512i b = _mm512_loadu_si512(x + i + 16 * v);
             __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
@@ -6913,8 +6174,8 @@ DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const
         }
     }
     for (; residual != NULL && n - i >= 64; i += 64) {
-        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
-        dcommi_avx512_ahead((const unsigned char *)(residual + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(x + i, 64);
+        dcommi_topk_ahead(residual + i, 64);
         __m512i b[4], key[4];
         for (int v = 0; v < 4; v++) {
             b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
@@ -7201,7 +6462,7 @@ static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
 enum { DCOMMI_TOPK_CHUNK = 256 };
 enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
 enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
-enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2 };
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2, DCOMMI_TOPK_ROUNDING = 3 };
 
 static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
                                          size_t count)
@@ -7593,10 +6854,890 @@ static const dcommi_codec_ops dcommi_codec_threshold = {
     .info = dcommi_topk_info,
 };
 
+static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a value's code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "values that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0, "of the values"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=pass",
+             (int)codec->value[DCOMMI_TOPK_BITS], (int)codec->value[DCOMMI_TOPK_BUCKET],
+             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest");
+    return dcomm_codec_create(spec, &codec->inner);
+}
+
+static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
+    .name = "topk+qsgd",
+    .summary = "topk, and the values that are sent through qsgd",
+    .options = dcommi_topk_qsgd_options,
+    .make = dcommi_topk_qsgd_make,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
 static bool dcommi_topk_is_exact(const dcomm_codec *codec)
 {
     return codec->ops != &dcommi_codec_threshold;
 }
+
+#endif
+/* ==== include/dcomm/impl/codec_randk.h ===================================================== */
+/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
+ * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
+ * numbers sums them.
+ *
+ * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
+ * element is as likely as any other of its part, and the variance is that of k elements drawn
+ * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
+ * value that is not finite stands for its whole part. */
+#ifndef DCOMMI_CODEC_RANDK_H
+#define DCOMMI_CODEC_RANDK_H
+
+
+#include <math.h>
+
+#define DCOMMI_RANDK_HEAD 8
+
+enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
+enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
+
+typedef struct dcommi_randk_head {
+    uint64_t seed;
+} dcommi_randk_head;
+_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_RANDK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+}
+
+/* The same on every rank. */
+static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
+{
+    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
+                          dcommi_rng_mix(key->step, key->first));
+}
+
+/* Walks through the parts. */
+typedef struct dcommi_randk_walk {
+    dcommi_rng rng;
+    uint64_t count, k, part;
+    uint64_t begin, end, index; /* of this part, and the element that is sent */
+    uint32_t word[4];
+} dcommi_randk_walk;
+
+static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
+{
+    return (dcommi_randk_walk){
+        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
+}
+
+/* False behind the last part. count * k < 2^64. */
+static bool dcommi_randk_next(dcommi_randk_walk *w)
+{
+    if (w->part == w->k) {
+        return false;
+    }
+    if (w->part % 4 == 0) {
+        dcommi_rng_block(&w->rng, w->part / 4, w->word);
+    }
+    w->begin = w->end;
+    w->end = (w->part + 1) * w->count / w->k;
+    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
+    w->part++;
+    return true;
+}
+
+/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+static float dcommi_randk_value(float x, float factor, size_t *clipped)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    bits = dcommi_f32_bits(value);
+    if ((bits & 0x7fffffffu) == 0x7f800000u) {
+        ++*clipped;
+        value = dcommi_f32_from_bits(bits - 1);
+    }
+    return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
+}
+
+/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
+static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
+            dcommi_codec_nonfinite(call, (size_t)i);
+            ++*wild;
+        }
+    }
+    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
+        float sum = call->x[i] + call->residual[i];
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            bool finite = !dcommi_f32_nonfinite(call->x[i]);
+            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
+            call->report.clipped += finite;
+        }
+        call->next[i] = sum;
+    }
+}
+
+/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
+static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
+                                void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        size_t wild = 0;
+        if (pass) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                wild += dcommi_f32_nonfinite(call->x[at]);
+            }
+        }
+        if (wild > 0) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                if (dcommi_f32_nonfinite(call->x[at])) {
+                    dcommi_codec_nonfinite(call, (size_t)at);
+                }
+                if (call->residual != NULL) {
+                    call->next[at] = call->residual[at];
+                }
+            }
+            uint32_t nan = DCOMMI_F32_NAN;
+            memcpy((char *)values + 4 * i, &nan, 4);
+            continue;
+        }
+        dcommi_randk_part(call, w.begin, w.end, &wild);
+        float x = call->residual != NULL                   ? call->next[w.index]
+                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
+                                                           : call->x[w.index];
+        float value =
+            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        memcpy((char *)values + 4 * i, &value, 4);
+        if (call->residual != NULL) {
+            call->next[w.index] = x - value;
+        }
+    }
+}
+
+/* x = the k values at their places and 0 elsewhere, or x += them. */
+static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
+                                 size_t count, bool add)
+{
+    dcommi_randk_walk w = dcommi_randk_start(seed, count, k);
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        float value;
+        memcpy(&value, (const char *)values + 4 * i, 4);
+        if (!add) {
+            memset(x + w.begin, 0, sizeof *x * (size_t)(w.end - w.begin));
+        }
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(value))) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                x[at] = dcommi_f32_canonical(add ? x[at] + value : value);
+            }
+            continue;
+        }
+        x[w.index] = add ? x[w.index] + value : value;
+    }
+}
+
+static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
+    memcpy(call->wire, &head, sizeof head);
+    dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
+    call->bytes = dcommi_randk_bytes(codec, call->count);
+    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_randk_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    dcommi_randk_head head;
+    memcpy(&head, wire, sizeof head);
+    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
+                         dcommi_randk_wanted(codec, count), x, count, add);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_randk_traits(const dcomm_codec *codec)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES |
+           DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
+}
+
+/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
+ * (1-1/s)|x|^2 when not. */
+static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t k = dcommi_randk_wanted(codec, count);
+    double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
+    if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
+        info->omega = longest - 1;
+    } else {
+        info->contraction = 1 - 1 / longest;
+    }
+}
+
+static const dcommi_codec_option dcommi_randk_options[] = {
+    {"k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX,
+     "below 1: share of the elements that is sent; else their number"},
+    {"scale", DCOMMI_CODEC_CHOICE, "unbiased|none", 0, 0, 0,
+     "unbiased: values are multiplied by d/k; none: as they are, for error feedback"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_randk = {
+    .name = "randk",
+    .summary = "k random elements, the same on every rank: only their values are sent",
+    .options = dcommi_randk_options,
+    .traits = dcommi_randk_traits,
+    .max_bytes = dcommi_randk_bytes,
+    .encode = dcommi_randk_encode,
+    .decode = dcommi_randk_decode,
+    .info = dcommi_randk_info,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_powersgd.h ================================================== */
+/* codec_powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
+ * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
+ *
+ * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
+ * Both products are linear in M, so that ranks which begin with the same Q may sum P before it is
+ * made orthonormal, and then Q: what comes out is the approximation of the sum. The steps are
+ * functions of their own for that. Wire: P (rank columns of f32), Q (likewise). */
+#ifndef DCOMMI_CODEC_POWERSGD_H
+#define DCOMMI_CODEC_POWERSGD_H
+
+/* ==== kernels/cpu_powersgd.h =============================================================== */
+/* cpu_powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
+ *
+ * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
+ * lanes, or one row after the other), so that a compiler may fuse what it likes and every
+ * instruction set gives the same bits. The same source is compiled for each of them. An element of
+ * the matrix that is denormal or not finite counts as 0. */
+#ifndef DCOMMI_CPU_POWERSGD_H
+#define DCOMMI_CPU_POWERSGD_H
+
+
+#if defined(__x86_64__)
+#endif
+
+#include <float.h>
+#include <math.h>
+
+typedef float dcommi_f32x8 __attribute__((vector_size(32)));
+typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
+typedef double dcommi_f64x8 __attribute__((vector_size(64)));
+typedef int64_t dcommi_i64x8 __attribute__((vector_size(64)));
+
+/* A flat array of `count` elements as a matrix, row by row; what lacks in the last row is 0. P is
+ * `rank` columns of `rows` elements, one column after the other, Q `rank` columns of `cols`. */
+typedef struct dcommi_matrix {
+    size_t count, rows, cols, rank;
+} dcommi_matrix;
+
+static inline size_t dcommi_matrix_padded(size_t n)
+{
+    return (n + 7) & ~(size_t)7;
+}
+
+/* Elements of row i that are there. */
+static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
+{
+    size_t from = i * m->cols;
+    return from >= m->count ? 0 : m->count - from < m->cols ? m->count - from : m->cols;
+}
+
+/* Eight elements, or the n of them that are there, as f64. They are no functions: how a vector is
+ * passed depends on the instruction set. */
+#define DCOMMI_MATRIX_WHOLE(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 32)
+#define DCOMMI_MATRIX_PART(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 4 * dcommi_matrix_left(N, c))
+#define DCOMMI_MATRIX_LOAD(OUT, AT, BYTES)                  \
+    do {                                                    \
+        dcommi_i32x8 bits = {0};                            \
+        dcommi_f32x8 value;                                 \
+        memcpy(&bits, AT, BYTES);                           \
+        dcommi_i32x8 exponent = bits & 0x7f800000;          \
+        bits &= (exponent != 0) & (exponent != 0x7f800000); \
+        memcpy(&value, &bits, sizeof value);                \
+        OUT = __builtin_convertvector(value, dcommi_f64x8); \
+    } while (0)
+
+/* How many of the eight elements from c on a row of this length has. */
+static inline size_t dcommi_matrix_left(size_t length, size_t c)
+{
+    return length <= c ? 0 : length - c < 8 ? length - c : 8;
+}
+
+#define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
+
+#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
+    do {                                \
+        dcommi_f64x8 a, b, m;           \
+        memcpy(&a, q0 + c, sizeof a);   \
+        memcpy(&b, q1 + c, sizeof b);   \
+        LOAD(m, row[0] + c, length[0]); \
+        s00 += m * a;                   \
+        s01 += m * b;                   \
+        LOAD(m, row[1] + c, length[1]); \
+        s10 += m * a;                   \
+        s11 += m * b;                   \
+        LOAD(m, row[2] + c, length[2]); \
+        s20 += m * a;                   \
+        s21 += m * b;                   \
+        LOAD(m, row[3] + c, length[3]); \
+        s30 += m * a;                   \
+        s31 += m * b;                   \
+    } while (0)
+
+/* Four rows, none shorter than the next, times two columns: out[row][column]. */
+#define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_tile_##NAME(const float *const *row, const size_t *length, \
+                                                 const double *q0, const double *q1,            \
+                                                 double(*out)[2])                               \
+    {                                                                                           \
+        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
+        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
+        size_t c = 0;                                                                           \
+        for (; c + 8 <= length[3]; c += 8) {                                                    \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                       \
+        for (; c < length[0]; c += 8) {                                                         \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                       \
+        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
+        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
+        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
+        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
+        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
+        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
+        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
+        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
+    }
+
+#define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
+    do {                                                  \
+        dcommi_f64x8 m0, m1, m2, m3;                      \
+        LOAD(m0, row[0] + c, length[0]);                  \
+        LOAD(m1, row[1] + c, length[1]);                  \
+        LOAD(m2, row[2] + c, length[2]);                  \
+        LOAD(m3, row[3] + c, length[3]);                  \
+        double *at = sum + c;                             \
+        for (size_t j = 0; j < rank; j++, at += stride) { \
+            dcommi_f64x8 s;                               \
+            memcpy(&s, at, sizeof s);                     \
+            s += m0 * weight[0][j];                       \
+            s += m1 * weight[1][j];                       \
+            s += m2 * weight[2][j];                       \
+            s += m3 * weight[3][j];                       \
+            memcpy(at, &s, sizeof s);                     \
+        }                                                 \
+    } while (0)
+
+/* sum[j][c] += row[0][c] * weight[0][j] + ..., row after row; a column of sums is `stride` long. */
+#define DCOMMI_MATRIX_STRIP(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_strip_##NAME(const float *const *row, const size_t *length, \
+                                                  const double *const *weight, size_t rank,      \
+                                                  double *sum, size_t stride)                    \
+    {                                                                                            \
+        size_t c = 0;                                                                            \
+        for (; c + 8 <= length[3]; c += 8) {                                                     \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                        \
+        for (; c < length[0]; c += 8) {                                                          \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                        \
+    }
+
+/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
+/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
+#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
+    do {                                                                                         \
+        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
+        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
+        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
+        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
+                           ((dcommi_i64x8)(-most) & below));                                     \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
+    do {                                                               \
+        dcommi_f64x8 s = {0};                                          \
+        for (size_t j = 0; j < rank; j++) {                            \
+            dcommi_f32x8 a = {0};                                      \
+            memcpy(&a, q + j * cols + c, BYTES);                       \
+            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
+        }                                                              \
+        DCOMMI_MATRIX_CLAMP(s);                                        \
+        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
+        if (how != 0) {                                                \
+            dcommi_f32x8 old = {0};                                    \
+            memcpy(&old, x + c, BYTES);                                \
+            v = how > 0 ? old + v : old - v;                           \
+        }                                                              \
+        memcpy(x + c, &v, BYTES);                                      \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
+    TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
+                                                   size_t cols, const double *weight, size_t rank, \
+                                                   int how)                                        \
+    {                                                                                              \
+        size_t c = 0;                                                                              \
+        for (; c + 8 <= n; c += 8) {                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(32);                                                         \
+        }                                                                                          \
+        if (c < n) {                                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(4 * (n - c));                                                \
+        }                                                                                          \
+    }
+
+#define DCOMMI_MATRIX_KERNELS(NAME, TARGET) \
+    DCOMMI_MATRIX_TILE(NAME, TARGET)        \
+    DCOMMI_MATRIX_STRIP(NAME, TARGET)       \
+    DCOMMI_MATRIX_EXPAND(NAME, TARGET)
+
+typedef struct dcommi_matrix_kernels {
+    void (*tile)(const float *const *row, const size_t *length, const double *q0, const double *q1,
+                 double (*out)[2]);
+    void (*strip)(const float *const *row, const size_t *length, const double *const *weight,
+                  size_t rank, double *sum, size_t stride);
+    void (*expand)(float *x, size_t n, const float *q, size_t cols, const double *weight,
+                   size_t rank, int how);
+} dcommi_matrix_kernels;
+
+DCOMMI_MATRIX_KERNELS(port, )
+#if defined(__x86_64__)
+DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_v256_TARGET)
+DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_v512_TARGET)
+#endif
+
+static dcommi_matrix_kernels dcommi_matrix_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx512, dcommi_matrix_strip_avx512,
+                                       dcommi_matrix_expand_avx512};
+    case DCOMMI_ISA_AVX2:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx2, dcommi_matrix_strip_avx2,
+                                       dcommi_matrix_expand_avx2};
+#endif
+    default:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_port, dcommi_matrix_strip_port,
+                                       dcommi_matrix_expand_port};
+    }
+}
+
+/* Bytes of workspace for one column of Q, or of P, in f64. */
+static inline size_t dcommi_matrix_column_bytes(size_t n)
+{
+    return 8 * dcommi_matrix_padded(n);
+}
+
+/* Four rows from i on; those behind the end are empty. */
+static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i, const float **row,
+                               size_t *length)
+{
+    for (size_t r = 0; r < 4; r++) {
+        length[r] = i + r < m->rows ? dcommi_matrix_row(m, i + r) : 0;
+        row[r] = length[r] > 0 ? x + (i + r) * m->cols : x;
+    }
+}
+
+/* P = M Q. wide: rank columns of Q in f64. */
+static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                                double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < stride; c++) {
+            wide[j * stride + c] = c < m->cols ? (double)q[j * m->cols + c] : 0;
+        }
+    }
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t j = 0; j < m->rank; j += 2) {
+            size_t k = j + 1 < m->rank ? j + 1 : j;
+            double out[4][2];
+            kernels.tile(row, length, wide + j * stride, wide + k * stride, out);
+            for (size_t r = 0; r < 4 && i + r < m->rows; r++) {
+                p[j * m->rows + i + r] = (float)out[r][0];
+                p[k * m->rows + i + r] = (float)out[r][k - j];
+            }
+        }
+    }
+}
+
+/* Q = M^T P. wide: rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
+#define DCOMMI_MATRIX_RANK 64
+static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *x, const float *p,
+                                           float *q, double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    memset(wide, 0, 8 * stride * m->rank);
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        double weight[4][DCOMMI_MATRIX_RANK];
+        const double *const weights[4] = {weight[0], weight[1], weight[2], weight[3]};
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t r = 0; r < 4; r++) {
+            for (size_t j = 0; j < m->rank; j++) {
+                weight[r][j] = i + r < m->rows ? (double)p[j * m->rows + i + r] : 0;
+            }
+        }
+        kernels.strip(row, length, weights, m->rank, wide, stride);
+    }
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < m->cols; c++) {
+            q[j * m->cols + c] = (float)wide[j * stride + c];
+        }
+    }
+}
+
+/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
+static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
+                                  int how)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    for (size_t i = 0; i < m->rows; i++) {
+        double weight[DCOMMI_MATRIX_RANK];
+        for (size_t j = 0; j < m->rank; j++) {
+            weight[j] = (double)p[j * m->rows + i];
+        }
+        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
+    }
+}
+
+static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
+{
+    double s[8] = {0};
+    for (size_t i = 0; i < n; i++) {
+        s[i % 8] += (double)a[i] * (double)b[i];
+    }
+    return DCOMMI_MATRIX_SUM(s);
+}
+
+/* Make the columns of P orthonormal, in order, by the modified method of Gram and Schmidt, twice
+ * (once leaves what f32 rounded away). A column that others span up to that becomes 0. */
+static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
+{
+    for (size_t j = 0; j < rank; j++) {
+        float *column = p + j * rows;
+        double before = dcommi_matrix_dot(column, column, rows), after = before;
+        for (int turn = 0; turn < 2; turn++) {
+            for (size_t k = 0; k < j; k++) {
+                const float *other = p + k * rows;
+                double share = (double)(float)dcommi_matrix_dot(column, other, rows);
+                for (size_t i = 0; i < rows; i++) {
+                    column[i] = (float)((double)column[i] - share * (double)other[i]);
+                }
+            }
+            after = dcommi_matrix_dot(column, column, rows);
+            bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
+            double scale = spanned ? 0 : 1 / sqrt(after);
+            for (size_t i = 0; i < rows; i++) {
+                column[i] = (float)((double)column[i] * scale);
+            }
+            before = after * scale * scale;
+        }
+    }
+}
+
+#endif
+
+#include <float.h>
+
+enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS = 2 };
+
+/* Columns that Q begins with have this length, so that P overflows for no M of finite numbers. */
+#define DCOMMI_POWERSGD_LENGTH 0x1p-20
+
+/* ---- the steps ---- */
+
+static size_t dcommi_powersgd_side(size_t count)
+{
+    size_t side = (size_t)sqrt((double)count);
+    while (side * side < count) {
+        side++;
+    }
+    return side;
+}
+
+/* rows=0: nearly square. Rank is cut to what the matrix can have. */
+static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = {.count = count};
+    size_t rows = (size_t)codec->value[DCOMMI_POWERSGD_ROWS];
+    size_t rank = (size_t)codec->value[DCOMMI_POWERSGD_RANK];
+    if (count > 0) {
+        rows = rows == 0 ? dcommi_powersgd_side(count) : rows < count ? rows : count;
+        m.cols = count / rows + (count % rows != 0);
+        m.rows = count / m.cols + (count % m.cols != 0);
+        m.rank = rank < m.rows ? rank : m.rows;
+        m.rank = m.rank < m.cols ? m.rank : m.cols;
+    }
+    return m;
+}
+
+/* Elements of P, of Q. */
+static size_t dcommi_powersgd_p_count(const dcommi_matrix *m)
+{
+    return m->rank * m->rows;
+}
+
+static size_t dcommi_powersgd_q_count(const dcommi_matrix *m)
+{
+    return m->rank * m->cols;
+}
+
+/* Bytes of scratch memory for either product. */
+static size_t dcommi_powersgd_scratch(const dcommi_matrix *m)
+{
+    return m->rank * dcommi_matrix_column_bytes(m->cols);
+}
+
+/* Make Q ready for a step: the columns that it has to length DCOMMI_POWERSGD_LENGTH, those that are
+ * 0 random, by the part of the key that ranks share. Zero it before the first step. */
+static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key *key, float *q)
+{
+    dcommi_rng rng = dcommi_rng_make(key->seed, key->tensor, key->step, 0, key->first);
+    for (size_t j = 0; j < m->rank; j++) {
+        float *column = q + j * m->cols;
+        double length = dcommi_matrix_dot(column, column, m->cols);
+        if (!(length > 0) || length > DBL_MAX) {
+            for (size_t c = 0; c < m->cols; c++) {
+                uint32_t bits = dcommi_rng_element(&rng, j * m->cols + c);
+                column[c] = (float)(int32_t)(bits | 1) * 0x1p-31f;
+            }
+            length = dcommi_matrix_dot(column, column, m->cols);
+        }
+        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
+        for (size_t c = 0; c < m->cols; c++) {
+            column[c] = (float)((double)column[c] * scale);
+        }
+    }
+}
+
+/* P = M Q. */
+static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                              void *scratch)
+{
+    dcommi_matrix_times(m, x, q, p, scratch);
+}
+
+static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
+{
+    dcommi_matrix_orthonormal(p, m->rows, m->rank);
+}
+
+/* Q = M^T P. */
+static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
+                              void *scratch)
+{
+    dcommi_matrix_transposed_times(m, x, p, q, scratch);
+}
+
+/* ---- the codec ---- */
+
+static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
+{
+    if (count > (size_t)1 << 48) {
+        return SIZE_MAX;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
+    return dcommi_powersgd_scratch(&m) +
+           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+/* What is remembered from step to step: Q. */
+static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * dcommi_powersgd_q_count(&m);
+}
+
+/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
+static void dcommi_powersgd_read(dcommi_encoding *call)
+{
+    bool adds = call->residual != NULL;
+    for (size_t i = 0; i < call->count; i++) {
+        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            if (!dcommi_f32_nonfinite(x)) {
+                call->report.clipped++;
+                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+            } else {
+                dcommi_codec_nonfinite(call, i);
+                sum = adds ? call->residual[i] : 0;
+            }
+        }
+        if (adds) {
+            call->next[i] = sum;
+        }
+    }
+}
+
+/* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
+static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
+{
+    for (size_t i = 0; i < call->count; i++) {
+        if (dcommi_f32_nonfinite(call->x[i])) {
+            dcommi_codec_nonfinite(call, i);
+        }
+    }
+    if (call->report.nonfinite == 0) {
+        return false;
+    }
+    for (size_t i = 0; i < numbers; i++) {
+        uint32_t nan = DCOMMI_F32_NAN;
+        memcpy(call->wire + 4 * i, &nan, 4);
+    }
+    if (call->residual != NULL && call->next != call->residual) {
+        memcpy(call->next, call->residual, sizeof *call->next * call->count);
+    }
+    return true;
+}
+
+static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
+            ++*clipped;
+            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
+        }
+    }
+}
+
+static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
+    size_t p_count = dcommi_powersgd_p_count(&m), q_count = dcommi_powersgd_q_count(&m);
+    void *scratch = call->workspace;
+    float *p = (float *)(void *)((char *)scratch + dcommi_powersgd_scratch(&m)), *q = p + p_count;
+    call->bytes = 4 * (p_count + q_count);
+    if (call->count == 0 || (codec->nonfinite == DCOMMI_NONFINITE_PASS &&
+                             dcommi_powersgd_poisoned(call, p_count + q_count))) {
+        return DCOMM_OK;
+    }
+    dcommi_powersgd_read(call);
+    const float *x = call->residual != NULL ? call->next : call->x;
+    if (call->state != NULL) {
+        memcpy(q, call->state, 4 * q_count);
+    } else {
+        memset(q, 0, 4 * q_count);
+    }
+    for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
+        dcommi_powersgd_start(&m, &call->key, q);
+        dcommi_powersgd_p(&m, x, q, p, scratch);
+        dcommi_powersgd_orthonormal(&m, p);
+        dcommi_powersgd_q(&m, x, p, q, scratch);
+        dcommi_powersgd_clip(q, q_count, &call->report.clipped);
+    }
+    memcpy(call->wire, p, call->bytes);
+    if (call->state != NULL) {
+        memcpy(call->state, q, 4 * q_count);
+    }
+    if (call->residual != NULL) {
+        dcommi_matrix_product(&m, p, q, call->next, -1);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                           float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_powersgd_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    const float *p = wire;
+    float *copy = NULL;
+    if ((uintptr_t)wire % sizeof(float) != 0) {
+        copy = dcommi_alloc_raw(bytes);
+        if (copy == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        p = memcpy(copy, wire, bytes);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    dcommi_matrix_product(&m, p, p + dcommi_powersgd_p_count(&m), x, add ? 1 : 0);
+    dcommi_free(copy);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_powersgd_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* P P^T is a projection: the error is never longer than the input. */
+static void dcommi_powersgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    size_t shorter = m.rows < m.cols ? m.rows : m.cols;
+    if (m.rank == shorter) {
+        info->contraction = 0;
+    }
+}
+
+static const dcommi_codec_option dcommi_powersgd_options[] = {
+    {"rank", DCOMMI_CODEC_INTEGER, NULL, 2, 1, DCOMMI_MATRIX_RANK, "columns of P and of Q"},
+    {"rows", DCOMMI_CODEC_INTEGER, NULL, 0, 0, 1e9, "of the matrix; 0: nearly as many as columns"},
+    {"turns", DCOMMI_CODEC_INTEGER, NULL, 1, 1, 16, "how often both products are taken"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_powersgd = {
+    .name = "powersgd",
+    .summary = "the array as a matrix, approximated by one of low rank",
+    .options = dcommi_powersgd_options,
+    .traits = dcommi_powersgd_traits,
+    .max_bytes = dcommi_powersgd_bytes,
+    .workspace = dcommi_powersgd_workspace,
+    .encode = dcommi_powersgd_encode,
+    .decode = dcommi_powersgd_decode,
+    .info = dcommi_powersgd_info,
+    .state = dcommi_powersgd_state,
+};
 
 #endif
 
@@ -7609,6 +7750,9 @@ static const dcommi_codec_ops *const dcommi_codec_table[] = {
     &dcommi_codec_sign,
     &dcommi_codec_topk,
     &dcommi_codec_threshold,
+    &dcommi_codec_topk_qsgd,
+    &dcommi_codec_randk,
+    &dcommi_codec_powersgd,
     NULL,
 };
 
@@ -9802,6 +9946,761 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
                               double factor);
 /* memcpy for long, cold copies (non-temporal where that is faster). */
 static void dcommi_host_copy(void *dst, const void *src, size_t len);
+
+#endif
+/* ==== kernels/cpu.h ======================================================================== */
+/* cpu.h - the folds of the instruction set that this machine runs. */
+#ifndef DCOMMI_CPU_H
+#define DCOMMI_CPU_H
+
+/* ==== kernels/cpu_portable.h =============================================================== */
+/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
+#ifndef DCOMMI_CPU_PORTABLE_H
+#define DCOMMI_CPU_PORTABLE_H
+
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* What a fold kernel may do to the caches. */
+enum {
+    DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
+    DCOMMI_FOLD_AHEAD = 2   /* ask for the sources ahead of time */
+};
+
+/* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
+ * average; the factor of a scaling). dst may equal any src. */
+typedef void (*dcommi_fold_fn)(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
+                               size_t len, double scalar, unsigned how);
+
+/* The kernels of one dtype. */
+typedef enum dcommi_fold_kind {
+    DCOMMI_FOLD_SUM = 0,
+    DCOMMI_FOLD_PROD = 1,
+    DCOMMI_FOLD_MIN = 2,
+    DCOMMI_FOLD_MAX = 3,
+    DCOMMI_FOLD_SCALE = 4, /* nsrc is 1 */
+    DCOMMI_FOLD_KINDS = 5
+} dcommi_fold_kind;
+
+#define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
+
+/* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
+#define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                           \
+    __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                 \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n, \
+        double scalar)                                                                         \
+    {                                                                                          \
+        (void)scalar;                                                                          \
+        ACC acc[DCOMMI_PORT_BLOCK];                                                            \
+        const unsigned char *from = src[0] + at;                                               \
+        for (size_t i = 0; i < n; i++) {                                                       \
+            STORED x;                                                                          \
+            memcpy(&x, from + i * sizeof x, sizeof x);                                         \
+            acc[i] = LOAD(x);                                                                  \
+        }                                                                                      \
+        for (size_t s = 1; s < nsrc; s++) {                                                    \
+            from = src[s] + at;                                                                \
+            for (size_t i = 0; i < n; i++) {                                                   \
+                STORED x;                                                                      \
+                memcpy(&x, from + i * sizeof x, sizeof x);                                     \
+                acc[i] = OP(acc[i], LOAD(x));                                                  \
+            }                                                                                  \
+        }                                                                                      \
+        for (size_t i = 0; i < n; i++) {                                                       \
+            STORED x = STORE(FINISH(acc[i], scalar));                                          \
+            memcpy(dst + at + i * sizeof x, &x, sizeof x);                                     \
+        }                                                                                      \
+    }                                                                                          \
+    static void dcommi_port_fold_##NAME(unsigned char *dst, const unsigned char *const *src,   \
+                                        size_t nsrc, size_t len, double scalar, unsigned how)  \
+    {                                                                                          \
+        (void)how;                                                                             \
+        const size_t block = DCOMMI_PORT_BLOCK * sizeof(STORED);                               \
+        size_t at = 0;                                                                         \
+        for (; len - at >= block; at += block) {                                               \
+            dcommi_port_some_##NAME(dst, src, nsrc, at, DCOMMI_PORT_BLOCK, scalar);            \
+        }                                                                                      \
+        dcommi_port_some_##NAME(dst, src, nsrc, at, (len - at) / sizeof(STORED), scalar);      \
+    }
+
+#define DCOMMI_PORT_SAME(x) (x)
+#define DCOMMI_PORT_DONE(x, scalar) (x)
+#define DCOMMI_PORT_ADD(a, b) ((a) + (b))
+#define DCOMMI_PORT_MUL(a, b) ((a) * (b))
+#define DCOMMI_PORT_LESS(a, b) ((a) < (b) ? (a) : (b))
+#define DCOMMI_PORT_MORE(a, b) ((a) > (b) ? (a) : (b))
+
+#define DCOMMI_PORT_FLOAT(DTYPE, STORED, ACC, LOAD, WIDE, STORE)                                  \
+    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_finish,     \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, ACC, LOAD, DCOMMI_PORT_MUL, dcommi_##WIDE##_finish,    \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, ACC, LOAD, dcommi_##WIDE##_min, dcommi_##WIDE##_finish, \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, ACC, LOAD, dcommi_##WIDE##_max, dcommi_##WIDE##_finish, \
+                     STORE)                                                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, ACC, LOAD, DCOMMI_PORT_ADD, dcommi_##WIDE##_scale,    \
+                     STORE)
+
+DCOMMI_PORT_FLOAT(f64, double, double, DCOMMI_PORT_SAME, f64, DCOMMI_PORT_SAME)
+DCOMMI_PORT_FLOAT(f32, float, float, DCOMMI_PORT_SAME, f32, DCOMMI_PORT_SAME)
+DCOMMI_PORT_FLOAT(f16, uint16_t, float, dcommi_f16_to_f32, f32, dcommi_f32_to_f16)
+DCOMMI_PORT_FLOAT(bf16, uint16_t, float, dcommi_bf16_to_f32, f32, dcommi_f32_to_bf16)
+
+/* Sums and products of signed integers are those of unsigned ones. */
+#define DCOMMI_PORT_UINT(DTYPE, STORED, CAST, FACTOR)                                             \
+    DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, STORED, CAST, DCOMMI_PORT_ADD, DCOMMI_PORT_DONE, CAST)  \
+    DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, STORED, CAST, DCOMMI_PORT_MUL, DCOMMI_PORT_DONE, CAST) \
+    DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)
+
+#define DCOMMI_PORT_INT(DTYPE, STORED, FACTOR)                                                 \
+    DCOMMI_PORT_FOLD(DTYPE##_min, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_LESS,          \
+                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_max, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_MORE,          \
+                     DCOMMI_PORT_DONE, DCOMMI_PORT_SAME)                                       \
+    DCOMMI_PORT_FOLD(DTYPE##_scale, STORED, STORED, DCOMMI_PORT_SAME, DCOMMI_PORT_ADD, FACTOR, \
+                     DCOMMI_PORT_SAME)
+
+#define DCOMMI_PORT_U8(x) ((uint8_t)(x))
+#define DCOMMI_PORT_SCALE_I8(x, f) \
+    ((int8_t)dcommi_scale_signed((f) * (double)(x), INT8_MIN, INT8_MAX, 128.0))
+#define DCOMMI_PORT_SCALE_I32(x, f) \
+    ((int32_t)dcommi_scale_signed((f) * (double)(x), INT32_MIN, INT32_MAX, 2147483648.0))
+#define DCOMMI_PORT_SCALE_I64(x, f) \
+    dcommi_scale_signed((f) * (double)(x), INT64_MIN, INT64_MAX, 9223372036854775808.0)
+#define DCOMMI_PORT_SCALE_U8(x, f) \
+    ((uint8_t)dcommi_scale_unsigned((f) * (double)(x), UINT8_MAX, 256.0))
+#define DCOMMI_PORT_SCALE_U32(x, f) \
+    ((uint32_t)dcommi_scale_unsigned((f) * (double)(x), UINT32_MAX, 4294967296.0))
+#define DCOMMI_PORT_SCALE_U64(x, f) \
+    dcommi_scale_unsigned((f) * (double)(x), UINT64_MAX, 18446744073709551616.0)
+
+DCOMMI_PORT_UINT(u8, uint8_t, DCOMMI_PORT_U8, DCOMMI_PORT_SCALE_U8)
+DCOMMI_PORT_UINT(u32, uint32_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U32)
+DCOMMI_PORT_UINT(u64, uint64_t, DCOMMI_PORT_SAME, DCOMMI_PORT_SCALE_U64)
+DCOMMI_PORT_INT(i8, int8_t, DCOMMI_PORT_SCALE_I8)
+DCOMMI_PORT_INT(i32, int32_t, DCOMMI_PORT_SCALE_I32)
+DCOMMI_PORT_INT(i64, int64_t, DCOMMI_PORT_SCALE_I64)
+
+/* Kernels of `ISA` in the order of dcommi_fold_kind; A signs as itself, U as its unsigned kin. */
+#define DCOMMI_FOLD_ROW(ISA, A, U, SCALE)                                 \
+    {                                                                     \
+        dcommi_##ISA##_fold_##U##_sum, dcommi_##ISA##_fold_##U##_prod,    \
+            dcommi_##ISA##_fold_##A##_min, dcommi_##ISA##_fold_##A##_max, \
+            dcommi_##SCALE##_fold_##A##_scale                             \
+    }
+
+/* In the order of dcomm_dtype. SIMD does not pay for scaled integers, which few use. */
+#define DCOMMI_FOLD_TABLE(ISA)                                                          \
+    {                                                                                   \
+        DCOMMI_FOLD_ROW(ISA, f64, f64, ISA), DCOMMI_FOLD_ROW(ISA, f32, f32, ISA),       \
+            DCOMMI_FOLD_ROW(ISA, f16, f16, ISA), DCOMMI_FOLD_ROW(ISA, bf16, bf16, ISA), \
+            DCOMMI_FOLD_ROW(ISA, i8, u8, port), DCOMMI_FOLD_ROW(ISA, u8, u8, port),     \
+            DCOMMI_FOLD_ROW(ISA, i32, u32, port), DCOMMI_FOLD_ROW(ISA, u32, u32, port), \
+            DCOMMI_FOLD_ROW(ISA, i64, u64, port), DCOMMI_FOLD_ROW(ISA, u64, u64, port)  \
+    }
+
+static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(port);
+
+#endif
+
+
+#if defined(__x86_64__)
+/* ==== kernels/cpu_avx2.h =================================================================== */
+/* cpu_avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
+#ifndef DCOMMI_CPU_AVX2_H
+#define DCOMMI_CPU_AVX2_H
+
+/* ==== kernels/cpu_simd.h =================================================================== */
+/* cpu_simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
+ *
+ * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
+ * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
+ * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
+ * never meet in one kernel, so that no compiler can fuse them. */
+#ifndef DCOMMI_CPU_SIMD_H
+#define DCOMMI_CPU_SIMD_H
+
+
+#include <immintrin.h>
+
+/* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_SIMD_AHEAD 12288
+
+/* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
+ * would live in memory. */
+#define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
+
+#define DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, p, acc) \
+    dcommi_##ISA##_##STORE(                               \
+        p, dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)))
+
+#define DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, STORE)                     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i, a0);            \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + wide, a1);     \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 2 * wide, a2); \
+    DCOMMI_SIMD_PUT(ISA, KIND, FINISH, STORE, dst + i + 3 * wide, a3)
+
+#define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
+    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t i, size_t n,     \
+        double scalar)                                                                            \
+    {                                                                                             \
+        dcommi_##ISA##_##KIND acc =                                                               \
+            dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[0] + i, n));              \
+        for (size_t s = 1; s < nsrc; s++) {                                                       \
+            acc =                                                                                 \
+                OP(acc, dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load_part(src[s] + i, n))); \
+        }                                                                                         \
+        dcommi_##ISA##_store_part(                                                                \
+            dst + i, n,                                                                           \
+            dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar)));         \
+    }                                                                                             \
+    DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME(                                 \
+        unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t len,             \
+        double scalar, unsigned how)                                                              \
+    {                                                                                             \
+        const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
+        const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
+        size_t i = 0;                                                                             \
+        if (stream) {                                                                             \
+            size_t head = (size_t)(0 - (uintptr_t)dst) & 63;                                      \
+            for (size_t n = 0; i < head; i += n) {                                                \
+                n = head - i < wide ? head - i : wide;                                            \
+                dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                  \
+            }                                                                                     \
+        }                                                                                         \
+        for (; len - i >= 4 * wide; i += 4 * wide) {                                              \
+            const unsigned char *from = src[0] + i;                                               \
+            dcommi_##ISA##_##KIND a0 = DCOMMI_SIMD_GET(ISA, KIND, from);                          \
+            dcommi_##ISA##_##KIND a1 = DCOMMI_SIMD_GET(ISA, KIND, from + wide);                   \
+            dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
+            dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
+            if (how & DCOMMI_FOLD_AHEAD) {                                                        \
+                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
+            }                                                                                     \
+            for (size_t s = 1; s < nsrc; s++) {                                                   \
+                from = src[s] + i;                                                                \
+                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
+                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
+                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
+                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
+                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
+                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
+                }                                                                                 \
+            }                                                                                     \
+            if (stream) {                                                                         \
+                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, stream);                                      \
+            } else {                                                                              \
+                DCOMMI_SIMD_PUT4(ISA, KIND, FINISH, store);                                       \
+            }                                                                                     \
+        }                                                                                         \
+        for (size_t n = 0; i < len; i += n) {                                                     \
+            n = len - i < wide ? len - i : wide;                                                  \
+            dcommi_##ISA##_fold_##NAME##_part(dst, src, nsrc, i, n, scalar);                      \
+        }                                                                                         \
+        if (stream) {                                                                             \
+            _mm_sfence();                                                                         \
+        }                                                                                         \
+    }
+
+#define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_prod, KIND, dcommi_##ISA##_##KIND##_mul, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_min, KIND, dcommi_##ISA##_##KIND##_least, finish) \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_max, KIND, dcommi_##ISA##_##KIND##_most, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, KIND##_scale, KIND, dcommi_##ISA##_##KIND##_add, scale)
+
+/* A pair of f32 vectors takes each operation half by half. */
+#define DCOMMI_SIMD_PAIR_OP(ISA, KIND, OP)                                    \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##OP( \
+        dcommi_##ISA##_##KIND a, dcommi_##ISA##_##KIND b)                     \
+    {                                                                         \
+        a.lo = dcommi_##ISA##_f32_##OP(a.lo, b.lo);                           \
+        a.hi = dcommi_##ISA##_f32_##OP(a.hi, b.hi);                           \
+        return a;                                                             \
+    }
+
+#define DCOMMI_SIMD_PAIR_END(ISA, KIND, FINISH)                                   \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##FINISH( \
+        dcommi_##ISA##_##KIND a, double scalar)                                   \
+    {                                                                             \
+        a.lo = dcommi_##ISA##_f32_##FINISH(a.lo, scalar);                         \
+        a.hi = dcommi_##ISA##_f32_##FINISH(a.hi, scalar);                         \
+        return a;                                                                 \
+    }
+
+#define DCOMMI_SIMD_PAIR(ISA, KIND)         \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, add)     \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, mul)     \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, least)   \
+    DCOMMI_SIMD_PAIR_OP(ISA, KIND, most)    \
+    DCOMMI_SIMD_PAIR_END(ISA, KIND, finish) \
+    DCOMMI_SIMD_PAIR_END(ISA, KIND, scale)
+
+/* Integer lanes in the order that DCOMMI_FOLD_TABLE names them. */
+#define DCOMMI_SIMD_INTS(ISA, A, U, BITS)                                  \
+    DCOMMI_SIMD_FOLD(ISA, U##_sum, int, dcommi_##ISA##_add##BITS, finish)  \
+    DCOMMI_SIMD_FOLD(ISA, U##_prod, int, dcommi_##ISA##_mul##BITS, finish) \
+    DCOMMI_SIMD_FOLD(ISA, U##_min, int, dcommi_##ISA##_min_##U, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, U##_max, int, dcommi_##ISA##_max_##U, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, A##_min, int, dcommi_##ISA##_min_##A, finish)    \
+    DCOMMI_SIMD_FOLD(ISA, A##_max, int, dcommi_##ISA##_max_##A, finish)
+
+#endif
+
+#define DCOMMI_avx2_TARGET __attribute__((target("avx2,f16c")))
+#define DCOMMI_avx2_INLINE DCOMMI_avx2_TARGET __attribute__((always_inline)) static inline
+
+typedef __m256i dcommi_avx2_raw;
+typedef __m256i dcommi_avx2_int;
+typedef __m256 dcommi_avx2_f32;
+typedef __m256d dcommi_avx2_f64;
+typedef struct dcommi_avx2_pair {
+    __m256 lo, hi;
+} dcommi_avx2_pair;
+typedef dcommi_avx2_pair dcommi_avx2_f16;
+typedef dcommi_avx2_pair dcommi_avx2_bf16;
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_load(const unsigned char *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+
+DCOMMI_avx2_INLINE void dcommi_avx2_store(unsigned char *p, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, v);
+}
+
+DCOMMI_avx2_INLINE void dcommi_avx2_stream(unsigned char *p, __m256i v)
+{
+    _mm256_stream_si256((__m256i *)(void *)p, v);
+}
+
+/* The lines of four vectors. */
+DCOMMI_avx2_INLINE void dcommi_avx2_ahead(const unsigned char *at)
+{
+    const char *p = (const char *)at;
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
+}
+
+/* 1 <= n <= 32 bytes; the rest of the vector is zero. */
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
+{
+    if (n == sizeof(__m256i)) {
+        return dcommi_avx2_load(p);
+    }
+    unsigned char whole[sizeof(__m256i)] = {0};
+    memcpy(whole, p, n);
+    return dcommi_avx2_load(whole);
+}
+
+DCOMMI_avx2_INLINE void dcommi_avx2_store_part(unsigned char *p, size_t n, __m256i v)
+{
+    if (n == sizeof(__m256i)) {
+        dcommi_avx2_store(p, v);
+        return;
+    }
+    unsigned char whole[sizeof(__m256i)];
+    dcommi_avx2_store(whole, v);
+    memcpy(p, whole, n);
+}
+
+/* ---- f32, f64 ---- */
+
+#define DCOMMI_AVX2_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_unpack(__m256i v)                       \
+    {                                                                                   \
+        return _mm256_castsi256_##PS(v);                                                \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##KIND##_pack(VEC v)                         \
+    {                                                                                   \
+        return _mm256_cast##PS##_si256(v);                                              \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_add(VEC a, VEC b)                       \
+    {                                                                                   \
+        return _mm256_add_##PS(a, b);                                                   \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_mul(VEC a, VEC b)                       \
+    {                                                                                   \
+        return _mm256_mul_##PS(a, b);                                                   \
+    }                                                                                   \
+    /* See cpu_avx512.h. */                                                             \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_least(VEC a, VEC b)                     \
+    {                                                                                   \
+        return _mm256_or_##PS(_mm256_min_##PS(a, b), _mm256_min_##PS(b, a));            \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_most(VEC a, VEC b)                      \
+    {                                                                                   \
+        VEC most = _mm256_and_##PS(_mm256_max_##PS(a, b), _mm256_max_##PS(b, a));       \
+        return _mm256_or_##PS(most, _mm256_cmp_##PS(a, b, _CMP_UNORD_Q));               \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_canonical(VEC v)                        \
+    {                                                                                   \
+        return _mm256_blendv_##PS(v, _mm256_castsi256_##PS(INT_SET(NAN_BITS)),          \
+                                  _mm256_cmp_##PS(v, v, _CMP_UNORD_Q));                 \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_finish(VEC v, double divisor)           \
+    {                                                                                   \
+        if (divisor > 1) {                                                              \
+            v = _mm256_div_##PS(v, SET((SCALAR)divisor));                               \
+        }                                                                               \
+        return dcommi_avx2_##KIND##_canonical(v);                                       \
+    }                                                                                   \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_scale(VEC v, double factor)             \
+    {                                                                                   \
+        return dcommi_avx2_##KIND##_canonical(_mm256_mul_##PS(v, SET((SCALAR)factor))); \
+    }
+
+DCOMMI_AVX2_FLOAT(f32, __m256, ps, (int)DCOMMI_F32_NAN, _mm256_set1_ps, _mm256_set1_epi32, float)
+DCOMMI_AVX2_FLOAT(f64, __m256d, pd, (long long)DCOMMI_F64_NAN, _mm256_set1_pd, _mm256_set1_epi64x,
+                  double)
+DCOMMI_SIMD_FLOAT(avx2, f32)
+DCOMMI_SIMD_FLOAT(avx2, f64)
+
+/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+
+DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_f16_unpack(__m256i v)
+{
+    dcommi_avx2_pair r = {_mm256_cvtph_ps(_mm256_castsi256_si128(v)),
+                          _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
+    return r;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_f16_pack(dcommi_avx2_pair v)
+{
+    __m128i lo = _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* lo: the even elements, hi: the odd ones, which stay where they are. */
+DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_bf16_unpack(__m256i v)
+{
+    dcommi_avx2_pair r = {
+        _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
+        _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)))};
+    return r;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_round(__m256 x)
+{
+    __m256i v = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_pack(dcommi_avx2_pair v)
+{
+    __m256i lo = _mm256_srli_epi32(dcommi_avx2_bf16_round(v.lo), 16);
+    return _mm256_blend_epi16(dcommi_avx2_bf16_round(v.hi), lo, 0x55);
+}
+
+DCOMMI_SIMD_PAIR(avx2, f16)
+DCOMMI_SIMD_PAIR(avx2, bf16)
+DCOMMI_SIMD_FLOAT(avx2, f16)
+DCOMMI_SIMD_FLOAT(avx2, bf16)
+
+/* ---- integers ---- */
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_unpack(__m256i v)
+{
+    return v;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_pack(__m256i v)
+{
+    return v;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_finish(__m256i v, double scalar)
+{
+    (void)scalar;
+    return v;
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul8(__m256i a, __m256i b)
+{
+    __m256i even = _mm256_mullo_epi16(a, b);
+    __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+    return _mm256_blendv_epi8(_mm256_slli_epi16(odd, 8), even, _mm256_set1_epi16(0x00ff));
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul64(__m256i a, __m256i b)
+{
+    __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b),
+                                     _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)));
+    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
+}
+
+/* All ones where a > b. AVX2 compares 64-bit lanes as signed ones only. */
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_i64(__m256i a, __m256i b)
+{
+    return _mm256_cmpgt_epi64(a, b);
+}
+
+DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_u64(__m256i a, __m256i b)
+{
+    __m256i top = _mm256_set1_epi64x(INT64_MIN);
+    return _mm256_cmpgt_epi64(_mm256_xor_si256(a, top), _mm256_xor_si256(b, top));
+}
+
+#define DCOMMI_AVX2_OP(NAME, RESULT)                                    \
+    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##NAME(__m256i a, __m256i b) \
+    {                                                                   \
+        return RESULT;                                                  \
+    }
+
+DCOMMI_AVX2_OP(add8, _mm256_add_epi8(a, b))
+DCOMMI_AVX2_OP(add32, _mm256_add_epi32(a, b))
+DCOMMI_AVX2_OP(add64, _mm256_add_epi64(a, b))
+DCOMMI_AVX2_OP(mul32, _mm256_mullo_epi32(a, b))
+DCOMMI_AVX2_OP(min_i8, _mm256_min_epi8(a, b))
+DCOMMI_AVX2_OP(min_u8, _mm256_min_epu8(a, b))
+DCOMMI_AVX2_OP(min_i32, _mm256_min_epi32(a, b))
+DCOMMI_AVX2_OP(min_u32, _mm256_min_epu32(a, b))
+DCOMMI_AVX2_OP(min_i64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_i64(a, b)))
+DCOMMI_AVX2_OP(min_u64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_u64(a, b)))
+DCOMMI_AVX2_OP(max_i8, _mm256_max_epi8(a, b))
+DCOMMI_AVX2_OP(max_u8, _mm256_max_epu8(a, b))
+DCOMMI_AVX2_OP(max_i32, _mm256_max_epi32(a, b))
+DCOMMI_AVX2_OP(max_u32, _mm256_max_epu32(a, b))
+DCOMMI_AVX2_OP(max_i64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_i64(a, b)))
+DCOMMI_AVX2_OP(max_u64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_u64(a, b)))
+
+DCOMMI_SIMD_INTS(avx2, i8, u8, 8)
+DCOMMI_SIMD_INTS(avx2, i32, u32, 32)
+DCOMMI_SIMD_INTS(avx2, i64, u64, 64)
+
+static const dcommi_fold_fn dcommi_avx2_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx2);
+
+#endif
+/* ==== kernels/cpu_avx512.h ================================================================= */
+/* cpu_avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
+#ifndef DCOMMI_CPU_AVX512_H
+#define DCOMMI_CPU_AVX512_H
+
+
+#define DCOMMI_avx512_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define DCOMMI_avx512_INLINE DCOMMI_avx512_TARGET __attribute__((always_inline)) static inline
+
+typedef __m512i dcommi_avx512_raw;
+typedef __m512i dcommi_avx512_int;
+typedef __m512 dcommi_avx512_f32;
+typedef __m512d dcommi_avx512_f64;
+typedef struct dcommi_avx512_pair {
+    __m512 lo, hi;
+} dcommi_avx512_pair;
+typedef dcommi_avx512_pair dcommi_avx512_f16;
+typedef dcommi_avx512_pair dcommi_avx512_bf16;
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_load(const unsigned char *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+DCOMMI_avx512_INLINE void dcommi_avx512_store(unsigned char *p, __m512i v)
+{
+    _mm512_storeu_si512(p, v);
+}
+
+DCOMMI_avx512_INLINE void dcommi_avx512_stream(unsigned char *p, __m512i v)
+{
+    _mm512_stream_si512((__m512i *)(void *)p, v);
+}
+
+/* The lines of four vectors. */
+DCOMMI_avx512_INLINE void dcommi_avx512_ahead(const unsigned char *at)
+{
+    const char *p = (const char *)at;
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
+    _mm_prefetch(p + 128, _MM_HINT_T1);
+    _mm_prefetch(p + 192, _MM_HINT_T1);
+}
+
+/* 1 <= n <= 64 bytes; the rest of the vector is zero. */
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
+{
+    return _mm512_maskz_loadu_epi8(~(__mmask64)0 >> (64 - n), p);
+}
+
+DCOMMI_avx512_INLINE void dcommi_avx512_store_part(unsigned char *p, size_t n, __m512i v)
+{
+    _mm512_mask_storeu_epi8(p, ~(__mmask64)0 >> (64 - n), v);
+}
+
+/* ---- f32, f64 ---- */
+
+#define DCOMMI_AVX512_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                    \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_unpack(__m512i v)                         \
+    {                                                                                         \
+        return _mm512_castsi512_##PS(v);                                                      \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##KIND##_pack(VEC v)                           \
+    {                                                                                         \
+        return _mm512_cast##PS##_si512(v);                                                    \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_add(VEC a, VEC b)                         \
+    {                                                                                         \
+        return _mm512_add_##PS(a, b);                                                         \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_mul(VEC a, VEC b)                         \
+    {                                                                                         \
+        return _mm512_mul_##PS(a, b);                                                         \
+    }                                                                                         \
+    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
+     * orders has the sign of -0, and is a NaN if one was. */                                 \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_least(VEC a, VEC b)                       \
+    {                                                                                         \
+        return _mm512_or_##PS(_mm512_min_##PS(a, b), _mm512_min_##PS(b, a));                  \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_most(VEC a, VEC b)                        \
+    {                                                                                         \
+        VEC most = _mm512_and_##PS(_mm512_max_##PS(a, b), _mm512_max_##PS(b, a));             \
+        return _mm512_mask_mov_##PS(most, _mm512_cmp_##PS##_mask(a, b, _CMP_UNORD_Q),         \
+                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_canonical(VEC v)                          \
+    {                                                                                         \
+        return _mm512_mask_mov_##PS(v, _mm512_cmp_##PS##_mask(v, v, _CMP_UNORD_Q),            \
+                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_finish(VEC v, double divisor)             \
+    {                                                                                         \
+        if (divisor > 1) {                                                                    \
+            v = _mm512_div_##PS(v, SET((SCALAR)divisor));                                     \
+        }                                                                                     \
+        return dcommi_avx512_##KIND##_canonical(v);                                           \
+    }                                                                                         \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_scale(VEC v, double factor)               \
+    {                                                                                         \
+        return dcommi_avx512_##KIND##_canonical(_mm512_mul_##PS(v, SET((SCALAR)factor)));     \
+    }
+
+DCOMMI_AVX512_FLOAT(f32, __m512, ps, (int)DCOMMI_F32_NAN, _mm512_set1_ps, _mm512_set1_epi32, float)
+DCOMMI_AVX512_FLOAT(f64, __m512d, pd, (long long)DCOMMI_F64_NAN, _mm512_set1_pd, _mm512_set1_epi64,
+                    double)
+DCOMMI_SIMD_FLOAT(avx512, f32)
+DCOMMI_SIMD_FLOAT(avx512, f64)
+
+/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+
+DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_f16_unpack(__m512i v)
+{
+    dcommi_avx512_pair r = {_mm512_cvtph_ps(_mm512_castsi512_si256(v)),
+                            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1))};
+    return r;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_f16_pack(dcommi_avx512_pair v)
+{
+    __m256i lo = _mm512_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i hi = _mm512_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
+}
+
+/* lo: the even elements, hi: the odd ones, which stay where they are. */
+DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_bf16_unpack(__m512i v)
+{
+    dcommi_avx512_pair r = {
+        _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+        _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)))};
+    return r;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_round(__m512 x)
+{
+    __m512i v = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_pack(dcommi_avx512_pair v)
+{
+    __m512i lo = _mm512_srli_epi32(dcommi_avx512_bf16_round(v.lo), 16);
+    return _mm512_mask_mov_epi16(dcommi_avx512_bf16_round(v.hi), 0x55555555u, lo);
+}
+
+DCOMMI_SIMD_PAIR(avx512, f16)
+DCOMMI_SIMD_PAIR(avx512, bf16)
+DCOMMI_SIMD_FLOAT(avx512, f16)
+DCOMMI_SIMD_FLOAT(avx512, bf16)
+
+/* ---- integers ---- */
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_unpack(__m512i v)
+{
+    return v;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_pack(__m512i v)
+{
+    return v;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_finish(__m512i v, double scalar)
+{
+    (void)scalar;
+    return v;
+}
+
+DCOMMI_avx512_INLINE __m512i dcommi_avx512_mul8(__m512i a, __m512i b)
+{
+    __m512i even = _mm512_mullo_epi16(a, b);
+    __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+    return _mm512_mask_mov_epi8(_mm512_slli_epi16(odd, 8), 0x5555555555555555u, even);
+}
+
+#define DCOMMI_AVX512_OP(NAME, INTRINSIC)                                   \
+    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##NAME(__m512i a, __m512i b) \
+    {                                                                       \
+        return INTRINSIC(a, b);                                             \
+    }
+
+DCOMMI_AVX512_OP(add8, _mm512_add_epi8)
+DCOMMI_AVX512_OP(add32, _mm512_add_epi32)
+DCOMMI_AVX512_OP(add64, _mm512_add_epi64)
+DCOMMI_AVX512_OP(mul32, _mm512_mullo_epi32)
+DCOMMI_AVX512_OP(mul64, _mm512_mullo_epi64)
+DCOMMI_AVX512_OP(min_i8, _mm512_min_epi8)
+DCOMMI_AVX512_OP(min_u8, _mm512_min_epu8)
+DCOMMI_AVX512_OP(min_i32, _mm512_min_epi32)
+DCOMMI_AVX512_OP(min_u32, _mm512_min_epu32)
+DCOMMI_AVX512_OP(min_i64, _mm512_min_epi64)
+DCOMMI_AVX512_OP(min_u64, _mm512_min_epu64)
+DCOMMI_AVX512_OP(max_i8, _mm512_max_epi8)
+DCOMMI_AVX512_OP(max_u8, _mm512_max_epu8)
+DCOMMI_AVX512_OP(max_i32, _mm512_max_epi32)
+DCOMMI_AVX512_OP(max_u32, _mm512_max_epu32)
+DCOMMI_AVX512_OP(max_i64, _mm512_max_epi64)
+DCOMMI_AVX512_OP(max_u64, _mm512_max_epu64)
+
+DCOMMI_SIMD_INTS(avx512, i8, u8, 8)
+DCOMMI_SIMD_INTS(avx512, i32, u32, 32)
+DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
+
+static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
+
+#endif
+#endif
+
+static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_avx512_folds[dtype][kind];
+    case DCOMMI_ISA_AVX2:
+        return dcommi_avx2_folds[dtype][kind];
+#endif
+    default:
+        return dcommi_port_folds[dtype][kind];
+    }
+}
 
 #endif
 
@@ -36806,6 +37705,19 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ
 #undef DCOMMI_MADV_POPULATE_WRITE
+#undef DCOMMI_MATRIX_CLAMP
+#undef DCOMMI_MATRIX_EXPAND
+#undef DCOMMI_MATRIX_EXPAND_STEP
+#undef DCOMMI_MATRIX_KERNELS
+#undef DCOMMI_MATRIX_LOAD
+#undef DCOMMI_MATRIX_PART
+#undef DCOMMI_MATRIX_RANK
+#undef DCOMMI_MATRIX_STRIP
+#undef DCOMMI_MATRIX_STRIP_STEP
+#undef DCOMMI_MATRIX_SUM
+#undef DCOMMI_MATRIX_TILE
+#undef DCOMMI_MATRIX_TILE_STEP
+#undef DCOMMI_MATRIX_WHOLE
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
@@ -36839,6 +37751,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PORT_SCALE_U8
 #undef DCOMMI_PORT_U8
 #undef DCOMMI_PORT_UINT
+#undef DCOMMI_POWERSGD_LENGTH
 #undef DCOMMI_PRICE_BUDGET
 #undef DCOMMI_PRICE_LIMIT
 #undef DCOMMI_PRINTF
@@ -36847,6 +37760,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY
+#undef DCOMMI_RANDK_HEAD
 #undef DCOMMI_RDV_ATTEMPT_S
 #undef DCOMMI_RDV_BLOB_MAX
 #undef DCOMMI_RDV_CHALLENGE_FRAME
@@ -36916,6 +37830,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_TOPK_AHEAD
 #undef DCOMMI_TOPK_BINS
 #undef DCOMMI_TOPK_BLOCK
 #undef DCOMMI_TOPK_LEAST

@@ -11,7 +11,7 @@
 #include "cpu_avx512.h"
 #endif
 
-static inline dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
+static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
     switch (dcommi_isa_get()) {
 #if defined(__x86_64__)

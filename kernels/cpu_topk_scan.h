@@ -8,13 +8,22 @@
 #ifndef DCOMMI_CPU_TOPK_SCAN_H
 #define DCOMMI_CPU_TOPK_SCAN_H
 
-#include "cpu.h"
+#include "isa.h"
+#include "lanes_portable.h"
+
+#if defined(__x86_64__)
+#include "lanes_avx2.h"
+#include "lanes_avx512.h"
+#endif
 
 #define DCOMMI_ABS_BITS 0x7fffffffu
 #define DCOMMI_INF_BITS 0x7f800000u
 #define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
 /* Kept elements are stored in whole vectors: this many may be written behind the last. */
 #define DCOMMI_TOPK_SLACK 16
+/* How far ahead inputs are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_TOPK_AHEAD 3072
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
  * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
@@ -52,6 +61,14 @@ static size_t dcommi_topk_scan_port(const float *x, const float *residual, float
 
 #if defined(__x86_64__)
 
+/* Ask for n elements that come later. */
+static inline void dcommi_topk_ahead(const float *x, int n)
+{
+    for (int i = 0; i < n; i += 16) {
+        __builtin_prefetch(x + DCOMMI_TOPK_AHEAD + i, 0, 2);
+    }
+}
+
 /* Those of 32 elements whose bit is set, read from where the vectors were. */
 static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
                                       uint32_t *index, size_t have)
@@ -64,13 +81,13 @@ static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t fi
     return have;
 }
 
-DCOMMI_avx2_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
 {
     __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
     return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
 }
 
-DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
                                                        float *next, size_t n, uint32_t first,
                                                        uint32_t threshold, uint32_t *bits,
                                                        uint32_t *index, size_t have, size_t *done)
@@ -81,18 +98,18 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     for (; n - i >= 32; i += 32) {
         const float *in = x + i;
         uint32_t mask = 0;
-        dcommi_avx2_ahead((const unsigned char *)in + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(in, 32);
         if (residual == NULL) {
             for (int v = 0; v < 4; v++) {
                 mask |= dcommi_topk_reach_avx2(
-                            dcommi_avx2_load((const unsigned char *)(in + 8 * v)), below)
+                            _mm256_loadu_si256((const __m256i *)(const void *)(in + 8 * v)), below)
                         << (8 * v);
             }
             have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
             continue;
         }
         const float *left = residual + i;
-        dcommi_avx2_ahead((const unsigned char *)left + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(left, 32);
         __m256i sum[4];
         uint32_t wild = 0;
         for (int v = 0; v < 4; v++) {
@@ -105,7 +122,7 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
             break;
         }
         for (int v = 0; v < 4; v++) {
-            dcommi_avx2_store((unsigned char *)(next + i + 8 * v), sum[v]);
+            _mm256_storeu_si256((__m256i *)(void *)(next + i + 8 * v), sum[v]);
         }
         size_t had = have;
         have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
@@ -121,19 +138,18 @@ DCOMMI_avx2_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     return have;
 }
 
-DCOMMI_avx512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
-                                                    uint32_t *bits, uint32_t *index, size_t have)
+DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                  uint32_t *bits, uint32_t *index, size_t have)
 {
     _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
     _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
     return have + (size_t)__builtin_popcount(mask);
 }
 
-DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
-                                                           float *next, size_t n, uint32_t first,
-                                                           uint32_t threshold, uint32_t *bits,
-                                                           uint32_t *index, size_t have,
-                                                           size_t *done)
+DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                         float *next, size_t n, uint32_t first,
+                                                         uint32_t threshold, uint32_t *bits,
+                                                         uint32_t *index, size_t have, size_t *done)
 {
     const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
     const __m512i limit = _mm512_set1_epi32((int)threshold);
@@ -144,7 +160,7 @@ DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const
                          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     size_t i = 0;
     for (; residual == NULL && n - i >= 64; i += 64) {
-        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(x + i, 64);
         for (int v = 0; v < 4; v++) {
             __m512i b = _mm512_loadu_si512(x + i + 16 * v);
             __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
@@ -153,8 +169,8 @@ DCOMMI_avx512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const
         }
     }
     for (; residual != NULL && n - i >= 64; i += 64) {
-        dcommi_avx512_ahead((const unsigned char *)(x + i) + DCOMMI_SIMD_AHEAD);
-        dcommi_avx512_ahead((const unsigned char *)(residual + i) + DCOMMI_SIMD_AHEAD);
+        dcommi_topk_ahead(x + i, 64);
+        dcommi_topk_ahead(residual + i, 64);
         __m512i b[4], key[4];
         for (int v = 0; v < 4; v++) {
             b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),

@@ -70,6 +70,7 @@ typedef struct dcommi_encoding {
     unsigned char *wire; /* max_bytes are there */
     size_t bytes;        /* written: set by the codec */
     void *workspace;     /* as long as ops->workspace says, aligned to 64 */
+    void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
     dcomm_codec_report report;
 } dcommi_encoding;
 
@@ -110,6 +111,8 @@ struct dcommi_codec_ops {
                            dcommi_encoding *call);
     /* granule, omega, contraction; the rest is filled in. NULL: 1, NaN, NaN. */
     void (*info)(const dcomm_codec *codec, size_t count, dcomm_codec_info *info);
+    /* Bytes that encode may remember from one step of a tensor to the next. NULL: none. */
+    size_t (*state)(const dcomm_codec *codec, size_t count);
 };
 
 /* ---- for codecs to share ---- */

@@ -7,6 +7,8 @@
 #include "codec_qsgd.h"
 #include "codec_sign.h"
 #include "codec_topk.h"
+#include "codec_randk.h"
+#include "codec_powersgd.h"
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
     &dcommi_codec_f16,
@@ -17,6 +19,9 @@ static const dcommi_codec_ops *const dcommi_codec_table[] = {
     &dcommi_codec_sign,
     &dcommi_codec_topk,
     &dcommi_codec_threshold,
+    &dcommi_codec_topk_qsgd,
+    &dcommi_codec_randk,
+    &dcommi_codec_powersgd,
     NULL,
 };
 

@@ -9,7 +9,7 @@
 enum { DCOMMI_TOPK_CHUNK = 256 };
 enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
 enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
-enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2 };
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2, DCOMMI_TOPK_ROUNDING = 3 };
 
 static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
                                          size_t count)
@@ -392,6 +392,36 @@ static const dcommi_codec_ops dcommi_codec_threshold = {
     .name = "threshold",
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a value's code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "values that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0, "of the values"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=pass",
+             (int)codec->value[DCOMMI_TOPK_BITS], (int)codec->value[DCOMMI_TOPK_BUCKET],
+             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest");
+    return dcomm_codec_create(spec, &codec->inner);
+}
+
+static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
+    .name = "topk+qsgd",
+    .summary = "topk, and the values that are sent through qsgd",
+    .options = dcommi_topk_qsgd_options,
+    .make = dcommi_topk_qsgd_make,
     .traits = dcommi_topk_traits,
     .max_bytes = dcommi_topk_max_bytes,
     .workspace = dcommi_topk_workspace,
