@@ -743,6 +743,7 @@ struct dcomm_plan {
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
      * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode;
+    bool codec_linear;                    /* encodings are folded before they are decoded */
     int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
     int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
@@ -8656,7 +8657,8 @@ struct dcomm_feedback {
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
-    float *gathered;                 /* e of a linear codec */
+    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
+    float *gathered;  /* e of a linear codec */
     size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
@@ -8942,6 +8944,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->gathered);
+    dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
@@ -9605,6 +9608,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
+        dcommi_free(fb->remembered);
+        fb->remembered = NULL;
     }
     fb->stale = false;
     if (lost_p != NULL) {
@@ -11161,6 +11166,8 @@ typedef struct dcommi_coding {
     uint64_t hash;   /* of the codec with all its options */
     int64_t granule; /* elements, at whose multiples pieces had best begin */
     bool whole;      /* encode as much as possible at once */
+    int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
+    int64_t part[3]; /* bytes: where they begin, and where the last one ends */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
 } dcommi_coding;
@@ -12863,6 +12870,7 @@ typedef struct dcommi_check_frame {
     const int *ranks;                 /* rank of the plan -> rank of the run */
     int rank;
     int64_t tag, counter, slot; /* added to the plan's own */
+    bool linear;                /* encodings may be folded */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
     uint32_t lanes_left;
@@ -13500,7 +13508,8 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      dcommi_check_value *out)
 {
     bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
-    if (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED) {
+    if (!op->lane->frame->linear &&
+        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
         return dcommi_check_refuse(c, op, "folds encoded bytes");
     }
     bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;
@@ -14407,6 +14416,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->caller = lane;
     f->ranks = ranks;
     f->rank = outer->rank;
+    f->linear = outer->linear || sub->codec_linear;
     f->tag = outer->tag + tag;
     f->counter = outer->counter + counter;
     f->slot = outer->slot + slot;
@@ -14947,6 +14957,7 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         f->plan = p;
         f->ranks = c->identity;
         f->rank = i;
+        f->linear = p->codec_linear;
         for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
             f->mem[space] = k->mem[space];
             f->size[space] = k->mem[space]->size;
@@ -17102,10 +17113,21 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #define DCOMMI_CALL_H
 
 /* ==== include/dcomm/impl/coded.h =========================================================== */
-/* coded.h - compressed calls: when a call is compressed, what its algorithm may know of the codec,
- * and what a run brings along for the codec's steps. */
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
 #ifndef DCOMMI_CODED_H
 #define DCOMMI_CODED_H
+
+/* ==== include/dcomm/impl/coded_linear.h ==================================================== */
+/* coded_linear.h - the codec's steps where its encodings are summed before they are decoded: which
+ * parts of them, and PowerSGD's two products with a sum between them. */
+#ifndef DCOMMI_CODED_LINEAR_H
+#define DCOMMI_CODED_LINEAR_H
+
+/* ==== include/dcomm/impl/coded_run.h ======================================================= */
+/* coded_run.h - what the run of a compressed plan brings along for its codec. */
+#ifndef DCOMMI_CODED_RUN_H
+#define DCOMMI_CODED_RUN_H
 
 /* ==== include/dcomm/impl/select.h ========================================================== */
 /* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
@@ -20854,6 +20876,103 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_coded_linear.h =============================================== */
+/* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
+ * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
+ * P, from which, made orthonormal, each rank makes its Q, and of Q (Vogels, Karimireddy and Jaggi,
+ * NeurIPS 2019). */
+#ifndef DCOMMI_ALGO_CODED_LINEAR_H
+#define DCOMMI_ALGO_CODED_LINEAR_H
+
+
+/* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
+static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
+                                    int64_t at, int64_t bytes)
+{
+    dcommi_shape sub = *s;
+    dcommi_builder inner;
+    dcomm_plan *plan = NULL;
+    bool near = s->groups != NULL && s->groups->count[0] == 1;
+    sub.count = (size_t)bytes / sizeof(float);
+    sub.op = DCOMM_SUM;
+    sub.in_place = true;
+    sub.coding = NULL;
+    dcommi_hier_choice choice = dcommi_hier_plain(&sub, near, bytes);
+    if (!near && dcommi_hier_level(s->groups, s->nranks) >= 0) {
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
+    }
+    if (bytes == 0 || b->status < 0) {
+        return;
+    }
+    dcommi_build_begin(&inner, choice.name, s->rank, s->nranks, DCOMM_F32, DCOMM_SUM);
+    inner.head.in_bytes = inner.head.out_bytes = bytes;
+    dcomm_status status = choice.make(&sub, &inner);
+    if (status < 0) {
+        dcommi_build_discard(&inner);
+    } else {
+        status = dcommi_build_finish(&inner, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(b, status);
+        return;
+    }
+    dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
+    int64_t tag = dcommi_build_tags(b, plan->ntags);
+    uint16_t counter = (uint16_t)b->head.ncounters;
+    int32_t slot = (int32_t)b->head.nslots;
+    b->head.ncounters += plan->ncounters;
+    b->head.nslots += plan->nslots;
+    plan = dcommi_build_adopt(b, plan);
+    dcomm_step *call =
+        plan != NULL ? dcommi_call(b, 0, plan, group, values, values, dcommi_const(tag)) : NULL;
+    if (call != NULL) {
+        call->slot = counter;
+        call->word = slot;
+    }
+}
+
+static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dcomm_operand src,
+                                       int round)
+{
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->slot = (uint16_t)round;
+        dcommi_build_sources(b, step, &src, 1);
+    }
+}
+
+static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    const dcommi_coding *coding = s->coding;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    size_t most = coding->max_bytes(coding->sizes, s->count);
+    if (coding->parts == 0 || most > (size_t)INT64_MAX / 4096) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "coded_linear is for codecs that are linear");
+    }
+    b->head.codec = coding->codec;
+    b->head.codec_linear = true;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    int64_t at = dcommi_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    dcomm_operand wire = dcommi_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(b, &r, 1);
+    }
+    dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
+    for (int i = 0; i < coding->parts; i++) {
+        if (i > 0) { /* from what was summed, in place */
+            dcommi_coded_linear_encode(b, wire, wire, i);
+        }
+        dcommi_coded_linear_sum(s, b, group, at + coding->part[i],
+                                coding->part[i + 1] - coding->part[i]);
+    }
+    dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    return b->status;
+}
+
+#endif
 /* ==== include/dcomm/impl/algo_coded_ring.h ================================================= */
 /* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
  * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
@@ -21318,6 +21437,9 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
      "exact within hosts, coded_two_shot or coded_allgather across M of them",
      "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
+     "one or two exact all-reduces of an encoding, for randk and powersgd",
+     "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
     {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false,
      "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
 };
@@ -21530,11 +21652,17 @@ static int dcommi_choice_favour(const dcommi_algo *algo)
 }
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, and what is sparse is not made sparse again. */
+ * twice, what is sparse is not made sparse again, and what can be summed is. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
-    return s->coding == NULL || (algo->make != dcommi_coded_ring &&
-                                 !(s->coding->whole && algo->make == dcommi_coded_two_shot));
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
 /* The cheapest algorithm; NULL without memory, or where there is none. */
@@ -22728,9 +22856,6 @@ static void dcommi_comm_free(dcomm_comm *comm);
 
 #endif
 
-/* A shorter tensor is not worth two more kernels, nor the error. */
-#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
-
 /* What one run brings along. The codec and the report are the caller's until the run is over. */
 typedef struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
@@ -22743,9 +22868,11 @@ typedef struct dcommi_coded {
     dcomm_codec_report *report; /* NULL: not wanted */
     void *workspace;
     size_t workspace_len;
+    bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
+    const float *whole; /* of these numbers, */
+    size_t count;       /* so many */
+    float *room;        /* as many; NULL: not needed yet */
 } dcommi_coded;
-
-/* ---- the codec's steps ---- */
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
 {
@@ -22756,6 +22883,156 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
     }
     return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
+
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    c->begins.x = src - first;
+    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    c->begun = true;
+    return DCOMM_OK;
+}
+
+#endif
+
+/* The parts of a wire that ranks sum one after the other, as f32. */
+static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+{
+    if (codec->ops == &dcommi_codec_randk) {
+        coding->parts = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
+    } else if (codec->ops == &dcommi_codec_powersgd) {
+        dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+        coding->parts = 2;
+        coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
+        coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    }
+}
+
+static bool dcommi_linear_powersgd(const dcommi_coded *c)
+{
+    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+}
+
+/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t count)
+{
+    dcommi_encoding call = {.x = x, .count = count, .report = {.first_nonfinite = SIZE_MAX}};
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        return dcomm_feedback_gather(c->feedback, &c->whole);
+    }
+    dcommi_powersgd_read(&call);
+    c->whole = x;
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%zu of %zu inputs are not finite; the first is number %zu",
+                           call.report.nonfinite, count, call.report.first_nonfinite);
+    }
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
+        dcommi_free(c->room);
+        c->room = dcommi_alloc_raw(count * sizeof(float));
+        if (c->room == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
+        }
+        c->whole = c->room;
+    }
+    return DCOMM_OK;
+}
+
+/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
+    dcomm_codec_key key = c->key;
+    DCOMMI_TRY(dcommi_linear_input(c, x, count));
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
+    c->count = count;
+    memset(q, 0, q_bytes);
+    if (c->feedback != NULL) {
+        dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+        if (fb->remembered != NULL) {
+            memcpy(q, fb->remembered, q_bytes);
+        }
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    return DCOMM_OK;
+}
+
+/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
+static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t clipped = 0;
+    dcommi_powersgd_orthonormal(&m, wire);
+    dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
+    dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
+    if (c->report != NULL) {
+        c->report->clipped += clipped;
+    }
+    if (c->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_free(c->room);
+    c->room = dcommi_alloc_raw(c->count * sizeof(float));
+    if (c->room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+}
+
+static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst, size_t dst_len,
+                                         size_t *encoded)
+{
+    size_t count = src_len / sizeof(float);
+    *encoded = dst_len;
+    if (place->round > 0) {
+        return dcommi_linear_second(c, dst);
+    }
+    if (c->report != NULL) {
+        c->report->bytes += dst_len;
+        c->report->kept += count;
+    }
+    return dcommi_linear_first(c, src, count, dst);
+}
+
+/* The sum of all Q is where the next step begins. */
+static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
+    if (fb->remembered == NULL) {
+        fb->remembered = dcommi_alloc_raw(bytes);
+        if (fb->remembered == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    return DCOMM_OK;
+}
+
+#endif
+
+/* A shorter tensor is not worth two more kernels, nor the error. */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
 
 /* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
  * numbers. */
@@ -22783,18 +23060,6 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
     all->nonfinite += r->nonfinite;
 }
 
-/* Before the first encoding, of src = element `first`. */
-static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
-{
-    if (c->begun) {
-        return DCOMM_OK;
-    }
-    c->begins.x = src - first;
-    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
-    c->begun = true;
-    return DCOMM_OK;
-}
-
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
                                              size_t dst_len, size_t *encoded)
@@ -22807,6 +23072,9 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     dcomm_status status;
+    if (dcommi_linear_powersgd(c)) {
+        return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
+    }
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
         status =
@@ -22839,6 +23107,9 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     }
     DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    if (dcommi_linear_powersgd(c)) {
+        DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
+    }
     return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
                                : DCOMM_OK;
 }
@@ -22919,7 +23190,8 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
-    coding->whole = info.sparse;
+    coding->whole = info.sparse || info.linear;
+    dcommi_linear_parts(codec, count, coding);
     coding->hash = 0x5851f42d4c957f2du;
     for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
         coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
@@ -23011,6 +23283,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
 static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                   const dcomm_plan *plan, uint64_t seq)
 {
+    c->linear = plan->codec_linear;
     c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
@@ -23047,6 +23320,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_coded *c = comm->free_coded;
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
+        dcommi_free(c->room);
         dcommi_free(c);
     }
 }
@@ -23133,6 +23407,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.kernels = dcommi_coded_kernels;
     b.head.nkernels = 2;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);

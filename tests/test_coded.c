@@ -377,11 +377,49 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
         {"bf16", "coded_two_shot", {0}, 10, 1e-4},
         {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4},
         {"fp8", NULL, {0}, 15, 1e-4},
+        {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4},
+        {"powersgd:rank=4", NULL, {0}, 60, 1e-3},
         {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5},
     };
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
         run(3, conserve, &courses[i]);
     }
+}
+
+/* ---- linear codecs ---- */
+
+/* Matrices of rank 1 with the same columns add up to one, which rank 1 is enough for. */
+static int low_rank(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { SIDE = 80, COUNT = SIDE * SIDE };
+    static float x[COUNT], y[COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_PAIRS);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("powersgd:rank=1");
+    dcomm_coll_opts opts = {.codec = codec};
+    dcomm_stats before, after;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (float)(rank + 1) * (float)(i / SIDE % 7 - 3) * (float)(i % SIDE % 5 + 1);
+    }
+    RANKS_OK(dcomm_comm_stats(comm, &before));
+    RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
+    RANKS_OK(dcomm_comm_stats(comm, &after));
+    same_everywhere(comm, y, sizeof y, "powersgd");
+    double mean = (n + 1) / 2.0;
+    for (int i = 0; i < COUNT; i++) {
+        double wanted = mean * (i / SIDE % 7 - 3) * (i % SIDE % 5 + 1);
+        PROCS_CHECK(fabs((double)y[i] - wanted) < 1e-3, "element %d is %g, not %g", i, (double)y[i],
+                    wanted);
+    }
+    PROCS_TRUE(after.bytes_sent - before.bytes_sent < COUNT); /* of 4 COUNT */
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, powersgd_sums_before_it_decodes, .timeout = 60)
+{
+    run(4, low_rank, NULL);
 }
 
 /* ---- errors ---- */
