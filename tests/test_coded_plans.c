@@ -1,6 +1,7 @@
 /* test_coded_plans.c - the compressed algorithms as plans: proved by the checker for 2 to 64 ranks,
  * with encodings whose lengths are known at run time only. */
 #define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
 #include <criterion/criterion.h>
 
 #include "dcomm/all.h"
