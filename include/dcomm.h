@@ -599,7 +599,8 @@ typedef struct dcomm_operand {
  * Transforms:
  *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
  *                `stage` unused: the engine brings its own blocks
- *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]. The first
+ *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]
+ *                (without a word, it is all of dst). The first
  *                element of src[0] is number `index` for the codec, and this is its encoding number
  *                `slot`
  *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
@@ -13855,7 +13856,7 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
         return false;
     }
     dcommi_check_encoding *e = &c->encoding[c->nencodings];
-    e->len = dcommi_check_choose(c, c->nencodings + 1, dst->len);
+    e->len = s->word < 0 ? dst->len : dcommi_check_choose(c, c->nencodings + 1, dst->len);
     for (size_t i = 0; i < values->n; i++) {
         if (!dcommi_check_good(
                 c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
@@ -29391,7 +29392,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
             step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
             o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
     }
-    if (encoded > dst_len) {
+    if (encoded > dst_len || (encodes && word < 0 && encoded != dst_len)) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
                                  encoded, dst_len);
     }

@@ -93,7 +93,8 @@ typedef struct dcomm_operand {
  * Transforms:
  *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
  *                `stage` unused: the engine brings its own blocks
- *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]. The first
+ *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]
+ *                (without a word, it is all of dst). The first
  *                element of src[0] is number `index` for the codec, and this is its encoding number
  *                `slot`
  *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's

@@ -211,7 +211,7 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
         return false;
     }
     dcommi_check_encoding *e = &c->encoding[c->nencodings];
-    e->len = dcommi_check_choose(c, c->nencodings + 1, dst->len);
+    e->len = s->word < 0 ? dst->len : dcommi_check_choose(c, c->nencodings + 1, dst->len);
     for (size_t i = 0; i < values->n; i++) {
         if (!dcommi_check_good(
                 c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
