@@ -155,7 +155,8 @@ Test(coded_plans, linear, .timeout = 60)
                     dcommi_plan_make(&s, dcommi_coded_find(s.coll, "linear"), &plan[s.rank]),
                     DCOMM_OK, "%s", dcomm_last_error());
             }
-            dcomm_check_spec spec = {.coll = DCOMM_COLL_PLAN, .dtype = DCOMM_F32};
+            dcomm_check_spec spec = {
+                .coll = DCOMM_COLL_PLAN, .dtype = DCOMM_F32, .in_place = s.in_place};
             dcomm_check_report report;
             cr_assert_eq(dcomm_plan_check((const dcomm_plan *const *)plan, n, &spec, &report),
                          DCOMM_OK, "%d ranks: %s", n, report.message);
