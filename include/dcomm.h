@@ -20904,6 +20904,23 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 #define DCOMMI_ALGO_CODED_LINEAR_H
 
 
+/* Whether there are several hosts of several ranks each, and of equally many: only then do the
+ * ranks' plans need equally many tags, counters and slots, so that a second call has them apart on
+ * all. */
+static bool dcommi_coded_linear_even(const dcommi_shape *s)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    for (int r = 0; level >= 0 && r < s->nranks; r++) {
+        int n = 0;
+        for (int q = 0; q < s->nranks; q++) {
+            n += dcommi_group_of(g, level, q) == dcommi_group_of(g, level, r);
+        }
+        level = n * g->count[level] == s->nranks ? level : -1;
+    }
+    return level >= 0;
+}
+
 /* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
 static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
                                     int64_t at, int64_t bytes)
@@ -20917,7 +20934,7 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
     sub.in_place = true;
     sub.coding = NULL;
     dcommi_hier_choice choice = dcommi_hier_plain(&sub, near, bytes);
-    if (!near && dcommi_hier_level(s->groups, s->nranks) >= 0) {
+    if (!near && dcommi_coded_linear_even(s)) {
         choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
     }
     if (bytes == 0 || b->status < 0) {
