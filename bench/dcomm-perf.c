@@ -15,12 +15,13 @@ typedef struct perf_run {
     const perf_args *args;
     dcomm_comm *comm;
     int rank, nranks;
+    dcomm_codec *codec; /* NULL: exact */
     perf_json json;
     uint64_t wrong;
 } perf_run;
 
 typedef struct perf_row {
-    char algo[64];
+    char algo[64], codec[320];
     double min_s, median_s; /* NaN: not measured */
     uint64_t wire_bytes, hash;
     perf_errors errors;
@@ -288,7 +289,7 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
     perf_json_open(j, NULL, '{');
     perf_json_text(j, "op", op->name);
     perf_json_text(j, "algo", row->algo);
-    perf_json_text(j, "codec", "none");
+    perf_json_text(j, "codec", row->codec);
     perf_json_text(j, "dtype", perf_dtypes[c->values.dtype]);
     if (redop != NULL) {
         perf_json_text(j, "redop", redop);
@@ -339,16 +340,34 @@ static void perf_name_algo(perf_run *run, const perf_case *c, const char *algo,
     }
 }
 
+/* The codec of the command line, where the case can be compressed. */
+static int perf_codec(perf_run *run, perf_case *c, dcomm_coll_opts *opts, dcomm_feedback **feedback)
+{
+    bool floats = c->op == PERF_ALLREDUCE && perf_is_float(c->values.dtype) && c->count > 0;
+    bool sums = c->values.op == DCOMM_SUM || c->values.op == DCOMM_AVG;
+    c->values.lossy = run->codec != NULL && floats && sums;
+    if (!c->values.lossy) {
+        return PERF_GOOD;
+    }
+    opts->codec = run->codec;
+    if (run->args->feedback) {
+        dcomm_feedback_opts how = {.scale = true};
+        if (dcomm_feedback_create(run->codec, c->count, &how, feedback) < 0) {
+            return perf_usage("--feedback", dcomm_last_error());
+        }
+        opts->feedback = *feedback;
+    }
+    return PERF_GOOD;
+}
+
 /* One row. Every rank refuses alike, before anything is sent. */
-static int perf_one(perf_run *run, perf_case *c, const char *algo)
+static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll_opts *opts,
+                       perf_row *row)
 {
     const perf_args *args = run->args;
-    dcomm_coll_opts opts = {.algo = strcmp(algo, "auto") == 0 ? NULL : algo,
-                            .deterministic = args->deterministic,
-                            .lanes = args->lanes,
-                            .chunk_bytes = args->chunk};
-    perf_row row = {.min_s = NAN, .median_s = NAN, .checked = args->check};
-    dcomm_status status = perf_examine(run, c, &opts, &row);
+    dcomm_codec_report report = {0};
+    opts->codec_report = opts->codec != NULL ? &report : NULL;
+    dcomm_status status = perf_examine(run, c, opts, row);
     if (status == DCOMM_ERR_UNSUPPORTED && args->all_algos) {
         if (run->rank == 0) {
             fprintf(stderr, "# %s %s: refused: %s\n", algo, perf_dtypes[c->values.dtype],
@@ -356,22 +375,44 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
         }
         return PERF_GOOD;
     }
-    if (opts.algo != NULL && (status == DCOMM_ERR_UNSUPPORTED || status == DCOMM_ERR_INVALID)) {
+    if (opts->algo != NULL && (status == DCOMM_ERR_UNSUPPORTED || status == DCOMM_ERR_INVALID)) {
         return perf_usage(algo, dcomm_last_error());
     }
     if (status >= 0) {
-        perf_name_algo(run, c, algo, &opts, row.algo, sizeof row.algo);
-        status = perf_join(run, c, &row);
+        if (report.bytes > 0) {
+            snprintf(row->codec, sizeof row->codec, "%s%s", dcomm_codec_spec(opts->codec),
+                     opts->feedback != NULL ? " with feedback" : "");
+        }
+        perf_name_algo(run, c, algo, opts, row->algo, sizeof row->algo);
+        status = perf_join(run, c, row);
     }
     if (status >= 0) {
-        status = perf_measure(run, c, &opts, &row);
+        status = perf_measure(run, c, opts, row);
     }
     if (status < 0) {
         return perf_comm_error(run, algo, status);
     }
-    run->wrong += row.errors.wrong;
-    perf_report(run, c, &row);
+    run->wrong += row->errors.wrong;
+    perf_report(run, c, row);
     return PERF_GOOD;
+}
+
+/* An algorithm, with the codec where it has one. */
+static int perf_one(perf_run *run, perf_case *c, const char *algo)
+{
+    const perf_args *args = run->args;
+    dcomm_coll_opts opts = {.algo = strcmp(algo, "auto") == 0 ? NULL : algo,
+                            .deterministic = args->deterministic,
+                            .lanes = args->lanes,
+                            .chunk_bytes = args->chunk};
+    perf_row row = {.min_s = NAN, .median_s = NAN, .checked = args->check, .codec = "none"};
+    dcomm_feedback *feedback = NULL;
+    int result = perf_codec(run, c, &opts, &feedback);
+    if (result == PERF_GOOD) {
+        result = perf_row_of(run, c, algo, &opts, &row);
+    }
+    dcomm_feedback_destroy(&feedback);
+    return result;
 }
 
 /* All that the operation has; auto where there is nothing to choose. */
@@ -381,7 +422,9 @@ static int perf_every_algo(perf_run *run, perf_case *c)
     dcomm_algo_info info;
     int result = PERF_GOOD;
     int i = 0;
-    for (; result == PERF_GOOD && dcomm_algo_get(coll, i, &info) == DCOMM_OK; i++) {
+    dcomm_status (*get)(dcomm_coll, int, dcomm_algo_info *) =
+        run->codec != NULL ? dcomm_coded_algo_get : dcomm_algo_get;
+    for (; result == PERF_GOOD && get(coll, i, &info) == DCOMM_OK; i++) {
         result = perf_one(run, c, info.name);
     }
     return i == 0 ? perf_one(run, c, "auto") : result;
@@ -502,13 +545,16 @@ int main(int argc, char **argv)
     int result = perf_parse(argc, argv, &args, &done);
     if (result == PERF_GOOD && !done) {
         perf_run run = {.args = &args};
-        dcomm_status status = dcomm_comm_create(NULL, &run.comm);
-        if (status < 0) {
+        dcomm_status status = DCOMM_OK;
+        if (args.codec != NULL && dcomm_codec_create(args.codec, &run.codec) < 0) {
+            result = perf_usage("--codec", dcomm_last_error());
+        } else if ((status = dcomm_comm_create(NULL, &run.comm)) < 0) {
             result = perf_comm_error(&run, "no communicator", status);
         } else {
             result = perf_main(&run);
             dcomm_comm_destroy(&run.comm);
         }
+        dcomm_codec_destroy(&run.codec);
     }
     free(args.algo_text);
     return result;

@@ -78,46 +78,55 @@ typedef struct perf_args {
     int lanes;
     size_t chunk, rotate;
     perf_mem mem;
+    const char *codec; /* NULL: exact */
+    bool feedback;
     const char *json;
 } perf_args;
 
 static void perf_help(FILE *out)
 {
-    fputs("usage: dcomm-perf OP [options], under dcomm-run, mpirun, srun or torchrun's variables\n"
-          "OP: allreduce reduce_scatter allgather broadcast reduce gather scatter alltoall\n"
-          "    alltoallv sendrecv barrier\n"
-          "  -b BYTES     smallest size (4); K, M and G are powers of 1024; 0 is a size too\n"
-          "  -e BYTES     largest size (64M, or -b where that is larger)\n"
-          "  -f FACTOR    from one size to the next (4)\n"
-          "  -d TYPE      float double half bf16 int8 uint8 int32 uint32 int64 uint64 (float);\n"
-          "               several with commas, or all\n"
-          "  -o OP        sum prod min max avg (sum); several with commas, or all\n"
-          "  -r ROOT      for broadcast, reduce, gather, scatter (0)\n"
-          "  -n ITERS     timed iterations (as many as take about 0.3 s, at least 5)\n"
-          "  -w WARMUP    untimed iterations (3)\n"
-          "  -c 0|1       check every element against an f64 reference (1)\n"
-          "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
-          "               refuse are reported and left out\n"
-          "  --mem KIND   of the buffers: host, huge (host memory advised to huge pages), or\n"
-          "               registered (dcomm_mem_alloc)\n"
-          "  --rotate BYTES   iterations take turns with buffers of so many bytes, at most 512 of\n"
-          "               them, so that the caches hold none (0: always the same buffers)\n"
-          "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
-          "  --deterministic  fold in rank order\n"
-          "  --lanes L    parallel rings or trees (the algorithm's own)\n"
-          "  --chunk BYTES    pipelining grain (the algorithm's own)\n"
-          "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json)\n"
-          "\n"
-          "Time is the median over iterations of the slowest rank's time, ranks aligned by a\n"
-          "barrier before each. Bytes and busbw are those of nccl-tests: bytes is the larger of a\n"
-          "rank's send and receive buffers; busbw is algbw times 2(n-1)/n for allreduce, (n-1)/n\n"
-          "for reduce_scatter, allgather, gather, scatter, alltoall(v), and 1 for the others.\n"
-          "sendrecv sends to the next rank of a ring and receives from the one before. alltoallv\n"
-          "sends ((7i+3j) mod 5)/2 of an even share from rank i to rank j; its bytes are the\n"
-          "average of what the ranks send. wire is the most payload that one rank sends or reads\n"
-          "from its peers. hash is of the result, over all ranks where their results differ.\n"
-          "exit: 0 good, 1 wrong result, 2 usage, 3 communication error\n",
-          out);
+    fputs(
+        "usage: dcomm-perf OP [options], under dcomm-run, mpirun, srun or torchrun's variables\n"
+        "OP: allreduce reduce_scatter allgather broadcast reduce gather scatter alltoall\n"
+        "    alltoallv sendrecv barrier\n"
+        "  -b BYTES     smallest size (4); K, M and G are powers of 1024; 0 is a size too\n"
+        "  -e BYTES     largest size (64M, or -b where that is larger)\n"
+        "  -f FACTOR    from one size to the next (4)\n"
+        "  -d TYPE      float double half bf16 int8 uint8 int32 uint32 int64 uint64 (float);\n"
+        "               several with commas, or all\n"
+        "  -o OP        sum prod min max avg (sum); several with commas, or all\n"
+        "  -r ROOT      for broadcast, reduce, gather, scatter (0)\n"
+        "  -n ITERS     timed iterations (as many as take about 0.3 s, at least 5)\n"
+        "  -w WARMUP    untimed iterations (3)\n"
+        "  -c 0|1       check every element against an f64 reference (1)\n"
+        "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
+        "               refuse are reported and left out\n"
+        "  --mem KIND   of the buffers: host, huge (host memory advised to huge pages), or\n"
+        "               registered (dcomm_mem_alloc)\n"
+        "  --rotate BYTES   iterations take turns with buffers of so many bytes, at most 512 of\n"
+        "               them, so that the caches hold none (0: always the same buffers)\n"
+        "  --inplace    in place; not for alltoallv, sendrecv, barrier\n"
+        "  --deterministic  fold in rank order\n"
+        "  --lanes L    parallel rings or trees (the algorithm's own)\n"
+        "  --chunk BYTES    pipelining grain (the algorithm's own)\n"
+        "  --codec SPEC     compress, for example with bf16 or qsgd:bits=4 (docs/codecs.md):\n"
+        "               floats in allreduce only. relerr, bias and ulp are then of what the codec\n"
+        "               makes of numbers from 0.5 to 2; what differs by rank, or is not finite, "
+        "is\n"
+        "               wrong\n"
+        "  --feedback   with error feedback\n"
+        "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json)\n"
+        "\n"
+        "Time is the median over iterations of the slowest rank's time, ranks aligned by a\n"
+        "barrier before each. Bytes and busbw are those of nccl-tests: bytes is the larger of a\n"
+        "rank's send and receive buffers; busbw is algbw times 2(n-1)/n for allreduce, (n-1)/n\n"
+        "for reduce_scatter, allgather, gather, scatter, alltoall(v), and 1 for the others.\n"
+        "sendrecv sends to the next rank of a ring and receives from the one before. alltoallv\n"
+        "sends ((7i+3j) mod 5)/2 of an even share from rank i to rank j; its bytes are the\n"
+        "average of what the ranks send. wire is the most payload that one rank sends or reads\n"
+        "from its peers. hash is of the result, over all ranks where their results differ.\n"
+        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error\n",
+        out);
 }
 
 /* Only one rank complains about the command line; the communicator does not exist yet. */
@@ -246,7 +255,19 @@ static bool perf_parse_algos(const char *text, perf_args *args)
 /* PERF_GOOD, or PERF_USAGE after a sentence on stderr; *done after --help. */
 static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
 {
-    enum { ALGO = 256, MEM, ROTATE, IN_PLACE, DETERMINISTIC, LANES, CHUNK, JSON, HELP };
+    enum {
+        ALGO = 256,
+        MEM,
+        ROTATE,
+        IN_PLACE,
+        DETERMINISTIC,
+        LANES,
+        CHUNK,
+        CODEC,
+        FEEDBACK,
+        JSON,
+        HELP
+    };
     static const struct option long_options[] = {
         {"algo", required_argument, NULL, ALGO},
         {"mem", required_argument, NULL, MEM},
@@ -255,6 +276,8 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"lanes", required_argument, NULL, LANES},
         {"chunk", required_argument, NULL, CHUNK},
+        {"codec", required_argument, NULL, CODEC},
+        {"feedback", no_argument, NULL, FEEDBACK},
         {"json", required_argument, NULL, JSON},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
@@ -321,6 +344,12 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             break;
         case CHUNK:
             good = perf_parse_bytes(optarg, &args->chunk);
+            break;
+        case CODEC:
+            args->codec = strcmp(optarg, "none") == 0 ? NULL : optarg;
+            break;
+        case FEEDBACK:
+            args->feedback = true;
             break;
         case JSON:
             args->json = optarg;

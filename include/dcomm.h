@@ -133,6 +133,377 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 }
 #endif
 #endif
+/* ==== include/dcomm/compress.h ============================================================= */
+/* compress.h - codecs: lossy encodings of f32 arrays. They need no communicator; a program that
+ * wants nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
+ *
+ * A codec is made from a text, its spec: a name and options, "qsgd:bits=4,bucket=512,norm=max".
+ * docs/codecs.md has each codec's formula, wire format and bound.
+ *
+ * The bytes are the same from every instruction set, compiler and set of compiler flags, and depend
+ * on nothing but the codec, the input and the key. What every codec does alike:
+ * - A denormal input is coded as zero; with error feedback its value stays in the residual.
+ * - An input that is NaN or infinite is counted, and codec option `nonfinite` says what then:
+ *   "fail" (default): it is coded as zero, and encode returns DCOMM_ERR_INVALID with a sentence
+ * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
+ * itself where the format has room for it, else as a block of NaN. It never enters a residual.
+ * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
+ * is counted as clipped. */
+#ifndef DCOMM_COMPRESS_H
+#define DCOMM_COMPRESS_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A codec with all its options. It does not change once it is made: threads may share it. */
+typedef struct dcomm_codec dcomm_codec;
+
+/* What the random numbers of an encoding depend on. Encodings that must be independent, of two
+ * ranks or two steps, need different keys; the same key gives the same bytes. Each element has
+ * random numbers of its own, by its index in the whole tensor: a tensor that is encoded in pieces
+ * gets the bytes that it would get as a whole if the pieces begin at multiples of
+ * dcomm_codec_info.granule. */
+typedef struct dcomm_codec_key {
+    uint64_t seed;   /* of the training run (default: 0) */
+    uint64_t step;   /* counts encodings of this tensor (default: 0) */
+    uint64_t first;  /* index of x[0] in the whole tensor (default: 0) */
+    uint32_t rank;   /* who encodes (default: 0) */
+    uint32_t tensor; /* which tensor (default: 0) */
+} dcomm_codec_key;
+
+/* What an encoding did. */
+typedef struct dcomm_codec_report {
+    size_t bytes;           /* written to the wire */
+    size_t kept;            /* elements that were sent; fewer than all with sparse codecs only */
+    size_t clipped;         /* finite, but beyond the largest number of the format */
+    size_t nonfinite;       /* NaN or infinite */
+    size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
+} dcomm_codec_report;
+
+/* What is known of a codec without data, for arrays of a given length. */
+typedef struct dcomm_codec_info {
+    const char *name;   /* "qsgd" */
+    bool unbiased;      /* the mean of what is decoded, over all keys, is the input */
+    bool linear;        /* wires of all ranks can be summed (powersgd, randk) */
+    bool sparse;        /* sends some elements only */
+    bool exact_bytes;   /* every wire has max_bytes bytes */
+    size_t granule;     /* elements; where pieces of a tensor may begin without a trace */
+    size_t max_bytes;   /* of a wire */
+    double bits;        /* per element, of max_bytes */
+    double omega;       /* bound of E|C(x)-x|^2 / |x|^2 if unbiased; NaN: unknown */
+    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 */
+} dcomm_codec_info;
+
+/* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
+ * their default. *codec_p is the caller's until dcomm_codec_destroy.
+ * Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range: the sentence lists
+ * what is allowed), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
+/* Free it and set *codec_p to NULL; NULL is fine. No call may be using it. */
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
+/* The spec with all options written out; lives as long as the codec. */
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec);
+/* What is known of it for arrays of `count` elements. */
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info);
+/* The most bytes that encoding `count` elements may write: a function of codec and count alone.
+ * SIZE_MAX when there is no such number. */
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count);
+/* Bytes of scratch memory that encoding `count` elements needs. */
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* The name of codec number i of those compiled in; NULL from the last one on. */
+DCOMM_API const char *dcomm_codec_name(size_t i);
+/* The options of the codec of this name, one to a line: name, default, what is allowed, meaning.
+ * NULL for an unknown name. Lives until the thread's next call. */
+DCOMM_API const char *dcomm_codec_help(const char *name);
+
+/* Encode x[0..count). wire has room for `capacity` bytes, at least dcomm_codec_max_bytes; *bytes_p
+ * is what was written. key: NULL is all zeros. workspace: dcomm_codec_workspace_bytes, aligned to
+ * 64; NULL: memory is allocated for the call. report may be NULL. Nothing may overlap. wire is best
+ * aligned to 64.
+ * Errors: DCOMM_ERR_INVALID (an argument; or non-finite inputs with nonfinite=fail, in which case
+ * the wire and the report are complete and as with nonfinite=zero), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report);
+
+/* Encode with error feedback, in one pass where the codec can: with e = x + residual,
+ * wire = C(e) and next = e - decode(wire). next may be residual itself, or memory that does not
+ * overlap, which leaves residual as it is until the caller knows that the wire has arrived.
+ * residual must be finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass,
+ * next is what residual was wherever the decoder gets something that is not finite. Errors: as
+ * dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete and as with
+ * nonfinite=zero. */
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report);
+
+/* x = the decoded wire. Errors: DCOMM_ERR_CORRUPT when these bytes cannot come from this codec and
+ * count; x is undefined then. */
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count);
+/* acc += the decoded wire, one f32 addition an element. Errors as dcomm_decode. */
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count);
+/* x = ((wires[0] + wires[1]) + ...) + wires[n-1], decoded and added in f32, n >= 1, in one pass
+ * where the codec can. Errors as dcomm_decode. */
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count);
+
+/* The owner's part of a two-shot exchange, in one pass where the codec can: decode n wires, add
+ * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result again,
+ * with error feedback where residual is not NULL (see dcomm_encode_feedback; next as there). factor
+ * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. */
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report);
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/ledger.h =============================================================== */
+/* ledger.h - what a lossy encoding did to numbers: errors, bits, and what error feedback holds.
+ *
+ * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
+ * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
+ * on the count alone. */
+#ifndef DCOMM_LEDGER_H
+#define DCOMM_LEDGER_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_ledger {
+    uint64_t count; /* elements compared */
+    double nmse;    /* sum (y-x)^2 / sum x^2: 0 is exact; 0 too where all x and y are 0 */
+    double cosine;  /* of the angle between x and y; NaN where one of them is 0 */
+    /* sum sign(x)(y-x) / sum |x|: below 0, y is too small; where rounding is unbiased, near 0 */
+    double mean_signed_error;
+    uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
+    uint64_t encoded;                  /* elements */
+    uint64_t wire_bytes;
+    double bits;          /* on the wire per encoded element */
+    double residual_norm; /* two-norm of what error feedback holds back since the last encoding */
+    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2, e being gradient + residual */
+    double sums[8];       /* what the rest is computed from */
+} dcomm_ledger;
+
+/* Compare y with x. Elements where one of them is not finite are left out. */
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count);
+/* The same where x is known in f64: a sum over ranks. */
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count);
+/* Count an encoding of `count` elements. */
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report);
+/* Add what another ledger saw (of another piece, or received from another rank). */
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/feedback.h ============================================================= */
+/* feedback.h - error feedback: what a codec rounds away is kept and sent later.
+ *
+ * One state per tensor and rank. It holds the worker residual, of the whole tensor, and the owner
+ * residual, of the shard whose sum this rank encodes again in a two-shot exchange. A step:
+ *
+ *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
+ *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
+ *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
+ *     dcomm_feedback_finish(fb, result);                    EF21: differences become gradients
+ *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
+ *
+ * Until the commit the residuals are those of the step before: a step that failed can be begun
+ * again. But other ranks may have used what they got of it, so the state is then stale, and begin
+ * refuses it until dcomm_feedback_recover says how to go on.
+ *
+ * What is kept, with g the gradient, r the residual and C what arrives after rounding:
+ *     classic   e = g + r, sends C(e), r = e - C(e)                      (Seide 2014; Karimireddy
+ * 2019) ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
+ *                                                                        (Richtarik 2021)
+ *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
+ *                                                                        (Lin 2018)
+ * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
+ * rounding of f32 additions (with bf16 residuals: of bf16).
+ *
+ * A state is used by one thread at a time. The collectives of coll.h do all this by themselves. */
+#ifndef DCOMM_FEEDBACK_H
+#define DCOMM_FEEDBACK_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_feedback dcomm_feedback;
+
+typedef enum dcomm_feedback_variant {
+    DCOMM_FEEDBACK_CLASSIC = 0,
+    DCOMM_FEEDBACK_EF21 = 1,
+    DCOMM_FEEDBACK_DGC = 2,
+    DCOMM_FEEDBACK_VARIANT_COUNT = 3
+} dcomm_feedback_variant;
+
+/* All zero means the defaults. */
+typedef struct dcomm_feedback_opts {
+    dcomm_feedback_variant variant; /* (default: classic) */
+    bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
+                                       2^-9 of itself in every step (default: f32) */
+    bool
+        in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
+    bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
+                     1/(1+omega), which makes it contractive (default: it is refused) */
+    uint64_t seed;   /* of the random numbers of stochastic codecs (default: 0) */
+    uint32_t tensor; /* likewise, which tensor this is (default: 0) */
+    double momentum; /* dgc: m; below 0: none (default: 0.9) */
+    double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
+                        clip / sqrt(nranks) (default: no clipping) */
+    uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
+                              6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
+                              codec's own k (default: 0, none) */
+} dcomm_feedback_opts;
+
+/* The gradient of a step, and what this rank has to do with it. The same ranges in each step: when
+ * they change, an owner residual that nobody owns any more goes into the worker residual. */
+typedef struct dcomm_feedback_step {
+    const float *x;   /* the gradient from element `first` on; in use until the commit */
+    size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
+    size_t count;     /* ... (default, with both 0: all of it) */
+    size_t own_first; /* it owns [own_first, own_first + own_count) of the sum (default: nothing) */
+    size_t own_count;
+    uint32_t rank, nranks; /* nranks 0 is taken as 1 */
+    bool average;          /* the result is the average over the ranks (default: the sum) */
+} dcomm_feedback_step;
+
+/* What a state holds. */
+typedef struct dcomm_feedback_info {
+    dcomm_feedback_variant variant;
+    size_t count;
+    uint64_t step; /* steps committed */
+    bool stale, begun;
+    size_t own_first, own_count;
+    double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
+    double factor;                  /* what is encoded is multiplied by this: 1, or 1/(1+omega) */
+    size_t state_bytes;             /* memory */
+} dcomm_feedback_info;
+
+/* A state of zeros for a tensor of `count` elements. The codec must live as long.
+ * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
+ * DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts,
+                                             dcomm_feedback **fb_p);
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
+/* The codec of the step that comes or is under way, by which its wires are decoded: the one of
+ * create, except while DGC warms up. The same on every rank. */
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
+/* The most bytes that one encoding of `count` elements writes in any step. */
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
+/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
+ * a pass over the numbers for each encoding. */
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
+
+/* ---- a step ---- */
+
+/* Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
+/* Encode elements [first, first + count) of the tensor with their residual. Ranges of one step must
+ * not overlap, and together be what begin was told. Non-finite gradients count as 0, and the error
+ * says so when the codec's policy is to fail. */
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report);
+/* Decode n wires of elements [first, first + count) of the owned shard, add them in order, multiply
+ * by `factor` (1: a sum; 1/nranks: an average), encode that again with the owner residual. */
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report);
+/* The same where the sum is already there: sum[0] is element `first`. */
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report);
+/* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
+ * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
+ * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. */
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed);
+/* For linear codecs, which are no wire of one rank: e = gradient + residual, whole, in memory of
+ * the state that the caller may read until the commit ... */
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p);
+/* ... and e - part becomes the residual of elements [first, first + count). */
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part);
+/* The result of the exchange, as all ranks have it: elements [first, first + count). With EF21 it
+ * becomes the estimate of the gradients' sum, else nothing changes. */
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result);
+/* The step is through on every rank: its residuals are now the state's.
+ * Errors: DCOMM_ERR_INVALID (no step was begun, or parts of it are missing). */
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
+/* The step failed: the state is stale until it is recovered. */
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
+
+typedef enum dcomm_feedback_recovery {
+    DCOMM_FEEDBACK_RETRY = 0, /* as before the step (not in place): right if no rank used it */
+    DCOMM_FEEDBACK_RESET = 1  /* all residuals zero, on every rank */
+} dcomm_feedback_recovery;
+/* Make a stale state (or any other) usable; every rank must do the same. *lost_p (may be NULL): the
+ * two-norm of the residuals that were thrown away. */
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p);
+
+/* ---- between steps ---- */
+
+/* Multiply what is held back by `factor`, old learning rate over new one: it was meant for steps of
+ * the old size. */
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);
+
+/* Write the state to memory of dcomm_feedback_save_bytes. */
+DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
+DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
+/* Read it back. The codec's spec must be the one that was saved.
+ * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
+                                           dcomm_feedback **fb_p);
+
+typedef struct dcomm_feedback_loss {
+    size_t missing;     /* states that were not given: what they held is lost */
+    double carried;     /* two-norm of the sum of all residuals that were given, owners' included */
+    double lost;        /* two-norm of what the new states' sum lacks of it (rounding); EF21: of
+                           what the missing states had contributed to the estimate */
+    double lost_signed; /* sum of those elements */
+} dcomm_feedback_loss;
+/* The state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
+ * another size; NULL where one is missing. Old rank r goes to rank r mod nranks, owner residuals
+ * into worker residuals. loss may be NULL; it is the same on each rank. */
+DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
+                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
+                                              dcomm_feedback_loss *loss);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+#ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/plan.h ================================================================= */
 /* plan.h - what a collective is made of: immutable data that the engine runs, the checker proves,
  * the model prices and the printer shows.
@@ -197,7 +568,8 @@ typedef struct dcomm_expr {
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
  *   min(max(length, 0), max_length, clip > 0 ? max(clip - (offset + r*stride), 0) : infinity)
- * bytes, so that a partition into equal blocks needs no special last block. In PEER space, piece r
+ * bytes, so that a partition into equal blocks needs no special last block. Where the length is a
+ * WORD, piece r takes that of the r-th word behind it. In PEER space, piece r
  * belongs to rank (peer + r) mod nranks and offsets count from the start of what it exposed.
  * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
  * step. */
@@ -217,8 +589,8 @@ typedef struct dcomm_operand {
  *
  * Moves (may be ASYNC):
  *   SEND         src[0] -> rank `peer`, matched by `tag`; done when src may be overwritten
- *   RECV         dst <- rank `peer`; the length that arrived goes to words[word] if word >= 0;
- *                without a word, a length other than dst's is an error
+ *   RECV         dst <- rank `peer`; the length that arrived goes to words[word + value] if
+ *                word >= 0; without a word, a length other than dst's is an error
  *   RECV_REDUCE  dst <- fold(src...), exactly one of which is in MSG space (the arriving message);
  *                `stage` is scratch that the engine may receive into; dst may equal any src
  *   COPY         dst <- src[0]; from PEER space it reads the other rank's memory
@@ -227,9 +599,14 @@ typedef struct dcomm_operand {
  * Transforms:
  *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
  *                `stage` unused: the engine brings its own blocks
- *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word]
- *   DECODE       dst <- codec.decode(src[0])
- *   DECODE_REDUCE dst <- dst (+) codec.decode(src[0])
+ *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]
+ *                (without a word, it is all of dst). The first
+ *                element of src[0] is number `index` for the codec, and this is its encoding number
+ *                `slot`
+ *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
+ *   DECODE_REDUCE dst <- dst (+) fold(codec.decode(src...))
+ *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
+ *                scratch as long as what is decoded
  *   COMMIT       STATE operand dst <- src[0]
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
@@ -242,7 +619,8 @@ typedef struct dcomm_operand {
  *   END
  *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
  *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
- *                its exposed slots by `word` (0 if that is negative) + `peer`. All of the group
+ *                its exposed slots by `word` (0 if that is negative) + `peer`, the numbers of the
+ *                elements that it codes by `index`. All of the group
  *                shift alike. A call that may run while a peer is still in another, or has gone on
  *                to it, needs tags, counters and slots that are not that other one's: in a loop,
  *                the expressions give each iteration its own
@@ -262,6 +640,7 @@ typedef struct dcomm_operand {
     X(ENCODE, "encode")               \
     X(DECODE, "decode")               \
     X(DECODE_REDUCE, "decode_reduce") \
+    X(RECODE, "recode")               \
     X(COMMIT, "commit")               \
     X(COMPUTE, "compute")             \
     X(SIGNAL, "signal")               \
@@ -286,19 +665,22 @@ typedef enum dcomm_step_kind {
 typedef struct dcomm_step {
     uint8_t kind;    /* dcomm_step_kind */
     uint8_t flags;   /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
-    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
+    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
+                        which encoding of these elements it is, from 0 */
     uint16_t kernel; /* COMPUTE */
     uint32_t src;    /* first source operand, an index into plan.operands */
     uint32_t nsrc;   /* number of source operands, repeats not unfolded */
     uint32_t body;   /* LOOP: steps between LOOP and END; END: the same number */
     uint32_t sub;    /* CALL: index into plan.subs */
     uint32_t group;  /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
-    int32_t word;    /* RECV, ENCODE: index of the word that takes the length, -1 for none */
+    int32_t word;    /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
     dcomm_operand dst;
     dcomm_operand stage;
     dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
     dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
-    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter */
+    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
+                         added to `word` */
+    dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
 } dcomm_step;
 
 typedef struct dcomm_lane {
@@ -306,16 +688,31 @@ typedef struct dcomm_lane {
     uint32_t count;
 } dcomm_lane;
 
-/* Encoding for ENCODE, DECODE and DECODE_REDUCE: all lengths in bytes. encode returns the encoded
- * length (at most dst_len) in *encoded; decode must fill dst exactly. `user` is plan.codec_user.
- * DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
+/* What a codec is told besides the bytes. */
+typedef struct dcomm_codec_place {
+    uint64_t first;   /* number of the first element */
+    uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
+    uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
+} dcomm_codec_place;
+
+/* Encoding for ENCODE, DECODE, DECODE_REDUCE and RECODE: all lengths in bytes. encode returns the
+ * encoded length (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what
+ * the sources decode to, in their order, and decode_reduce folds that into dst, before it divides.
+ * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
+ * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
     const char *name;
-    dcomm_status (*encode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len,
-                           size_t *encoded);
-    dcomm_status (*decode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len);
-    dcomm_status (*decode_reduce)(void *user, const void *src, size_t src_len, void *dst,
-                                  size_t dst_len);
+    dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
+                           size_t src_len, void *dst, size_t dst_len, size_t *encoded);
+    dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
+    dcomm_status (*decode_reduce)(void *user, const dcomm_codec_place *place,
+                                  const void *const *src, const size_t *src_len, size_t nsrc,
+                                  void *dst, size_t dst_len);
+    /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
+    dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
+                           void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
@@ -349,7 +746,12 @@ struct dcomm_plan {
     void *kernel_user;
     const dcomm_plan_codec *codec;
     void *codec_user;
-    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
+    /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
+     * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
+    uint32_t codec_length, codec_encode, codec_decode;
+    bool codec_linear;                    /* encodings are folded before they are decoded */
+    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
+    int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);
@@ -686,6 +1088,21 @@ typedef struct dcomm_coll_opts {
                            (default: 0 is taken as 1) */
     int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
+    /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
+     * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
+     * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
+    const dcomm_codec *codec;
+    dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
+                                 per tensor and rank, in use until the operation is complete, of
+                                 `count` elements. Its codec is taken where codec is NULL, and its
+                                 seed. Committed when the operation succeeds, stale when it fails
+                                 (default: NULL, none) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
+    uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
+                            of the collective on its communicator) */
+    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until
+                                         the operation is complete; may differ by rank
+                                         (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
@@ -889,11 +1306,15 @@ typedef struct dcomm_algo_info {
 /* The i-th algorithm of an operation, for i = 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
 DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
 
+/* The same of those that run where opts.codec compresses. */
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+
 /* One rank's plan for an operation, as the engine would run it: arguments as in
  * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
- * lanes and chunk_bytes. Free with dcomm_plan_destroy.
- * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
- * cannot do this: the sentence says why). */
+ * lanes, chunk_bytes and codec (a compressed plan is for looking at: what a run brings along for
+ * its codec is not in it). Free with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown
+ * algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says
+ * why). */
 DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p);
@@ -1008,6 +1429,24 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
 
+/* Whether compression is worth it for an all-reduce of f32. */
+typedef struct dcomm_verdict {
+    bool worth;                            /* it is faster than an all-reduce of as many bf16 */
+    const char *algo;                      /* the compressed algorithm that would run */
+    double seconds;                        /* by the model, with the codec's times as measured */
+    double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core */
+    double bits;                           /* measured: on the wire per element of an encoding */
+    char text[640];                        /* all of it in a sentence */
+} dcomm_verdict;
+
+/* Measure a codec on at most 2^20 made-up numbers, price the all-reduce of `count` f32 with it on
+ * comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so do not
+ * act on it unless all ranks act on the same rank's.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *verdict);
+
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
@@ -1030,6 +1469,7 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 
 #ifdef __cplusplus
 }
+#endif
 #endif
 #endif
 
@@ -1118,7 +1558,7 @@ static int dcommi_log_level(void)
     return known;
 }
 
-static void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
+static inline void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
 {
     if (level > dcommi_log_level()) {
         return;
@@ -1181,7 +1621,7 @@ static void dcommi_free(void *p)
 }
 
 /* Zeroed array; NULL on overflow or without memory. */
-static void *dcommi_calloc(size_t n, size_t size)
+static inline void *dcommi_calloc(size_t n, size_t size)
 {
     size_t bytes = 0;
     if (__builtin_mul_overflow(n, size, &bytes)) {
@@ -1193,7 +1633,7 @@ static void *dcommi_calloc(size_t n, size_t size)
 }
 
 /* Grow an array to hold at least `need` elements, doubling; contents kept, the rest zeroed. */
-static dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
+static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) {
         return DCOMM_OK;
@@ -1432,50 +1872,286 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 }
 
 #endif
-/* ==== include/dcomm/impl/device_host.h ===================================================== */
-/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
-#ifndef DCOMMI_DEVICE_HOST_H
-#define DCOMMI_DEVICE_HOST_H
+/* ==== include/dcomm/impl/api_codec.h ======================================================= */
+/* api_codec.h - the functions of compress.h: arguments are checked here, the work is the codec's.
+ */
+#ifndef DCOMMI_API_CODEC_H
+#define DCOMMI_API_CODEC_H
 
-/* ==== include/dcomm/impl/device.h ========================================================== */
-/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
- * their own table. The device layer knows no rank. */
-#ifndef DCOMMI_DEVICE_H
-#define DCOMMI_DEVICE_H
+/* ==== include/dcomm/impl/codec_spec.h ====================================================== */
+/* codec_spec.h - from "qsgd:bits=4,bucket=512" to a codec's values, and back. */
+#ifndef DCOMMI_CODEC_SPEC_H
+#define DCOMMI_CODEC_SPEC_H
+
+/* ==== include/dcomm/impl/codec_table.h ===================================================== */
+/* codec_table.h - the codecs that there are. */
+#ifndef DCOMMI_CODEC_TABLE_H
+#define DCOMMI_CODEC_TABLE_H
+
+/* ==== include/dcomm/impl/codec_cast.h ====================================================== */
+/* codec_cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
+#ifndef DCOMMI_CODEC_CAST_H
+#define DCOMMI_CODEC_CAST_H
+
+/* ==== include/dcomm/impl/codec_bucket.h ==================================================== */
+/* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
+ * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
+ * measure the next bucket while they code this one. What is no whole line, or holds something that
+ * is not finite, goes through a stage: a padded copy. */
+#ifndef DCOMMI_CODEC_BUCKET_H
+#define DCOMMI_CODEC_BUCKET_H
+
+/* ==== include/dcomm/impl/codec.h =========================================================== */
+/* codec.h - what a codec is to the library: a row of one table. A family of codecs is one file
+ * codec_*.h with its rows; adding one touches that file and the list in codec_table.h. */
+#ifndef DCOMMI_CODEC_H
+#define DCOMMI_CODEC_H
 
 
-/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
- * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
- * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
- * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
-static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
-                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
- * alignment allows. */
-static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
-                                            const void *const *src, size_t nsrc, size_t count,
-                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
- * rounding of the f64 product towards zero; dst may equal src. */
-static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
-                              double factor);
-/* memcpy for long, cold copies (non-temporal where that is faster). */
-static void dcommi_host_copy(void *dst, const void *src, size_t len);
-/* A copy by plain stores, whatever the length. */
-static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
-/* A copy that is not to stay in the caches. */
-static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
+/* ---- options ---- */
+
+typedef enum dcommi_codec_kind {
+    DCOMMI_CODEC_END = 0, /* of the list of options */
+    DCOMMI_CODEC_INTEGER, /* least <= value <= most */
+    DCOMMI_CODEC_NUMBER,  /* likewise, with a fraction */
+    DCOMMI_CODEC_CHOICE,  /* one word of `choices`; the value is its position */
+} dcommi_codec_kind;
+
+typedef struct dcommi_codec_option {
+    const char *name;
+    dcommi_codec_kind kind;
+    const char *choices; /* "max|two" */
+    double preset;       /* the default */
+    double least, most;
+    const char *meaning; /* one line for people */
+} dcommi_codec_option;
+
+enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
+
+/* What `nonfinite` says, which every codec has. */
+enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
+
+/* What the options of a codec with buckets come to (codec_bucket.h). */
+typedef struct dcommi_bucketing {
+    int format;    /* dcommi_format */
+    size_t bucket; /* elements, a multiple of `group` */
+    size_t group;  /* elements of whole lines and random groups */
+    bool two_norm; /* else the maximum, or for signs the mean */
+    bool stochastic;
+} dcommi_bucketing;
+
+typedef struct dcommi_codec_ops dcommi_codec_ops;
+
+struct dcomm_codec {
+    const dcommi_codec_ops *ops;
+    double value[DCOMMI_CODEC_OPTIONS]; /* in the order of ops->options */
+    bool given[DCOMMI_CODEC_OPTIONS];   /* in the spec, and not by default */
+    int nonfinite;
+    dcommi_bucketing bucketing;
+    dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+};
+
+/* The value of option number i as a whole number. */
+static inline int64_t dcommi_codec_int(const dcomm_codec *codec, int i)
+{
+    return (int64_t)codec->value[i];
+}
+
+/* ---- calls ---- */
+
+/* An encoding. With residual, e = x + residual is encoded and next = e - decoded is left behind;
+ * next may equal residual. The report is set up: count non-finite inputs by
+ * dcommi_codec_nonfinite, add to `clipped`, set `kept` if it is not all. */
+typedef struct dcommi_encoding {
+    const float *x;
+    const float *residual; /* NULL: none */
+    float *next;
+    size_t count;
+    dcomm_codec_key key;
+    unsigned char *wire; /* max_bytes are there */
+    size_t bytes;        /* written: set by the codec */
+    void *workspace;     /* as long as ops->workspace says, aligned to 64 */
+    void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
+    dcomm_codec_report report;
+} dcommi_encoding;
+
+/* Several wires and what becomes of their sum. */
+typedef struct dcommi_wires {
+    const void *const *wires;
+    const size_t *bytes;
+    size_t n;
+} dcommi_wires;
+
+enum {
+    DCOMMI_CODEC_UNBIASED = 1,
+    DCOMMI_CODEC_LINEAR = 2,
+    DCOMMI_CODEC_SPARSE = 4,
+    DCOMMI_CODEC_EXACT_BYTES = 8, /* every wire has max_bytes; decoders may rely on it */
+    DCOMMI_CODEC_FEEDBACK = 16    /* encode takes a residual; else the library makes two passes */
+};
+
+struct dcommi_codec_ops {
+    const char *name;
+    const char *summary; /* one line for people */
+    const dcommi_codec_option *options;
+    /* Checks what the options say together; sets codec->inner where there is one. NULL: nothing. */
+    dcomm_status (*make)(dcomm_codec *codec);
+    /* DCOMMI_CODEC_*, which may depend on the options. */
+    unsigned (*traits)(const dcomm_codec *codec);
+    size_t (*max_bytes)(const dcomm_codec *codec, size_t count); /* SIZE_MAX: overflow */
+    size_t (*workspace)(const dcomm_codec *codec, size_t count); /* of encode; NULL: none */
+    dcomm_status (*encode)(const dcomm_codec *codec, dcommi_encoding *call);
+    /* x = decoded, or x += decoded where add; count may be 0, and every byte may be wrong. */
+    dcomm_status (*decode)(const dcomm_codec *codec, const void *wire, size_t bytes, float *x,
+                           size_t count, bool add);
+    /* The sum of several wires in order, n >= 2. NULL: decode, then decode and add. */
+    dcomm_status (*decode_sum)(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                               size_t count);
+    /* dcomm_recode with call->x = NULL. NULL: decode_sum, then encode. */
+    dcomm_status (*recode)(const dcomm_codec *codec, const dcommi_wires *in, float factor,
+                           dcommi_encoding *call);
+    /* granule, omega, contraction; the rest is filled in. NULL: 1, NaN, NaN. */
+    void (*info)(const dcomm_codec *codec, size_t count, dcomm_codec_info *info);
+    /* Bytes that encode may remember from one step of a tensor to the next. NULL: none. */
+    size_t (*state)(const dcomm_codec *codec, size_t count);
+};
+
+/* ---- for codecs to share ---- */
+
+static inline void dcommi_codec_nonfinite(dcommi_encoding *call, size_t index)
+{
+    if (call->report.nonfinite++ == 0 || index < call->report.first_nonfinite) {
+        call->report.first_nonfinite = index;
+    }
+}
+
+static inline bool dcommi_f32_nonfinite(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+/* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */
+static inline size_t dcommi_size_add(size_t a, size_t b)
+{
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
+}
+
+static inline size_t dcommi_size_mul(size_t a, size_t b)
+{
+    size_t product;
+    return a == SIZE_MAX || b == SIZE_MAX || __builtin_mul_overflow(a, b, &product) ? SIZE_MAX
+                                                                                    : product;
+}
+
+/* The sentence for a wire of the wrong length. */
+static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, size_t bytes,
+                                                   size_t wanted, size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire of %zu elements has %zu bytes, not %zu",
+                       codec->ops->name, count, wanted, bytes);
+}
 
 #endif
-/* ==== kernels/cpu.h ======================================================================== */
-/* cpu.h - which kernels this machine runs, chosen once at run time. */
-#ifndef DCOMMI_CPU_H
-#define DCOMMI_CPU_H
+/* ==== kernels/codec_isa.h ================================================================== */
+/* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
+#ifndef DCOMMI_CODEC_ISA_H
+#define DCOMMI_CODEC_ISA_H
 
-/* ==== kernels/cpu_portable.h =============================================================== */
-/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
-#ifndef DCOMMI_CPU_PORTABLE_H
-#define DCOMMI_CPU_PORTABLE_H
+/* ==== kernels/isa.h ======================================================================== */
+/* isa.h - which instruction set this machine runs, chosen once at run time. */
+#ifndef DCOMMI_ISA_H
+#define DCOMMI_ISA_H
+
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+typedef enum dcommi_isa {
+    DCOMMI_ISA_PORTABLE = 0,
+    DCOMMI_ISA_AVX2 = 1,
+    DCOMMI_ISA_AVX512 = 2,
+    DCOMMI_ISA_COUNT = 3
+} dcommi_isa;
+
+static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
+
+/* The best that the processor and the operating system carry. */
+static dcommi_isa dcommi_isa_best(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    bool f16c =
+        __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
+    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        return DCOMMI_ISA_AVX512;
+    }
+    if (f16c && __builtin_cpu_supports("avx2")) {
+        return DCOMMI_ISA_AVX2;
+    }
+#endif
+    return DCOMMI_ISA_PORTABLE;
+}
+
+static _Atomic int dcommi_isa_chosen = -1;
+
+/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
+static dcommi_isa dcommi_isa_force(int wanted)
+{
+    dcommi_isa best = dcommi_isa_best();
+    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
+    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
+    return isa;
+}
+
+/* DCOMM_ISA=portable|avx2|avx512 forces one. */
+static dcommi_isa dcommi_isa_get(void)
+{
+    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
+    if (DCOMMI_LIKELY(known >= 0)) {
+        return (dcommi_isa)known;
+    }
+    const char *name = getenv("DCOMM_ISA");
+    int wanted = DCOMMI_ISA_COUNT - 1;
+    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
+        wanted--;
+    }
+    dcommi_isa isa = dcommi_isa_force(wanted);
+    if (name != NULL && (int)isa != wanted) {
+        static atomic_flag warned = ATOMIC_FLAG_INIT;
+        if (!atomic_flag_test_and_set(&warned)) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
+                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
+                       dcommi_isa_names[isa]);
+        }
+    }
+    return isa;
+}
+
+#endif
+/* ==== kernels/lanes_portable.h ============================================================= */
+/* lanes_portable.h - sixteen 32-bit lanes in plain C. lanes_avx2.h and lanes_avx512.h have the same
+ * functions with the same results; the loops of codec_loops.h are written in them once.
+ *
+ * NAME_i are lanes of integers, NAME_f of f32, NAME_h sixteen packed 16-bit numbers. */
+#ifndef DCOMMI_LANES_PORTABLE_H
+#define DCOMMI_LANES_PORTABLE_H
+
+/* ==== kernels/rng.h ======================================================================== */
+/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
+ * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
+ * CUDA alike.
+ *
+ * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
+ * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
+ * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
+ * bits that it shares with three others. */
+#ifndef DCOMMI_RNG_H
+#define DCOMMI_RNG_H
 
 /* ==== kernels/math.h ======================================================================= */
 /* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
@@ -1680,6 +2356,7727 @@ DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t 
 }
 
 #endif
+
+#define DCOMMI_RNG_GROUP 128
+#define DCOMMI_RNG_ROUNDS 10
+#define DCOMMI_PHILOX_M0 0xd2511f53u
+#define DCOMMI_PHILOX_M1 0xcd9e8d57u
+#define DCOMMI_PHILOX_W0 0x9e3779b9u
+#define DCOMMI_PHILOX_W1 0xbb67ae85u
+
+/* The random numbers of one array. */
+typedef struct dcommi_rng {
+    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
+    uint32_t high[2];                    /* the upper half of every counter */
+    uint64_t group;                      /* of the array's first element */
+} dcommi_rng;
+
+DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Arrays that begin inside a group draw from counters of their own. */
+DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
+                                                   uint64_t rank, uint64_t first)
+{
+    dcommi_rng rng;
+    uint64_t key = dcommi_rng_mix(seed, tensor);
+    uint64_t high = dcommi_rng_mix(step, rank);
+    if (first % DCOMMI_RNG_GROUP != 0) {
+        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
+    }
+    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
+    }
+    rng.high[0] = (uint32_t)high;
+    rng.high[1] = (uint32_t)(high >> 32);
+    rng.group = first / DCOMMI_RNG_GROUP;
+    return rng;
+}
+
+DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
+                                              uint32_t word[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
+    uint32_t c2 = rng->high[0], c3 = rng->high[1];
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
+        c3 = (uint32_t)p0;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+/* The random number of element `at` of the array. */
+DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
+{
+    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
+    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
+    unsigned turn = 8 * (k % 4);
+    uint32_t word[4];
+    dcommi_rng_block(rng, 8 * group + i / 2, word);
+    uint32_t w = word[2 * (k / 4) + i % 2];
+    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
+}
+
+#endif
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define DCOMMI_vport_TARGET
+#define DCOMMI_vport_INLINE __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_vport_i {
+    uint32_t v[16];
+} dcommi_vport_i;
+typedef struct dcommi_vport_f {
+    float v[16];
+} dcommi_vport_f;
+typedef struct dcommi_vport_h {
+    uint16_t v[16];
+} dcommi_vport_h;
+
+#define DCOMMI_VPORT(RESULT, NAME, ARGUMENTS, EXPRESSION)                   \
+    DCOMMI_vport_INLINE dcommi_vport_##RESULT dcommi_vport_##NAME ARGUMENTS \
+    {                                                                       \
+        dcommi_vport_##RESULT r;                                            \
+        for (int l = 0; l < 16; l++) {                                      \
+            r.v[l] = (EXPRESSION);                                          \
+        }                                                                   \
+        return r;                                                           \
+    }
+
+DCOMMI_VPORT(i, set_i, (int32_t x), (uint32_t)x)
+DCOMMI_VPORT(f, set_f, (float x), x)
+DCOMMI_VPORT(i, as_i, (dcommi_vport_f a), dcommi_f32_bits(a.v[l]))
+DCOMMI_VPORT(f, as_f, (dcommi_vport_i a), dcommi_f32_from_bits(a.v[l]))
+DCOMMI_VPORT(i, add_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] + b.v[l])
+DCOMMI_VPORT(i, sub_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] - b.v[l])
+DCOMMI_VPORT(i, and_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] & b.v[l])
+DCOMMI_VPORT(i, or_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] | b.v[l])
+DCOMMI_VPORT(i, xor_i, (dcommi_vport_i a, dcommi_vport_i b), a.v[l] ^ b.v[l])
+/* (a & b) | c */
+DCOMMI_VPORT(i, and_or, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
+             (a.v[l] & b.v[l]) | c.v[l])
+/* (a & b) ^ c */
+DCOMMI_VPORT(i, and_xor, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
+             (a.v[l] & b.v[l]) ^ c.v[l])
+/* Signed; for f32 without sign, the order of the numbers, NaN on top. */
+DCOMMI_VPORT(i, max_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] > (int32_t)b.v[l] ? a.v[l] : b.v[l])
+DCOMMI_VPORT(i, min_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? a.v[l] : b.v[l])
+/* Counts from 0 to 31. */
+DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
+DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
+DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
+             (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
+             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+/* All ones where a < b, signed. */
+DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
+/* a where the mask is all ones, b where it is 0. */
+DCOMMI_VPORT(i, pick, (dcommi_vport_i mask, dcommi_vport_i a, dcommi_vport_i b),
+             (mask.v[l] & a.v[l]) | (~mask.v[l] & b.v[l]))
+/* Denormals become 0. */
+DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
+             dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
+                                      ? dcommi_f32_bits(a.v[l])
+                                      : 0))
+DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
+DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
+DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
+/* a * b + c and c - a * b where the product is exact, so that it does not show whether it is fused.
+ */
+DCOMMI_VPORT(f, exact_add, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
+             a.v[l] * b.v[l] + c.v[l])
+DCOMMI_VPORT(f, exact_sub, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
+             c.v[l] - a.v[l] * b.v[l])
+/* Towards zero; |a| < 2^31. And back. */
+DCOMMI_VPORT(i, to_int, (dcommi_vport_f a), (uint32_t)(int32_t)a.v[l])
+DCOMMI_VPORT(f, from_int, (dcommi_vport_i a), (float)(int32_t)a.v[l])
+DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
+DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
+DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
+DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
+
+/* ---- memory: any alignment, but 64 where streaming ---- */
+
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_f(const float *p)
+{
+    dcommi_vport_f r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_i(const void *p)
+{
+    dcommi_vport_i r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
+{
+    dcommi_vport_h r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+/* Sixteen bytes, as numbers from 0 to 255. */
+DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_b(const unsigned char *p)
+{
+    dcommi_vport_i r;
+    for (int l = 0; l < 16; l++) {
+        r.v[l] = p[l];
+    }
+    return r;
+}
+
+/* The first n of sixteen; the others are 0, and are not touched. */
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_part(const float *p, size_t n)
+{
+    dcommi_vport_f r = {{0}};
+    memcpy(&r, p, n * sizeof *p);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_f(float *p, dcommi_vport_f a, bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_i(void *p, dcommi_vport_i a, bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi_vport_h b,
+                                               bool stream)
+{
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+    memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
+}
+
+/* The low bytes of four vectors, in order. */
+DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
+                                               dcommi_vport_i c, dcommi_vport_i d, bool stream)
+{
+    (void)stream;
+    for (int l = 0; l < 16; l++) {
+        p[l] = (unsigned char)a.v[l];
+        p[16 + l] = (unsigned char)b.v[l];
+        p[32 + l] = (unsigned char)c.v[l];
+        p[48 + l] = (unsigned char)d.v[l];
+    }
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_part(float *p, dcommi_vport_f a, size_t n)
+{
+    memcpy(p, &a, n * sizeof *p);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_fence(void)
+{
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_vport_INLINE uint32_t dcommi_vport_most(dcommi_vport_i a)
+{
+    uint32_t most = a.v[0];
+    for (int l = 1; l < 16; l++) {
+        most = (int32_t)a.v[l] > (int32_t)most ? a.v[l] : most;
+    }
+    return most;
+}
+
+DCOMMI_vport_INLINE bool dcommi_vport_any(dcommi_vport_i a)
+{
+    uint32_t any = 0;
+    for (int l = 0; l < 16; l++) {
+        any |= a.v[l];
+    }
+    return any != 0;
+}
+
+/* In this order: l and l + 8, then + 4, + 2, + 1. */
+DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
+{
+    for (int half = 8; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) {
+            a.v[l] += a.v[l + half];
+        }
+    }
+    return a.v[0];
+}
+
+/* Squares in f64, which are exact, added to eight sums: first lanes 0 to 7, then 8 to 15. */
+typedef struct dcommi_vport_d {
+    double v[8];
+} dcommi_vport_d;
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_no_squares(void)
+{
+    dcommi_vport_d r = {{0}};
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int half = 0; half < 16; half += 8) {
+        for (int l = 0; l < 8; l++) {
+            sum.v[l] += (double)a.v[half + l] * (double)a.v[half + l];
+        }
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
+{
+    for (int half = 4; half > 0; half /= 2) {
+        for (int l = 0; l < half; l++) {
+            a.v[l] += a.v[l + half];
+        }
+    }
+    return a.v[0];
+}
+
+/* The words of group `group` that elements with k < 4 share, and those with k >= 4. */
+typedef struct dcommi_vport_random {
+    dcommi_vport_i word[2];
+} dcommi_vport_random;
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_vport_random r;
+    for (int i = 0; i < 8; i++) {
+        uint32_t word[4];
+        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        for (int j = 0; j < 4; j++) {
+            r.word[j / 2].v[2 * i + j % 2] = word[j];
+        }
+    }
+    return r;
+}
+
+#endif
+/* ==== kernels/wire.h ======================================================================= */
+/* wire.h - packed formats. C, C++ and CUDA alike.
+ *
+ * Codes of 1, 2, 4 or 8 bits come in lines of 64 bytes: sixteen little-endian 32-bit words, and
+ * code k of word i (from the low end) is that of element 16k+i. What does not fill a line follows
+ * one behind the other: code e at bit e*bits. Numbers of 8 and 16 bits are in order. Steps (one f32
+ * for each bucket) stand behind the codes, from a multiple of four bytes on; bits between are zero.
+ *
+ * A step has 16 significant bits, so that its product with a code of up to 8 bits is exact: whether
+ * a compiler fuses it with an addition does not show. */
+#ifndef DCOMMI_WIRE_H
+#define DCOMMI_WIRE_H
+
+
+#include <stddef.h>
+
+#define DCOMMI_WIRE_LINE 64
+#define DCOMMI_WIRE_STAGE 512 /* elements: the longest line */
+
+/* The formats of codec_loops.h. */
+typedef enum dcommi_format {
+    DCOMMI_FORMAT_Q1 = 0, /* +step or -step */
+    DCOMMI_FORMAT_Q2 = 1, /* code * step; the lowest code does not occur */
+    DCOMMI_FORMAT_Q4 = 2,
+    DCOMMI_FORMAT_Q8 = 3,
+    DCOMMI_FORMAT_SIGN = 4, /* step with the sign that the bit is */
+    DCOMMI_FORMAT_E4M3 = 5, /* number * step */
+    DCOMMI_FORMAT_E5M2 = 6,
+    DCOMMI_FORMAT_COUNT = 7
+} dcommi_format;
+
+/* A float of few bits: fraction bits, what the exponent is less by (as f32 bits), its smallest
+ * normal number, one over its smallest number, the largest code. */
+typedef struct dcommi_mini {
+    int fraction;
+    uint32_t rebias;
+    float least, units;
+    uint32_t most;
+} dcommi_mini;
+
+static const dcommi_mini dcommi_mini_f16 = {10, 0x38000000u, 0x1p-14f, 0x1p24f, 0x7bff};
+static const dcommi_mini dcommi_mini_e4m3 = {3, 0x3c000000u, 0x1p-6f, 0x1p9f, 0x7e};
+static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 0x7b};
+
+#define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
+/* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
+ * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
+#define DCOMMI_WIRE_LEAST 0x1p-80f
+#define DCOMMI_WIRE_LARGEST 0x1p127f
+
+static const unsigned char dcommi_format_bits[DCOMMI_FORMAT_COUNT] = {1, 2, 4, 8, 1, 8, 8};
+/* The largest number that a code stands for, in steps. */
+static const float dcommi_format_most[DCOMMI_FORMAT_COUNT] = {1, 1, 7, 127, 1, 448, 57344};
+
+/* Codes of `count` elements, up to a multiple of four bytes; count * bits must not overflow. */
+DCOMMI_HD static inline size_t dcommi_wire_codes(size_t count, unsigned bits)
+{
+    return (count / 8 * bits + (count % 8 * bits + 7) / 8 + 3) & ~(size_t)3;
+}
+
+/* largest / most, rounded up to 16 significant bits; 0 when that is too small. */
+DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    uint32_t bits = dcommi_f32_bits(largest / most);
+    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
+}
+
+/* Whether an encoder can have written this step. */
+DCOMMI_HD static inline int dcommi_wire_step_good(float step, int exact)
+{
+    uint32_t bits = dcommi_f32_bits(step);
+    return bits == 0 ||
+           (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(DCOMMI_WIRE_LARGEST) &&
+            (!exact || (bits & 0xffu) == 0));
+}
+
+/* The code of element e in a line. */
+DCOMMI_HD static inline unsigned dcommi_wire_get(const unsigned char *line, unsigned e,
+                                                 unsigned bits)
+{
+    unsigned bit = e / 16 * bits;
+    return (line[4 * (e % 16) + bit / 8] >> (bit % 8)) & ((1u << bits) - 1);
+}
+
+/* Into a line that was zero. */
+DCOMMI_HD static inline void dcommi_wire_put(unsigned char *line, unsigned e, unsigned bits,
+                                             unsigned code)
+{
+    unsigned bit = e / 16 * bits;
+    line[4 * (e % 16) + bit / 8] |= (unsigned char)(code << (bit % 8));
+}
+
+#endif
+
+#if defined(__x86_64__)
+/* ==== kernels/lanes_avx2.h ================================================================= */
+/* lanes_avx2.h - the lanes of lanes_portable.h in two AVX2 registers (with F16C and FMA). */
+#ifndef DCOMMI_LANES_AVX2_H
+#define DCOMMI_LANES_AVX2_H
+
+
+#include <immintrin.h>
+
+#define DCOMMI_v256_TARGET __attribute__((target("avx2,fma,f16c")))
+#define DCOMMI_v256_INLINE DCOMMI_v256_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_v256_i {
+    __m256i lo, hi;
+} dcommi_v256_i;
+typedef struct dcommi_v256_f {
+    __m256 lo, hi;
+} dcommi_v256_f;
+typedef __m256i dcommi_v256_h;
+
+/* Functions of one, two and three vectors, half by half. */
+#define DCOMMI_V256_1(R, NAME, T, OP)                                        \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##T a) \
+    {                                                                        \
+        dcommi_v256_##R r = {OP(a.lo), OP(a.hi)};                            \
+        return r;                                                            \
+    }
+#define DCOMMI_V256_2(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b) \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo), OP(a.hi, b.hi)};                                   \
+        return r;                                                                               \
+    }
+#define DCOMMI_V256_3(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b, \
+                                                          dcommi_v256_##R c)                    \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo, c.lo), OP(a.hi, b.hi, c.hi)};                       \
+        return r;                                                                               \
+    }
+
+#define DCOMMI_V256_AND_OR(a, b, c) _mm256_or_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
+#define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
+#define DCOMMI_V256_ROL(a, n)                \
+    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
+                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
+#define DCOMMI_V256_NORMAL(a)                                                                     \
+    _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
+                         _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
+                         _mm256_setzero_si256())),                                                \
+                     a)
+
+DCOMMI_V256_1(i, as_i, f, _mm256_castps_si256)
+DCOMMI_V256_1(f, as_f, i, _mm256_castsi256_ps)
+DCOMMI_V256_1(i, to_int, f, _mm256_cvttps_epi32)
+DCOMMI_V256_1(f, from_int, i, _mm256_cvtepi32_ps)
+DCOMMI_V256_1(f, normal, f, DCOMMI_V256_NORMAL)
+DCOMMI_V256_2(i, add_i, _mm256_add_epi32)
+DCOMMI_V256_2(i, sub_i, _mm256_sub_epi32)
+DCOMMI_V256_2(i, and_i, _mm256_and_si256)
+DCOMMI_V256_2(i, or_i, _mm256_or_si256)
+DCOMMI_V256_2(i, xor_i, _mm256_xor_si256)
+DCOMMI_V256_3(i, and_or, DCOMMI_V256_AND_OR)
+DCOMMI_V256_3(i, and_xor, DCOMMI_V256_AND_XOR)
+DCOMMI_V256_2(i, max_i, _mm256_max_epi32)
+DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
+DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
+DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
+DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
+DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
+DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
+DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+DCOMMI_V256_2(f, add_f, _mm256_add_ps)
+DCOMMI_V256_2(f, sub_f, _mm256_sub_ps)
+DCOMMI_V256_2(f, mul_f, _mm256_mul_ps)
+DCOMMI_V256_3(f, exact_add, _mm256_fmadd_ps)
+DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
+
+#define DCOMMI_V256(RESULT, NAME, ARGUMENTS, LO, HI)                     \
+    DCOMMI_v256_INLINE dcommi_v256_##RESULT dcommi_v256_##NAME ARGUMENTS \
+    {                                                                    \
+        dcommi_v256_##RESULT r = {LO, HI};                               \
+        return r;                                                        \
+    }
+
+DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
+DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
+            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
+DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)))
+
+/* The lower halves of all lanes. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_pack_h(dcommi_v256_i a)
+{
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    __m256i mixed = _mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low));
+    return _mm256_permute4x64_epi64(mixed, 0xd8);
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
+{
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* ---- memory ---- */
+
+DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
+DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
+            _mm256_loadu_si256((const __m256i *)p + 1))
+DCOMMI_V256(i, load_b, (const unsigned char *p),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_load_part(const float *p, size_t n)
+{
+    float whole[16] = {0};
+    memcpy(whole, p, n * sizeof *p);
+    return dcommi_v256_load_f(whole);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_f(float *p, dcommi_v256_f a, bool stream)
+{
+    if (stream) {
+        _mm256_stream_ps(p, a.lo);
+        _mm256_stream_ps(p + 8, a.hi);
+    } else {
+        _mm256_storeu_ps(p, a.lo);
+        _mm256_storeu_ps(p + 8, a.hi);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    if (stream) {
+        _mm256_stream_si256((__m256i *)p, a);
+        _mm256_stream_si256((__m256i *)p + 1, b);
+    } else {
+        _mm256_storeu_si256((__m256i *)p, a);
+        _mm256_storeu_si256((__m256i *)p + 1, b);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_i(void *p, dcommi_v256_i a, bool stream)
+{
+    dcommi_v256_store_h2(p, a.lo, a.hi, stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, dcommi_v256_i b,
+                                             dcommi_v256_i c, dcommi_v256_i d, bool stream)
+{
+    const __m256i low = _mm256_set1_epi16(0xff);
+    __m256i ab = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(a), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(b), low));
+    __m256i cd = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(c), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(d), low));
+    dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
+                         stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_part(float *p, dcommi_v256_f a, size_t n)
+{
+    float whole[16];
+    dcommi_v256_store_f(whole, a, false);
+    memcpy(p, whole, n * sizeof *p);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v256_INLINE uint32_t dcommi_v256_most(dcommi_v256_i a)
+{
+    __m256i h = _mm256_max_epi32(a.lo, a.hi);
+    __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_max_epi32(q, _mm_unpackhi_epi64(q, q));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 1)));
+}
+
+DCOMMI_v256_INLINE bool dcommi_v256_any(dcommi_v256_i a)
+{
+    __m256i either = _mm256_or_si256(a.lo, a.hi);
+    return !_mm256_testz_si256(either, either);
+}
+
+DCOMMI_v256_INLINE float dcommi_v256_sum(dcommi_v256_f a)
+{
+    __m256 h = _mm256_add_ps(a.lo, a.hi);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef struct dcommi_v256_d {
+    __m256d lo, hi;
+} dcommi_v256_d;
+
+DCOMMI_V256(d, no_squares, (void), _mm256_setzero_pd(), _mm256_setzero_pd())
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 half[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(half[h]));
+        __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(half[h], 1));
+        sum.lo = _mm256_fmadd_pd(lo, lo, sum.lo);
+        sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
+{
+    __m256d h = _mm256_add_pd(a.lo, a.hi);
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v256_random {
+    dcommi_v256_i word[2];
+} dcommi_v256_random;
+
+/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
+DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
+                                                __m256i *first, __m256i *second)
+{
+    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
+    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
+    __m256i c0 =
+        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
+    __m256i c1 = _mm256_srli_epi64(c0, 32);
+    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
+                              _mm256_set1_epi64x(rng->key[2 * i]));
+        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
+                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
+        c1 = p1;
+        c3 = p0;
+    }
+    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
+    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_v256_random r;
+    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
+    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    return r;
+}
+
+#endif
+/* ==== kernels/lanes_avx512.h =============================================================== */
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
+#ifndef DCOMMI_LANES_AVX512_H
+#define DCOMMI_LANES_AVX512_H
+
+
+#include <immintrin.h>
+
+#define DCOMMI_v512_TARGET \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define DCOMMI_v512_INLINE DCOMMI_v512_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef __m512i dcommi_v512_i;
+typedef __m512 dcommi_v512_f;
+typedef __m256i dcommi_v512_h;
+
+#define DCOMMI_V512(RESULT, NAME, ARGUMENTS, EXPRESSION)                 \
+    DCOMMI_v512_INLINE dcommi_v512_##RESULT dcommi_v512_##NAME ARGUMENTS \
+    {                                                                    \
+        return (EXPRESSION);                                             \
+    }
+
+DCOMMI_V512(i, set_i, (int32_t x), _mm512_set1_epi32(x))
+DCOMMI_V512(f, set_f, (float x), _mm512_set1_ps(x))
+DCOMMI_V512(i, as_i, (__m512 a), _mm512_castps_si512(a))
+DCOMMI_V512(f, as_f, (__m512i a), _mm512_castsi512_ps(a))
+DCOMMI_V512(i, add_i, (__m512i a, __m512i b), _mm512_add_epi32(a, b))
+DCOMMI_V512(i, sub_i, (__m512i a, __m512i b), _mm512_sub_epi32(a, b))
+DCOMMI_V512(i, and_i, (__m512i a, __m512i b), _mm512_and_si512(a, b))
+DCOMMI_V512(i, or_i, (__m512i a, __m512i b), _mm512_or_si512(a, b))
+DCOMMI_V512(i, xor_i, (__m512i a, __m512i b), _mm512_xor_si512(a, b))
+DCOMMI_V512(i, and_or, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0xea))
+DCOMMI_V512(i, and_xor, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0x6a))
+DCOMMI_V512(i, max_i, (__m512i a, __m512i b), _mm512_max_epi32(a, b))
+DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
+DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
+DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
+DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
+DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
+DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
+            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(f, normal, (__m512 a),
+            _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
+                                                       _mm512_set1_epi32(0x7f800000)),
+                                a))
+DCOMMI_V512(f, add_f, (__m512 a, __m512 b), _mm512_add_ps(a, b))
+DCOMMI_V512(f, sub_f, (__m512 a, __m512 b), _mm512_sub_ps(a, b))
+DCOMMI_V512(f, mul_f, (__m512 a, __m512 b), _mm512_mul_ps(a, b))
+DCOMMI_V512(f, exact_add, (__m512 a, __m512 b, __m512 c), _mm512_fmadd_ps(a, b, c))
+DCOMMI_V512(f, exact_sub, (__m512 a, __m512 b, __m512 c), _mm512_fnmadd_ps(a, b, c))
+DCOMMI_V512(i, to_int, (__m512 a), _mm512_cvttps_epi32(a))
+DCOMMI_V512(f, from_int, (__m512i a), _mm512_cvtepi32_ps(a))
+DCOMMI_V512(h, pack_h, (__m512i a), _mm512_cvtepi32_epi16(a))
+DCOMMI_V512(i, unpack_h, (__m256i a), _mm512_cvtepu16_epi32(a))
+DCOMMI_V512(h, to_f16, (__m512 a),
+            _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
+
+/* ---- memory ---- */
+
+DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
+DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
+DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
+DCOMMI_V512(i, load_b, (const unsigned char *p),
+            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+DCOMMI_V512(f, load_part, (const float *p, size_t n),
+            _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_ps(p, a);
+    } else {
+        _mm512_storeu_ps(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_i(void *p, __m512i a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_si512((__m512i *)p, a);
+    } else {
+        _mm512_storeu_si512(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    dcommi_v512_store_i(p, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
+                                             __m512i d, bool stream)
+{
+    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
+                                         _mm512_cvtepi32_epi8(b), 1);
+    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
+                                         _mm512_cvtepi32_epi8(d), 1);
+    dcommi_v512_store_h2(p, ab, cd, stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v512_INLINE uint32_t dcommi_v512_most(__m512i a)
+{
+    return (uint32_t)_mm512_reduce_max_epi32(a);
+}
+
+DCOMMI_v512_INLINE bool dcommi_v512_any(__m512i a)
+{
+    return _mm512_test_epi32_mask(a, a) != 0;
+}
+
+DCOMMI_v512_INLINE float dcommi_v512_sum(__m512 a)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef __m512d dcommi_v512_d;
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_no_squares(void)
+{
+    return _mm512_setzero_pd();
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
+}
+
+DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
+{
+    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v512_random {
+    __m512i word[2];
+} dcommi_v512_random;
+
+/* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
+ * ones does not matter until the end. */
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+{
+    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
+    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
+    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    __m512i c1 = _mm512_srli_epi64(c0, 32);
+    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
+#define DCOMMI_V512_ROUND(i)                                                          \
+    {                                                                                 \
+        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);         \
+        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i]), 0x96);     \
+        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i + 1]), 0x96); \
+        c1 = p1;                                                                      \
+        c3 = p0;                                                                      \
+    }
+    DCOMMI_V512_ROUND(0)
+    DCOMMI_V512_ROUND(1)
+    DCOMMI_V512_ROUND(2)
+    DCOMMI_V512_ROUND(3)
+    DCOMMI_V512_ROUND(4)
+    DCOMMI_V512_ROUND(5)
+    DCOMMI_V512_ROUND(6)
+    DCOMMI_V512_ROUND(7)
+    DCOMMI_V512_ROUND(8)
+    DCOMMI_V512_ROUND(9)
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
+                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    return r;
+}
+
+#endif
+#endif
+
+/* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
+ * and the first cache are slower. */
+#define DCOMMI_CODEC_AHEAD 3072
+
+/* The encoding of a bucket, or for casts of a block. */
+typedef struct dcommi_quant {
+    const float *x;
+    size_t count; /* whole groups and lines */
+    unsigned char *wire;
+    float inverse, step;
+    uint32_t mask, half;   /* what is taken of a random number, and added to it */
+    const dcommi_rng *rng; /* NULL: to nearest */
+    uint64_t group;        /* of x[0], for rng */
+    const float *ahead;    /* as many elements, measured on the way */
+    /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
+     * and next = x - decoded. */
+    const float *ahead_residual;
+    float *ahead_sum;
+    float *next;
+    bool stream, stream_next;
+} dcommi_quant;
+
+typedef struct dcommi_dequant {
+    const unsigned char *const *wires;
+    const float *steps; /* of each wire */
+    size_t n;
+    float *x;
+    size_t count;
+    float factor; /* of sums */
+    bool add, stream;
+} dcommi_dequant;
+
+typedef struct dcommi_codec_kernels {
+    uint32_t (*measure)(const float *x, size_t n, bool sign);
+    uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
+    double (*squares)(const float *x, size_t n);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(const dcommi_quant *q);
+    bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    uint32_t (*cast)(const dcommi_quant *q, bool half);
+    uint32_t (*uncast)(const dcommi_dequant *d, bool half);
+    void (*settle)(void); /* after streaming */
+} dcommi_codec_kernels;
+
+#define DCOMMI_UNROLL_8 /* lanes are loops already */
+#define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_LANE DCOMMI_vport_INLINE
+#define DCOMMI_LOOP DCOMMI_vport_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#undef DCOMMI_UNROLL_8
+
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+#if defined(__x86_64__)
+#define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_LANE DCOMMI_v256_INLINE
+#define DCOMMI_LOOP DCOMMI_v256_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+
+#define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_LANE DCOMMI_v512_INLINE
+#define DCOMMI_LOOP DCOMMI_v512_TARGET static
+/* ==== kernels/codec_loops.h ================================================================ */
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#endif
+
+static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return &dcommi_v512_codec_kernels;
+    case DCOMMI_ISA_AVX2:
+        return &dcommi_v256_codec_kernels;
+#endif
+    default:
+        return &dcommi_vport_codec_kernels;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+/* Wires from this length on, and the residuals that belong to them, are written past the caches. */
+#define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+#define DCOMMI_BUCKET_WIRES 64 /* summed at once */
+
+static inline size_t dcommi_bucket_group(dcommi_format format)
+{
+    size_t line = 8 * DCOMMI_WIRE_LINE / dcommi_format_bits[format];
+    return line > DCOMMI_RNG_GROUP ? line : DCOMMI_RNG_GROUP;
+}
+
+static inline size_t dcommi_bucket_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t count)
+{
+    if (count > SIZE_MAX / 16) {
+        return SIZE_MAX;
+    }
+    return dcommi_wire_codes(count, dcommi_format_bits[as->format]) +
+           (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
+}
+
+/* Two stages, the lines of one, and a sum of wires. */
+static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
+{
+    size_t most = count < as->bucket ? count : as->bucket;
+    return 4 * dcommi_bucket_up(most, as->group) * sizeof(float);
+}
+
+/* ---- whole lines and the rest ---- */
+
+/* Lines of `n` elements to the wire. */
+static void dcommi_bucket_lines_out(const dcommi_bucketing *as, const unsigned char *lines,
+                                    unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line;
+    memcpy(wire, lines, n / line * DCOMMI_WIRE_LINE);
+    lines += n / line * DCOMMI_WIRE_LINE;
+    wire += n / line * DCOMMI_WIRE_LINE;
+    memset(wire, 0, dcommi_wire_codes(n, bits) - n / line * DCOMMI_WIRE_LINE);
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(wire, lines, n - whole);
+        return;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = dcommi_wire_get(lines, (unsigned)e, bits);
+        wire[e * bits / 8] |= (unsigned char)(code << (e * bits % 8));
+    }
+}
+
+/* And back, into lines that are zero behind the last element. False: bits behind it are not zero.
+ */
+static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
+                                   const unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line, at = n / line * DCOMMI_WIRE_LINE;
+    memcpy(lines, wire, at);
+    memset(lines + at, 0, dcommi_bucket_up(n, as->group) * bits / 8 - at);
+    lines += at;
+    wire += at;
+    size_t used = ((n - whole) * bits + 7) / 8;
+    bool clean = true;
+    for (size_t i = used; i < dcommi_wire_codes(n, bits) - at; i++) {
+        clean = clean && wire[i] == 0;
+    }
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(lines, wire, n - whole);
+        return clean;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = (wire[e * bits / 8] >> (e * bits % 8)) & ((1u << bits) - 1);
+        dcommi_wire_put(lines, (unsigned)e, bits, code);
+    }
+    unsigned spare = (unsigned)(8 * used - (n - whole) * bits);
+    return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
+}
+
+/* ---- encoding ---- */
+
+typedef struct dcommi_bucket_encoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage[2];      /* sums of input and residual, padded or cleaned copies */
+    unsigned char *lines; /* of a stage */
+} dcommi_bucket_encoder;
+
+static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
+                                const dcommi_bucketing *as, dcommi_encoding *call)
+{
+    size_t most = call->count < as->bucket ? call->count : as->bucket;
+    size_t padded = dcommi_bucket_up(most, as->group);
+    const dcomm_codec_key *key = &call->key;
+    const unsigned bits = dcommi_format_bits[as->format];
+    *en = (dcommi_bucket_encoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    en->stage[0] = call->workspace;
+    en->stage[1] = en->stage[0] + padded;
+    en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->quant.rng = as->stochastic ? &en->rng : NULL;
+    if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
+        /* A random fraction, but for its last ten bits, or one half. */
+        uint32_t fraction = 0xffffffffu >> bits;
+        en->quant.mask = as->stochastic ? fraction & ~(uint32_t)1023 : 0;
+        en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
+    }
+    call->bytes = dcommi_bucket_wire_bytes(as, call->count);
+    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
+                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+}
+
+/* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
+ * Without residual, x is all there is. Whether the bucket is to decode as NaN. */
+static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const float *residual,
+                                float *to, size_t at, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    bool poisoned = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            poisoned = poisoned || en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
+            v = copysignf(DCOMMI_WIRE_LARGEST, v);
+            call->report.clipped++;
+        }
+        to[i] = v;
+    }
+    return poisoned;
+}
+
+/* Whether a measure says that there is something to clean. */
+static inline bool dcommi_bucket_dirty(uint32_t measure)
+{
+    return measure > dcommi_f32_bits(DCOMMI_WIRE_LARGEST);
+}
+
+/* The step of a bucket of n elements that lies, padded, at x. */
+static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_t n, size_t padded,
+                                uint32_t measure)
+{
+    const dcommi_bucketing *as = en->as;
+    float largest = dcommi_f32_from_bits(measure);
+    if (as->format == DCOMMI_FORMAT_SIGN) {
+        double sum = 0; /* of numbers whose sum as f32 is infinite */
+        for (size_t i = 0; dcommi_bucket_dirty(measure) && i < n; i++) {
+            sum += fabs((double)x[i]);
+        }
+        float mean = sum > 0 ? (float)(sum / (double)n) : largest / (float)n;
+        return mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    }
+    if (as->two_norm) {
+        double norm = sqrt(en->kernels->squares(x, padded));
+        largest = norm < (double)DCOMMI_WIRE_LARGEST ? (float)norm : DCOMMI_WIRE_LARGEST;
+        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + (largest < norm));
+    }
+    return dcommi_wire_step(largest, dcommi_format_most[as->format]);
+}
+
+static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
+{
+    dcommi_format format = en->as->format;
+    float unit = format <= DCOMMI_FORMAT_Q8 && format != DCOMMI_FORMAT_Q1
+                     ? (float)(1u << (32 - dcommi_format_bits[format]))
+                 : format == DCOMMI_FORMAT_Q1 ? 0x1p30f
+                                              : 1.0f;
+    en->quant.step = step;
+    en->quant.inverse = step > 0 ? unit / step : 0;
+}
+
+/* Bucket `b` of `n` elements, input `x` (NULL: it is in stage[b%2], as a sum of wires, to which a
+ * residual was added). *measured: its measure if known, and afterwards the next bucket's. */
+static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
+                              const float *ahead, uint32_t *measured)
+{
+    const dcommi_bucketing *as = en->as;
+    dcommi_encoding *call = en->call;
+    dcommi_quant *q = &en->quant;
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
+    float *stage = en->stage[b % 2];
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    bool staged = padded != n, poisoned = false;
+    uint32_t measure = *measured;
+    if (staged || dcommi_bucket_dirty(measure)) {
+        poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
+        memset(stage + n, 0, (padded - n) * sizeof *stage);
+        measure = en->kernels->measure(stage, padded, sign);
+        staged = true;
+    } else if (residual != NULL) {
+        staged = true;
+    }
+    const float *from = staged ? stage : x;
+    float step = dcommi_bucket_step(en, from, n, padded, measure);
+    dcommi_bucket_scale(en, poisoned ? 0 : step);
+    q->x = from;
+    q->count = padded;
+    q->group = en->rng.group + at / DCOMMI_RNG_GROUP;
+    q->ahead = ahead != NULL ? ahead : from;
+    q->next = NULL;
+    if (residual != NULL) {
+        /* The next bucket's sum goes to the other stage while this one is coded. */
+        q->ahead_residual = ahead != NULL ? residual + as->bucket : from;
+        q->ahead_sum = en->stage[(b + 1) % 2];
+        q->next = call->next + at;
+    }
+    unsigned char *wire = call->wire + at / 8 * bits;
+    bool through = padded != n || poisoned;
+    bool stream = q->stream, stream_next = q->stream_next;
+    q->wire = through ? en->lines : wire;
+    if (through) {
+        q->stream = q->stream_next = false;
+        q->next = q->next != NULL ? en->stage[b % 2] : NULL; /* in place */
+    }
+    *measured = en->kernels->encode[as->format](q);
+    if (through) {
+        dcommi_bucket_lines_out(as, en->lines, wire, n);
+        if (q->next != NULL && !poisoned) {
+            memcpy(call->next + at, q->next, n * sizeof(float));
+        } else if (q->next != NULL && call->next != call->residual) {
+            memcpy(call->next + at, call->residual + at, n * sizeof(float));
+        }
+        q->stream = stream;
+        q->stream_next = stream_next;
+    }
+    step = poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step;
+    memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
+}
+
+static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         dcommi_encoding *call)
+{
+    dcommi_bucket_encoder en;
+    dcommi_bucket_begin(&en, codec, as, call);
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    uint32_t measured = 0;
+    bool known = false;
+    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
+        size_t left = call->count - at;
+        size_t n = left < as->bucket ? left : as->bucket;
+        const float *x = call->x + at;
+        if (!known && n % as->group == 0) {
+            measured = call->residual != NULL ? en.kernels->add_measure(x, call->residual + at,
+                                                                        en.stage[b % 2], n, sign)
+                                              : en.kernels->measure(x, n, sign);
+        }
+        /* The next one can be measured by this one's loop if it is as long. */
+        known = n == as->bucket && left - n >= as->bucket;
+        dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+    }
+    en.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* ---- decoding ---- */
+
+static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
+{
+    float step;
+    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
+    return step;
+}
+
+/* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
+typedef struct dcommi_bucket_decoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    size_t count, codes;
+} dcommi_bucket_decoder;
+
+static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
+                                               const dcommi_bucketing *as, const dcommi_wires *in,
+                                               size_t count)
+{
+    size_t wanted = dcommi_bucket_wire_bytes(as, count);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
+    }
+    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
+                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    return DCOMM_OK;
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
+                                            size_t b, float *step, bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    if (dcommi_wire_step_good(*step, de->as->format != DCOMMI_FORMAT_SIGN)) {
+        return DCOMM_OK;
+    }
+    if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
+        de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        *nan = true;
+        *step = 0;
+        return DCOMM_OK;
+    }
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
+                       b, (double)*step);
+}
+
+static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: bucket %zu holds a code that does not exist",
+                       de->codec->ops->name, b);
+}
+
+/* One wire's bucket to x, or onto x. */
+static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, const void *wire,
+                                             size_t b, size_t n, float *x, bool add, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits, whole = n / line * line;
+    const unsigned char *from = (const unsigned char *)wire + b * as->bucket / 8 * bits;
+    float step;
+    bool nan = false;
+    DCOMMI_TRY(dcommi_bucket_read_step(de, wire, b, &step, &nan));
+    dcommi_dequant d = {.wires = &from,
+                        .steps = &step,
+                        .n = 1,
+                        .x = x,
+                        .count = whole,
+                        .add = add,
+                        .stream = stream};
+    if (!de->kernels->decode[as->format](&d)) {
+        return dcommi_bucket_bad_code(de, b);
+    }
+    if (whole < n) { /* at most a line: through a stage */
+        _Alignas(64) float stage[DCOMMI_WIRE_STAGE];
+        _Alignas(64) unsigned char lines[DCOMMI_WIRE_STAGE];
+        if (!dcommi_bucket_lines_in(as, lines, from + whole / 8 * bits, n - whole)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        const unsigned char *short_line = lines;
+        d = (dcommi_dequant){
+            .wires = &short_line, .steps = &step, .n = 1, .x = stage, .count = line, .add = add};
+        if (add) {
+            memcpy(stage, x + whole, (n - whole) * sizeof *x);
+            memset(stage + (n - whole), 0, (DCOMMI_WIRE_STAGE - (n - whole)) * sizeof *x);
+        }
+        if (!de->kernels->decode[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    for (size_t i = 0; nan && i < n; i++) {
+        x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         const void *wire, size_t bytes, float *x, size_t count,
+                                         bool add)
+{
+    dcommi_bucket_decoder de;
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, &in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
+        size_t n = count - at < as->bucket ? count - at : as->bucket;
+        status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+
+/* Bucket b of all wires, in order, times the factor. */
+static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
+                                          size_t b, size_t n, float factor, float *x, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    float steps[DCOMMI_BUCKET_WIRES];
+    bool nan = false;
+    if (in->n <= DCOMMI_BUCKET_WIRES && n % line == 0) {
+        for (size_t w = 0; w < in->n; w++) {
+            from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
+            DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
+        }
+        dcommi_dequant d = {.wires = from,
+                            .steps = steps,
+                            .n = in->n,
+                            .x = x,
+                            .count = n,
+                            .factor = factor,
+                            .stream = stream};
+        if (!de->kernels->sum[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        for (size_t i = 0; nan && i < n; i++) {
+            x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+        }
+        return DCOMM_OK;
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_bucket_decode_one(de, in->wires[w], b, n, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                             const dcommi_wires *in, float *x, size_t count)
+{
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
+        size_t n = count - at < as->bucket ? count - at : as->bucket;
+        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+
+/* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
+
+static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
+                                         const dcommi_wires *in, float factor,
+                                         dcommi_encoding *call)
+{
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
+    dcommi_bucket_encoder en;
+    dcommi_bucket_begin(&en, codec, as, call);
+    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
+    size_t most = call->count < as->bucket ? call->count : as->bucket;
+    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
+    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
+        size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
+        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false));
+        uint32_t measured = 0;
+        if (n % as->group == 0) {
+            measured = call->residual != NULL ? en.kernels->add_measure(sum, call->residual + at,
+                                                                        en.stage[b % 2], n, sign)
+                                              : en.kernels->measure(sum, n, sign);
+        }
+        dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+    }
+    en.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* ---- rows of the table: the bucketing is computed from the options when the codec is made ---- */
+
+static size_t dcommi_bucket_row_bytes(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_bucket_wire_bytes(&codec->bucketing, count);
+}
+
+static size_t dcommi_bucket_row_workspace(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_bucket_workspace(&codec->bucketing, count);
+}
+
+static dcomm_status dcommi_bucket_row_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    return dcommi_bucket_encode(codec, &codec->bucketing, call);
+}
+
+static dcomm_status dcommi_bucket_row_decode(const dcomm_codec *codec, const void *wire,
+                                             size_t bytes, float *x, size_t count, bool add)
+{
+    return dcommi_bucket_decode(codec, &codec->bucketing, wire, bytes, x, count, add);
+}
+
+static dcomm_status dcommi_bucket_row_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                          float *x, size_t count)
+{
+    return dcommi_bucket_decode_sum(codec, &codec->bucketing, in, x, count);
+}
+
+static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                             float factor, dcommi_encoding *call)
+{
+    return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
+}
+
+#define DCOMMI_BUCKET_ROW                                                           \
+    .max_bytes = dcommi_bucket_row_bytes, .workspace = dcommi_bucket_row_workspace, \
+    .encode = dcommi_bucket_row_encode, .decode = dcommi_bucket_row_decode,         \
+    .decode_sum = dcommi_bucket_row_sum, .recode = dcommi_bucket_row_recode
+
+/* Checks option `bucket`. */
+static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
+{
+    size_t group = dcommi_bucket_group(format);
+    if ((size_t)bucket % group != 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: bucket=%zu is not a multiple of %zu",
+                           codec->ops->name, (size_t)bucket, group);
+    }
+    codec->bucketing =
+        (dcommi_bucketing){.format = format, .bucket = (size_t)bucket, .group = group};
+    return DCOMM_OK;
+}
+
+#endif
+
+#define DCOMMI_CAST_BLOCK 2048 /* elements that stay in the first cache */
+
+enum { DCOMMI_CAST_ROUNDING };
+
+static const dcommi_codec_option dcommi_cast_options[] = {
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static inline bool dcommi_cast_stochastic(const dcomm_codec *codec)
+{
+    return dcommi_codec_int(codec, DCOMMI_CAST_ROUNDING) == 1;
+}
+
+static unsigned dcommi_cast_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_cast_stochastic(codec) ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
+{
+    (void)codec;
+    return dcommi_size_mul(count, 2);
+}
+
+/* A stage and what it becomes, and a sum of wires. */
+static size_t dcommi_cast_workspace(const dcomm_codec *codec, size_t count)
+{
+    (void)codec, (void)count;
+    return 3 * DCOMMI_CAST_BLOCK * sizeof(float);
+}
+
+typedef struct dcommi_cast {
+    const dcomm_codec *codec;
+    const dcommi_codec_kernels *kernels;
+    bool half;
+    uint32_t limit; /* |x| from here on, as bits, would become infinite */
+    float largest;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage;
+    unsigned char *numbers; /* of the stage */
+} dcommi_cast;
+
+static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
+                              dcommi_encoding *call)
+{
+    const dcomm_codec_key *key = &call->key;
+    const bool stochastic = dcommi_cast_stochastic(codec);
+    *cast = (dcommi_cast){
+        .codec = codec,
+        .kernels = dcommi_codec_kernels_get(),
+        .half = half,
+        .largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    cast->limit = stochastic ? dcommi_f32_bits(cast->largest) + 1
+                             : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
+    cast->stage = call->workspace;
+    cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->quant.rng = stochastic ? &cast->rng : NULL;
+    call->bytes = 2 * call->count;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    cast->quant.stream_next =
+        cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+}
+
+/* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
+ * by a stage. x holds `n` elements, number `at` and on. */
+static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
+    const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    bool passed = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            passed = passed || pass;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
+            v = copysignf(cast->largest, v);
+            call->report.clipped++;
+        }
+        cast->stage[i] = v;
+    }
+    memset(cast->stage + n, 0, (padded - n) * sizeof(float));
+    dcommi_quant q = cast->quant;
+    q.x = cast->stage;
+    q.count = padded;
+    q.group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q.wire = cast->numbers;
+    q.next = residual != NULL ? cast->stage : NULL;
+    q.stream = q.stream_next = false;
+    cast->kernels->cast(&q, cast->half);
+    for (size_t i = 0; passed && i < n; i++) {
+        if (dcommi_f32_nonfinite(x[i])) {
+            uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
+            memcpy(cast->numbers + 2 * i, &h, 2);
+            cast->stage[i] = residual != NULL ? residual[i] : 0;
+        }
+    }
+    memcpy(call->wire + 2 * at, cast->numbers, 2 * n);
+    if (residual != NULL) {
+        memcpy(call->next + at, cast->stage, n * sizeof(float));
+    }
+}
+
+static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    dcommi_quant *q = &cast->quant;
+    if (n % DCOMMI_RNG_GROUP != 0) {
+        dcommi_cast_staged(cast, x, at, n);
+        return;
+    }
+    q->x = x;
+    if (call->residual != NULL) {
+        uint32_t most = cast->kernels->add_measure(x, call->residual + at, cast->stage, n, false);
+        if (most >= cast->limit) {
+            dcommi_cast_staged(cast, x, at, n);
+            return;
+        }
+        q->x = cast->stage;
+        q->next = call->next + at;
+    }
+    q->count = n;
+    q->group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q->wire = call->wire + 2 * at;
+    if (cast->kernels->cast(q, cast->half) >= cast->limit) {
+        dcommi_cast_staged(cast, x, at, n);
+    }
+}
+
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
+{
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        dcommi_cast_block(&cast, call->x + at, at, n);
+    }
+    cast.kernels->settle();
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a number that is not finite, without nonfinite=pass",
+                       codec->ops->name);
+}
+
+/* Elements at .. at+n of all wires to x, which holds these alone. */
+static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
+                                    const unsigned char *const *wires, size_t n_wires, size_t at,
+                                    size_t n, float factor, float *x, bool add, bool stream)
+{
+    const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
+    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    const size_t whole = n / 64 * 64;
+    const uint32_t infinity = half ? 0x7c00 : 0x7f80;
+    for (size_t w = 0; w < n_wires; w++) {
+        from[w] = wires[w] + 2 * at;
+    }
+    dcommi_dequant d = {.wires = from,
+                        .n = n_wires,
+                        .x = x,
+                        .count = whole,
+                        .factor = factor,
+                        .add = add,
+                        .stream = stream};
+    uint32_t most = kernels->uncast(&d, half);
+    if (whole < n) {
+        _Alignas(64) float stage[64] = {0};
+        _Alignas(64) unsigned char numbers[DCOMMI_BUCKET_WIRES][128];
+        for (size_t w = 0; w < n_wires; w++) {
+            memset(numbers[w], 0, sizeof numbers[w]);
+            memcpy(numbers[w], from[w] + 2 * whole, 2 * (n - whole));
+            from[w] = numbers[w];
+        }
+        memcpy(stage, x + whole, add ? (n - whole) * sizeof *x : 0);
+        d.x = stage;
+        d.count = 64;
+        d.stream = false;
+        uint32_t rest = kernels->uncast(&d, half);
+        most = rest > most ? rest : most;
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
+               ? dcommi_cast_bad_number(codec)
+               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
+                                        size_t count)
+{
+    size_t wanted = dcommi_cast_bytes(codec, count);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, const void *wire,
+                                       size_t bytes, float *x, size_t count, bool add)
+{
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_cast_lengths(codec, &in, count));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    const unsigned char *from = wire;
+    dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
+    dcommi_codec_kernels_get()->settle();
+    return status;
+}
+
+/* More wires than fit are added one by one. */
+static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
+                                          const dcommi_wires *in, size_t at, size_t n, float factor,
+                                          float *x)
+{
+    const unsigned char *const *wires = (const unsigned char *const *)in->wires;
+    if (in->n >= 2 && in->n <= DCOMMI_BUCKET_WIRES) {
+        return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_cast_sum(codec, half, wires + w, 1, at, n, 1, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, bool half,
+                                           const dcommi_wires *in, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, count));
+    for (size_t at = 0, n = 0; at < count; at += n) {
+        n = count - at < DCOMMI_CAST_BLOCK ? count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, 1, x + at));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, const dcommi_wires *in,
+                                       float factor, dcommi_encoding *call)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    float *sum = cast.stage + 2 * DCOMMI_CAST_BLOCK;
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, sum));
+        dcommi_cast_block(&cast, sum, at, n);
+    }
+    cast.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* bf16 has the exponents of f32; f16 can lose the whole of a small number. */
+static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    (void)count;
+    info->granule = DCOMMI_RNG_GROUP;
+    if (strcmp(codec->ops->name, "bf16") == 0) {
+        *(dcommi_cast_stochastic(codec) ? &info->omega : &info->contraction) = 0x1p-16;
+    }
+}
+
+#define DCOMMI_CAST_ROW(NAME, HALF, SUMMARY)                                                       \
+    static dcomm_status dcommi_##NAME##_encode(const dcomm_codec *codec, dcommi_encoding *call)    \
+    {                                                                                              \
+        return dcommi_cast_encode(codec, HALF, call);                                              \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode(const dcomm_codec *codec, const void *wire,         \
+                                               size_t bytes, float *x, size_t count, bool add)     \
+    {                                                                                              \
+        return dcommi_cast_decode(codec, HALF, wire, bytes, x, count, add);                        \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode_sum(const dcomm_codec *codec,                       \
+                                                   const dcommi_wires *in, float *x, size_t count) \
+    {                                                                                              \
+        return dcommi_cast_decode_sum(codec, HALF, in, x, count);                                  \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_recode(const dcomm_codec *codec, const dcommi_wires *in,   \
+                                               float factor, dcommi_encoding *call)                \
+    {                                                                                              \
+        return dcommi_cast_recode(codec, HALF, in, factor, call);                                  \
+    }                                                                                              \
+    static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
+        .name = #NAME,                                                                             \
+        .summary = SUMMARY,                                                                        \
+        .options = dcommi_cast_options,                                                            \
+        .traits = dcommi_cast_traits,                                                              \
+        .max_bytes = dcommi_cast_bytes,                                                            \
+        .workspace = dcommi_cast_workspace,                                                        \
+        .encode = dcommi_##NAME##_encode,                                                          \
+        .decode = dcommi_##NAME##_decode,                                                          \
+        .decode_sum = dcommi_##NAME##_decode_sum,                                                  \
+        .recode = dcommi_##NAME##_recode,                                                          \
+        .info = dcommi_cast_info,                                                                  \
+    };
+
+DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504")
+DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
+
+#endif
+/* ==== include/dcomm/impl/codec_fp8.h ======================================================= */
+/* codec_fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
+ * has no infinity and the largest number 448, and E5M2, which is a short f16). */
+#ifndef DCOMMI_CODEC_FP8_H
+#define DCOMMI_CODEC_FP8_H
+
+
+enum { DCOMMI_FP8_TYPE, DCOMMI_FP8_BLOCK, DCOMMI_FP8_ROUNDING };
+
+static const dcommi_codec_option dcommi_fp8_options[] = {
+    {"type", DCOMMI_CODEC_CHOICE, "e4m3|e5m2", 0, 0, 0, "exponent and fraction bits"},
+    {"block", DCOMMI_CODEC_INTEGER, NULL, 128, 128, 65536, "elements that share a scale"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_fp8_make(dcomm_codec *codec)
+{
+    bool e4m3 = dcommi_codec_int(codec, DCOMMI_FP8_TYPE) == 0;
+    DCOMMI_TRY(dcommi_bucket_make(codec, e4m3 ? DCOMMI_FORMAT_E4M3 : DCOMMI_FORMAT_E5M2,
+                                  dcommi_codec_int(codec, DCOMMI_FP8_BLOCK)));
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_FP8_ROUNDING) == 1;
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_fp8_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+/* A normal number is off by at most 2^-(fraction+1) of itself to nearest, and has a variance of at
+ * most (2^-fraction/2)^2 of its square by chance; what is below the smallest normal one by half of
+ * the smallest number, or its square over 4, in units of the largest, which |x|_2 is not below. */
+static void dcommi_fp8_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    const dcommi_mini *mini =
+        as->format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    double d = (double)(count < as->bucket ? count : as->bucket);
+    double relative = ldexp(1, -2 * (mini->fraction + 1));
+    double smallest = 1 / ((double)mini->units * (double)dcommi_format_most[as->format]);
+    double bound = (relative + d * smallest * smallest / 4) * (1 + 0x1p-10);
+    info->granule = as->bucket;
+    *(as->stochastic ? &info->omega : &info->contraction) = bound;
+}
+
+static const dcommi_codec_ops dcommi_codec_fp8 = {
+    .name = "fp8",
+    .summary = "floats of 8 bits, scaled by block",
+    .options = dcommi_fp8_options,
+    .make = dcommi_fp8_make,
+    .traits = dcommi_fp8_traits,
+    .info = dcommi_fp8_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_qsgd.h ====================================================== */
+/* codec_qsgd.h - QSGD: each element is rounded, up or down by chance, to a multiple of the bucket's
+ * step (Alistarh et al. 2017); TernGrad is the same with the multiples -1, 0, 1 (Wen et al. 2017).
+ */
+#ifndef DCOMMI_CODEC_QSGD_H
+#define DCOMMI_CODEC_QSGD_H
+
+
+enum { DCOMMI_QSGD_BITS, DCOMMI_QSGD_BUCKET, DCOMMI_QSGD_NORM, DCOMMI_QSGD_ROUNDING };
+enum { DCOMMI_TERN_BUCKET, DCOMMI_TERN_ROUNDING };
+
+static const dcommi_codec_option dcommi_qsgd_options[] = {
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "elements that share a step"},
+    {"norm", DCOMMI_CODEC_CHOICE, "max|two", 0, 0, 0,
+     "what the largest code stands for: the largest |x| of the bucket, or its 2-norm"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0,
+     "up or down by chance, without bias; or to the nearest"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_tern_options[] = {
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 256, 65536, "elements that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0,
+     "up or down by chance, without bias; or to the nearest"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_qsgd_make(dcomm_codec *codec)
+{
+    int64_t bits = dcommi_codec_int(codec, DCOMMI_QSGD_BITS);
+    dcommi_format format = bits == 1   ? DCOMMI_FORMAT_Q1
+                           : bits == 2 ? DCOMMI_FORMAT_Q2
+                           : bits == 4 ? DCOMMI_FORMAT_Q4
+                                       : DCOMMI_FORMAT_Q8;
+    if (dcommi_format_bits[format] != bits) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec qsgd: bits=%d: it must be 1, 2, 4 or 8",
+                           (int)bits);
+    }
+    DCOMMI_TRY(dcommi_bucket_make(codec, format, dcommi_codec_int(codec, DCOMMI_QSGD_BUCKET)));
+    codec->bucketing.two_norm = dcommi_codec_int(codec, DCOMMI_QSGD_NORM) == 1;
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_QSGD_ROUNDING) == 0;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_tern_make(dcomm_codec *codec)
+{
+    DCOMMI_TRY(
+        dcommi_bucket_make(codec, DCOMMI_FORMAT_Q2, dcommi_codec_int(codec, DCOMMI_TERN_BUCKET)));
+    codec->bucketing.stochastic = dcommi_codec_int(codec, DCOMMI_TERN_ROUNDING) == 0;
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+/* With step D the error of an element is at most D (D/2 to nearest) and its variance D^2 p(1-p),
+ * which is at most D^2/4, and at most D|x|. The largest element is a multiple of the step. max
+ * norm: D = M/s, M = max|x|, and M <= |x|_2. Two norm: D = |x|_2/s: the paper's bounds. */
+static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    double d = (double)(count < as->bucket ? count : as->bucket);
+    double s = (double)dcommi_format_most[as->format] / (1 + 0x1p-15); /* steps are rounded up */
+    info->granule = as->bucket;
+    if (as->stochastic) {
+        double by_count = as->format == DCOMMI_FORMAT_Q1 ? d : d / (4 * s * s);
+        double by_root = as->format == DCOMMI_FORMAT_Q1 ? d : sqrt(d) / s;
+        info->omega = by_count < by_root ? by_count : by_root;
+    } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
+        /* Elements below half a step become 0; others lose at most half a step. */
+        double bound = (d - 1) / (d - 1 + 4 * s * s);
+        info->contraction = bound > 0 ? bound : 0x1p-15;
+    }
+}
+
+static const dcommi_codec_ops dcommi_codec_qsgd = {
+    .name = "qsgd",
+    .summary = "stochastic rounding to a few levels per bucket",
+    .options = dcommi_qsgd_options,
+    .make = dcommi_qsgd_make,
+    .traits = dcommi_qsgd_traits,
+    .info = dcommi_qsgd_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+static const dcommi_codec_ops dcommi_codec_tern = {
+    .name = "tern",
+    .summary = "TernGrad: -1, 0 or 1 times the largest of the bucket; qsgd with 2 bits",
+    .options = dcommi_tern_options,
+    .make = dcommi_tern_make,
+    .traits = dcommi_qsgd_traits,
+    .info = dcommi_qsgd_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_sign.h ====================================================== */
+/* codec_sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes
+ * it a contraction (Karimireddy et al. 2019). */
+#ifndef DCOMMI_CODEC_SIGN_H
+#define DCOMMI_CODEC_SIGN_H
+
+
+static const dcommi_codec_option dcommi_sign_options[] = {
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 512, 65536, "elements that share a scale"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_sign_make(dcomm_codec *codec)
+{
+    return dcommi_bucket_make(codec, DCOMMI_FORMAT_SIGN, dcommi_codec_int(codec, 0));
+}
+
+static unsigned dcommi_sign_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* |x - C(x)|^2 = |x|_2^2 - |x|_1^2 / d, and |x|_1 >= |x|_2. */
+static void dcommi_sign_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t bucket = codec->bucketing.bucket;
+    double d = (double)(count < bucket ? count : bucket);
+    info->granule = bucket;
+    info->contraction = d > 1 ? 1 - 1 / d : 0;
+}
+
+static const dcommi_codec_ops dcommi_codec_sign = {
+    .name = "sign",
+    .summary = "the sign times the mean magnitude of the bucket",
+    .options = dcommi_sign_options,
+    .make = dcommi_sign_make,
+    .traits = dcommi_sign_traits,
+    .info = dcommi_sign_info,
+    DCOMMI_BUCKET_ROW,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_topk.h ====================================================== */
+/* codec_topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
+ * sampled threshold), and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
+#ifndef DCOMMI_CODEC_TOPK_H
+#define DCOMMI_CODEC_TOPK_H
+
+/* ==== include/dcomm/impl/codec_sparse.h ==================================================== */
+/* codec_sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
+#ifndef DCOMMI_CODEC_SPARSE_H
+#define DCOMMI_CODEC_SPARSE_H
+
+/* ==== kernels/wire_sparse.h ================================================================ */
+/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
+ *
+ *   u32 kept | kept values | their indices, in ascending order
+ *
+ * Values come first, so that those of 32 bits are aligned; the value format gives their length.
+ * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
+ * so that nothing has to say which it is. Numbers are little-endian. */
+#ifndef DCOMMI_WIRE_SPARSE_H
+#define DCOMMI_WIRE_SPARSE_H
+
+#include <stdint.h>
+
+typedef struct dcommi_sparse_head {
+    uint32_t kept;
+} dcommi_sparse_head;
+
+#define DCOMMI_SPARSE_HEAD 4
+#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
+
+typedef enum dcommi_sparse_form {
+    DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
+    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
+    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
+} dcommi_sparse_form;
+
+#ifdef __cplusplus
+static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#else
+_Static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#endif
+
+#ifdef __CUDACC__
+#define DCOMMI_SPARSE_HD __host__ __device__
+#else
+#define DCOMMI_SPARSE_HD
+#endif
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_blocks(uint64_t count)
+{
+    return count / DCOMMI_SPARSE_BLOCK + (count % DCOMMI_SPARSE_BLOCK != 0);
+}
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_form_bytes(dcommi_sparse_form form,
+                                                                 uint64_t count, uint64_t kept)
+{
+    return form == DCOMMI_SPARSE_FLAT     ? 4 * kept
+           : form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(count) + 2 * kept
+                                          : count / 8 + (count % 8 != 0);
+}
+
+DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t count,
+                                                                        uint64_t kept)
+{
+    uint64_t flat = dcommi_sparse_form_bytes(DCOMMI_SPARSE_FLAT, count, kept);
+    uint64_t blocks = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BLOCKS, count, kept);
+    uint64_t bitmap = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BITMAP, count, kept);
+    return flat <= blocks && flat <= bitmap ? DCOMMI_SPARSE_FLAT
+           : blocks <= bitmap               ? DCOMMI_SPARSE_BLOCKS
+                                            : DCOMMI_SPARSE_BITMAP;
+}
+
+/* Grows with `kept`. */
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
+{
+    return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);
+}
+
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dcomm: packed indices are little-endian, and so must be the processor"
+#endif
+
+/* The first of the ascending indices that is not below `bound`. */
+static size_t dcommi_sparse_lower(const uint32_t *index, size_t kept, uint64_t bound)
+{
+    size_t low = 0;
+    while (low < kept) {
+        size_t middle = low + (kept - low) / 2;
+        if (index[middle] < bound) {
+            low = middle + 1;
+        } else {
+            kept = middle;
+        }
+    }
+    return low;
+}
+
+/* Write the ascending indices, each below count; dcommi_sparse_index_bytes are needed. */
+static void dcommi_sparse_pack(const uint32_t *index, size_t kept, size_t count, unsigned char *out)
+{
+    switch (dcommi_sparse_form_of(count, kept)) {
+    case DCOMMI_SPARSE_FLAT:
+        memcpy(out, index, 4 * kept);
+        return;
+    case DCOMMI_SPARSE_BLOCKS: {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count);
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end =
+                (uint32_t)dcommi_sparse_lower(index, kept, (uint64_t)(b + 1) * DCOMMI_SPARSE_BLOCK);
+            memcpy(out + 4 * b, &end, 4);
+        }
+        out += 4 * blocks;
+        for (size_t i = 0; i < kept; i++) {
+            uint16_t offset = (uint16_t)index[i];
+            memcpy(out + 2 * i, &offset, 2);
+        }
+        return;
+    }
+    case DCOMMI_SPARSE_BITMAP:
+        memset(out, 0, count / 8 + (count % 8 != 0));
+        for (size_t i = 0; i < kept; i++) {
+            out[index[i] / 8] |= (unsigned char)(1u << index[i] % 8);
+        }
+    }
+}
+
+/* Where a reader stands in packed indices that dcommi_sparse_check found good. */
+typedef struct dcommi_sparse_reader {
+    const unsigned char *in; /* of BLOCKS: the offsets */
+    const unsigned char *ends;
+    dcommi_sparse_form form;
+    size_t kept, count;
+    size_t at;      /* indices that were read */
+    uint64_t place; /* BLOCKS: the block; BITMAP: the first element that was not looked at */
+} dcommi_sparse_reader;
+
+static void dcommi_sparse_open(dcommi_sparse_reader *r, const unsigned char *in, size_t kept,
+                               size_t count)
+{
+    dcommi_sparse_form form = dcommi_sparse_form_of(count, kept);
+    size_t ends = form == DCOMMI_SPARSE_BLOCKS ? 4 * (size_t)dcommi_sparse_blocks(count) : 0;
+    *r = (dcommi_sparse_reader){
+        .in = in + ends, .ends = in, .form = form, .kept = kept, .count = count};
+}
+
+/* The 64 elements of a bitmap from `first`, a multiple of 64; those behind its end are 0. */
+static inline uint64_t dcommi_sparse_word(const dcommi_sparse_reader *r, uint64_t first)
+{
+    uint64_t word = 0;
+    size_t bytes = r->count / 8 + (r->count % 8 != 0), from = (size_t)first / 8;
+    memcpy(&word, r->in + from, bytes - from < 8 ? bytes - from : 8);
+    return word;
+}
+
+/* The next indices below `until`, at most `most`; how many. `most` is at least 64, and `until` a
+ * multiple of DCOMMI_SPARSE_BLOCK or not below count. */
+static size_t dcommi_sparse_next(dcommi_sparse_reader *r, uint64_t until, uint32_t *index,
+                                 size_t most)
+{
+    size_t n = 0;
+    until = until < r->count ? until : r->count;
+    if (r->form == DCOMMI_SPARSE_FLAT) {
+        for (; n < most && r->at < r->kept; n++, r->at++) {
+            memcpy(&index[n], r->in + 4 * r->at, 4);
+            if (index[n] >= until) {
+                break;
+            }
+        }
+    } else if (r->form == DCOMMI_SPARSE_BLOCKS) {
+        for (; r->place * DCOMMI_SPARSE_BLOCK < until; r->place++) {
+            uint32_t end;
+            memcpy(&end, r->ends + 4 * r->place, 4);
+            for (; n < most && r->at < end; n++, r->at++) {
+                uint16_t offset;
+                memcpy(&offset, r->in + 2 * r->at, 2);
+                index[n] = (uint32_t)(r->place * DCOMMI_SPARSE_BLOCK) + offset;
+            }
+            if (r->at < end) {
+                break;
+            }
+        }
+    } else {
+        for (; r->place < until && n + 64 <= most; r->place += 64) {
+            for (uint64_t word = dcommi_sparse_word(r, r->place); word != 0; word &= word - 1) {
+                index[n++] = (uint32_t)(r->place + (unsigned)__builtin_ctzll(word));
+            }
+        }
+        r->at += n;
+    }
+    return n;
+}
+
+/* Whether these dcommi_sparse_index_bytes hold `kept` ascending indices below count. */
+static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t count)
+{
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint64_t bad = 0;
+    if (r.form == DCOMMI_SPARSE_FLAT) {
+        uint64_t least = 0;
+        for (size_t i = 0; i < kept; i++) {
+            uint32_t index;
+            memcpy(&index, in + 4 * i, 4);
+            bad |= index < least;
+            least = (uint64_t)index + 1;
+        }
+        return bad == 0 && least <= count;
+    }
+    if (r.form == DCOMMI_SPARSE_BLOCKS) {
+        size_t blocks = (size_t)dcommi_sparse_blocks(count), from = 0;
+        for (size_t b = 0; b < blocks; b++) {
+            uint32_t end, least = 0;
+            memcpy(&end, in + 4 * b, 4);
+            if (end < from || end > kept) {
+                return false;
+            }
+            for (; from < end; from++) {
+                uint16_t offset;
+                memcpy(&offset, r.in + 2 * from, 2);
+                bad |= offset < least;
+                least = (uint32_t)offset + 1;
+            }
+            bad |= (uint64_t)b * DCOMMI_SPARSE_BLOCK + least > count;
+        }
+        return bad == 0 && from == kept;
+    }
+    size_t set = 0;
+    uint64_t last = 0;
+    for (uint64_t first = 0; first < count; first += 64) {
+        last = dcommi_sparse_word(&r, first);
+        set += (size_t)__builtin_popcountll(last);
+    }
+    return set == kept && (count % 64 == 0 || last >> count % 64 == 0);
+}
+
+/* All of them at once. */
+static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, size_t count,
+                                        uint32_t *index)
+{
+    dcommi_sparse_reader r;
+    dcommi_sparse_open(&r, in, kept, count);
+    uint32_t some[256];
+    for (size_t n, at = 0; (n = dcommi_sparse_next(&r, count, some, 256)) > 0; at += n) {
+        memcpy(index + at, some, n * sizeof *some);
+    }
+}
+
+#endif
+/* ==== kernels/cpu_topk.h =================================================================== */
+/* cpu_topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
+ *
+ * One pass keeps what reaches a threshold that a sample of the input suggests: a little below the
+ * k-th magnitude, so that few more than k are kept, and the choice among them is exact. The
+ * threshold decides the time alone: when too many are kept they are cut to the k largest in between
+ * (the first of equals, so that later elements must exceed the least of them), and when fewer than
+ * k are, a second pass starts from nothing. A number that is not finite reaches every threshold, so
+ * that none is missed. */
+#ifndef DCOMMI_CPU_TOPK_H
+#define DCOMMI_CPU_TOPK_H
+
+/* ==== kernels/cpu_topk_scan.h ============================================================== */
+/* cpu_topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
+ *
+ * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
+ * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
+ * With a residual, x + residual is what is looked at, and what is not kept is stored in `next`;
+ * where an element is kept, next is zero. Such a scan ends early before a sum that is not finite,
+ * so that no such number is stored; the caller decides what it counts as. */
+#ifndef DCOMMI_CPU_TOPK_SCAN_H
+#define DCOMMI_CPU_TOPK_SCAN_H
+
+
+#if defined(__x86_64__)
+#endif
+
+#define DCOMMI_ABS_BITS 0x7fffffffu
+#define DCOMMI_INF_BITS 0x7f800000u
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
+/* Kept elements are stored in whole vectors: this many may be written behind the last. */
+#define DCOMMI_TOPK_SLACK 16
+/* How far ahead inputs are asked for, into the second cache (nearer, or into the first, is
+ * slower). */
+#define DCOMMI_TOPK_AHEAD 3072
+
+/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
+                                      uint32_t first, uint32_t threshold, uint32_t *bits,
+                                      uint32_t *index, size_t have, size_t *done);
+
+static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
+                                    uint32_t first, uint32_t threshold, uint32_t *bits,
+                                    uint32_t *index, size_t have, size_t *done)
+{
+    size_t i = 0;
+    if (residual == NULL) {
+        for (; i < n; i++) {
+            uint32_t b = dcommi_f32_bits(x[i]);
+            bits[have] = b;
+            index[have] = first + (uint32_t)i;
+            have += (b & DCOMMI_ABS_BITS) >= threshold;
+        }
+    }
+    for (; i < n; i++) {
+        uint32_t b = dcommi_f32_bits(x[i] + residual[i]);
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        if (DCOMMI_UNLIKELY(key >= DCOMMI_INF_BITS)) {
+            break;
+        }
+        bits[have] = b;
+        index[have] = first + (uint32_t)i;
+        have += key >= threshold;
+        next[i] = dcommi_f32_from_bits(key >= threshold ? 0 : b);
+    }
+    *done = i;
+    return have;
+}
+
+#if defined(__x86_64__)
+
+/* Ask for n elements that come later. */
+static inline void dcommi_topk_ahead(const float *x, int n)
+{
+    for (int i = 0; i < n; i += 16) {
+        __builtin_prefetch(x + DCOMMI_TOPK_AHEAD + i, 0, 2);
+    }
+}
+
+/* Those of 32 elements whose bit is set, read from where the vectors were. */
+static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
+                                      uint32_t *index, size_t have)
+{
+    for (; mask != 0; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        bits[have] = dcommi_f32_bits(x[lane]);
+        index[have++] = first + lane;
+    }
+    return have;
+}
+
+DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
+{
+    __m256i key = _mm256_and_si256(v, _mm256_set1_epi32((int)DCOMMI_ABS_BITS));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below)));
+}
+
+DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
+                                                       float *next, size_t n, uint32_t first,
+                                                       uint32_t threshold, uint32_t *bits,
+                                                       uint32_t *index, size_t have, size_t *done)
+{
+    const __m256i below = _mm256_set1_epi32((int)threshold - 1);
+    const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
+    size_t i = 0;
+    for (; n - i >= 32; i += 32) {
+        const float *in = x + i;
+        uint32_t mask = 0;
+        dcommi_topk_ahead(in, 32);
+        if (residual == NULL) {
+            for (int v = 0; v < 4; v++) {
+                mask |= dcommi_topk_reach_avx2(
+                            _mm256_loadu_si256((const __m256i *)(const void *)(in + 8 * v)), below)
+                        << (8 * v);
+            }
+            have = dcommi_topk_pick(mask, in, first + (uint32_t)i, bits, index, have);
+            continue;
+        }
+        const float *left = residual + i;
+        dcommi_topk_ahead(left, 32);
+        __m256i sum[4];
+        uint32_t wild = 0;
+        for (int v = 0; v < 4; v++) {
+            sum[v] = _mm256_castps_si256(
+                _mm256_add_ps(_mm256_loadu_ps(in + 8 * v), _mm256_loadu_ps(left + 8 * v)));
+            mask |= dcommi_topk_reach_avx2(sum[v], below) << (8 * v);
+            wild |= dcommi_topk_reach_avx2(sum[v], finite);
+        }
+        if (DCOMMI_UNLIKELY(wild != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            _mm256_storeu_si256((__m256i *)(void *)(next + i + 8 * v), sum[v]);
+        }
+        size_t had = have;
+        have = dcommi_topk_pick(mask, next + i, first + (uint32_t)i, bits, index, have);
+        for (; had < have; had++) {
+            next[index[had] - first] = 0;
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m512i at,
+                                                  uint32_t *bits, uint32_t *index, size_t have)
+{
+    _mm512_storeu_si512(bits + have, _mm512_maskz_compress_epi32(mask, v));
+    _mm512_storeu_si512(index + have, _mm512_maskz_compress_epi32(mask, at));
+    return have + (size_t)__builtin_popcount(mask);
+}
+
+DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
+                                                         float *next, size_t n, uint32_t first,
+                                                         uint32_t threshold, uint32_t *bits,
+                                                         uint32_t *index, size_t have, size_t *done)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
+    const __m512i step = _mm512_set1_epi32(16);
+    __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32((int)first),
+                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    size_t i = 0;
+    for (; residual == NULL && n - i >= 64; i += 64) {
+        dcommi_topk_ahead(x + i, 64);
+        for (int v = 0; v < 4; v++) {
+            __m512i b = _mm512_loadu_si512(x + i + 16 * v);
+            __mmask16 kept = _mm512_cmpge_epi32_mask(_mm512_and_si512(b, magnitude), limit);
+            have = dcommi_topk_keep_avx512(kept, b, at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    for (; residual != NULL && n - i >= 64; i += 64) {
+        dcommi_topk_ahead(x + i, 64);
+        dcommi_topk_ahead(residual + i, 64);
+        __m512i b[4], key[4];
+        for (int v = 0; v < 4; v++) {
+            b[v] = _mm512_castps_si512(_mm512_add_ps(_mm512_loadu_ps(x + i + 16 * v),
+                                                     _mm512_loadu_ps(residual + i + 16 * v)));
+            key[v] = _mm512_and_si512(b[v], magnitude);
+        }
+        __m512i most =
+            _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
+        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
+            break;
+        }
+        for (int v = 0; v < 4; v++) {
+            __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
+            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
+            at = _mm512_add_epi32(at, step);
+        }
+    }
+    size_t more;
+    have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
+                                 next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
+                                 threshold, bits, index, have, &more);
+    *done = i + more;
+    return have;
+}
+
+#endif
+
+/* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
+ * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
+ * stay. */
+typedef size_t (*dcommi_topk_filter_fn)(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                        size_t equal, float *next);
+
+static size_t dcommi_topk_filter_from(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                      size_t equal, float *next, size_t i, size_t to)
+{
+    for (; i < n; i++) {
+        uint32_t b = bits[i], at = index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        bits[to] = b;
+        index[to] = at;
+        to += keep;
+        if (!keep && next != NULL && key < DCOMMI_INF_BITS) {
+            next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    return to;
+}
+
+static size_t dcommi_topk_filter_port(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                      size_t equal, float *next)
+{
+    return dcommi_topk_filter_from(bits, index, n, kth, equal, next, 0, 0);
+}
+
+#if defined(__x86_64__)
+
+DCOMMI_v512_TARGET static size_t dcommi_topk_filter_avx512(uint32_t *bits, uint32_t *index,
+                                                           size_t n, uint32_t kth, size_t equal,
+                                                           float *next)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)kth);
+    size_t i = 0, to = 0;
+    for (; n - i >= 16; i += 16) {
+        __m512i b = _mm512_loadu_si512(bits + i);
+        __m512i at = _mm512_loadu_si512(index + i);
+        __m512i key = _mm512_and_si512(b, magnitude);
+        __mmask16 keep = _mm512_cmpgt_epi32_mask(key, limit);
+        uint32_t tie = _mm512_cmpeq_epi32_mask(key, limit);
+        for (; tie != 0 && equal > 0; tie &= tie - 1, equal--) {
+            keep = (__mmask16)(keep | (tie & (0 - tie)));
+        }
+        if (next != NULL) {
+            for (uint32_t drop = (uint16_t)~keep; drop != 0; drop &= drop - 1) {
+                size_t lane = i + (unsigned)__builtin_ctz(drop);
+                if ((bits[lane] & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+                    next[index[lane]] = dcommi_f32_from_bits(bits[lane]);
+                }
+            }
+        }
+        _mm512_storeu_si512(bits + to, _mm512_maskz_compress_epi32(keep, b));
+        _mm512_storeu_si512(index + to, _mm512_maskz_compress_epi32(keep, at));
+        to += (size_t)__builtin_popcount(keep);
+    }
+    return dcommi_topk_filter_from(bits, index, n, kth, equal, next, i, to);
+}
+
+#endif
+
+static dcommi_topk_filter_fn dcommi_topk_filter_get(void)
+{
+#if defined(__x86_64__)
+    if (dcommi_isa_get() == DCOMMI_ISA_AVX512) {
+        return dcommi_topk_filter_avx512;
+    }
+#endif
+    return dcommi_topk_filter_port;
+}
+
+static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_topk_scan_avx512;
+    case DCOMMI_ISA_AVX2:
+        return dcommi_topk_scan_avx2;
+#endif
+    default:
+        return dcommi_topk_scan_port;
+    }
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
+#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
+#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
+#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+#define DCOMMI_TOPK_BINS 2048
+
+typedef struct dcommi_topk {
+    const float *x;
+    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    float *next;            /* may be the residual */
+    size_t count;           /* at most UINT32_MAX */
+    size_t k;               /* wanted; at most count */
+    bool pass;              /* numbers that are not finite are the largest; else they are zeros */
+    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
+    size_t room;
+    size_t have; /* kept so far; in the end what was selected */
+    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t nonfinite, first_nonfinite;
+    size_t clipped; /* sums beyond the largest number, which they became */
+} dcommi_topk;
+
+/* How many elements `bits` and `index` must have room for. */
+static size_t dcommi_topk_room(size_t count, size_t k)
+{
+    size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
+    size_t twice = k > count / 2 ? count : 2 * k;
+    size_t most = twice + 2 * DCOMMI_TOPK_BLOCK > sample ? twice + 2 * DCOMMI_TOPK_BLOCK : sample;
+    return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
+}
+
+/* The k-th largest magnitude of n, 1 <= k <= n, none below `low`; *equal_p: how many equal to it
+ * are among the k. Digit by digit: how many fall into each of the bins of 2^shift, the last open
+ * above, and then only those of the bin that the k-th is in, which soon are few. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, uint32_t low,
+                                size_t *equal_p)
+{
+    uint32_t few[DCOMMI_TOPK_BLOCK + 1];
+    uint32_t high = DCOMMI_ABS_BITS;
+    /* Fine bins at once where a threshold says that the k-th is not far above it. */
+    unsigned shift = low < DCOMMI_NORMAL_BITS ? 20 : 13;
+    while (low < high) {
+        uint32_t bin[DCOMMI_TOPK_BINS] = {0};
+        const uint32_t last = DCOMMI_TOPK_BINS - 1;
+        for (size_t i = 0; i < n; i++) {
+            uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
+            if (above <= high - low) {
+                above >>= shift;
+                bin[above < last ? above : last]++;
+            }
+        }
+        uint32_t b = last;
+        for (; bin[b] < k; b--) {
+            k -= bin[b];
+        }
+        uint32_t past = b < last ? ((uint32_t)1 << shift) - 1 : UINT32_MAX;
+        low += b << shift;
+        high = high - low > past ? low + past : high;
+        for (shift = 0; (high - low) >> shift >= DCOMMI_TOPK_BINS;) {
+            shift++;
+        }
+        if (bin[b] <= DCOMMI_TOPK_BLOCK && n > DCOMMI_TOPK_BLOCK) {
+            size_t found = 0;
+            for (size_t i = 0; found < bin[b]; i++) {
+                uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+                few[found] = key;
+                found += key - low <= high - low;
+            }
+            bits = few;
+            n = found;
+        }
+    }
+    *equal_p = k;
+    return low;
+}
+
+/* Count one that is not finite. */
+static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
+{
+    t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
+    t->nonfinite++;
+}
+
+/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
+static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
+{
+    uint32_t odd = 0; /* its highest bit: whether there is one */
+    for (size_t i = t->seen; i < t->have; i++) {
+        odd |= (t->bits[i] & DCOMMI_ABS_BITS) + DCOMMI_NORMAL_BITS;
+    }
+    size_t to = odd >> 31 == 0 ? t->have : t->seen;
+    for (size_t i = to; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        bool keep = true;
+        if ((b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+            dcommi_topk_count(t, t->index[i]);
+            if (!t->pass) {
+                b = 0;
+                keep = threshold == 0;
+            }
+        }
+        t->bits[to] = b;
+        t->index[to] = t->index[i];
+        to += keep;
+    }
+    t->have = to;
+    t->seen = to;
+}
+
+/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
+static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
+{
+    dcommi_topk_tame(t, threshold);
+    if (t->have <= k) {
+        return threshold;
+    }
+    size_t equal = 0;
+    uint32_t kth = DCOMMI_ABS_BITS;
+    if (k > 0) { /* what was kept earlier may equal the threshold less one */
+        kth = dcommi_topk_kth(t->bits, t->have, k, threshold > 0 ? threshold - 1 : 0, &equal);
+    }
+    size_t to = dcommi_topk_filter_get()(t->bits, t->index, t->have, kth, equal,
+                                         t->residual != NULL ? t->next : NULL);
+    t->have = to;
+    t->seen = to;
+    return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
+}
+
+/* The element at i, whose sum with the residual is not finite. */
+static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
+{
+    float left = t->residual[i];
+    float sum = t->x[i] + left;
+    uint32_t b = dcommi_f32_bits(sum);
+    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+        dcommi_topk_count(t, i);
+        b = t->pass ? b : dcommi_f32_bits(left);
+    } else {
+        t->clipped++;
+        b--;
+    }
+    bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
+    bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
+    t->bits[t->have] = b;
+    t->index[t->have] = (uint32_t)i;
+    t->have += keep;
+    t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
+}
+
+/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
+{
+    dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
+    const float *x = again ? t->next : t->x;
+    bool adds = t->residual != NULL && !again;
+    size_t room = t->room - DCOMMI_TOPK_SLACK;
+    t->have = 0;
+    t->seen = 0;
+    for (size_t i = 0; i < t->count;) {
+        size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
+        size_t done;
+        if (room - t->have < n) {
+            threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+        i += done;
+        if (done < n) {
+            dcommi_topk_odd(t, i++, threshold);
+        }
+        t->seen = adds ? t->have : t->seen;
+    }
+    dcommi_topk_tame(t, threshold);
+}
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+static size_t dcommi_topk_sample_lines(size_t count)
+{
+    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
+}
+
+/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
+ * sample tells; 0 where that cannot be told. */
+static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
+{
+    size_t lines = dcommi_topk_sample_lines(t->count);
+    if (lines == 0 || t->k == 0) {
+        return t->k == 0 ? DCOMMI_INF_BITS : 0;
+    }
+    size_t stride = t->count / lines;
+    size_t n = 0;
+    for (size_t l = 0; l < lines; l++) {
+        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
+        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
+            float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
+            t->bits[n++] = dcommi_f32_bits(sum);
+        }
+    }
+    double share = (double)t->k * ((double)n / (double)t->count);
+    double rank = share + spare * (sqrt(share) + 1);
+    if (rank >= (double)n) {
+        return 0;
+    }
+    size_t equal;
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, 0, &equal);
+    return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
+}
+
+/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
+ * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
+ * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
+ */
+static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
+{
+    t->nonfinite = 0;
+    t->clipped = 0;
+    if (exact && t->pass && t->residual != NULL) {
+        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
+    }
+    dcommi_topk_pass(t, threshold, false);
+    if (exact && t->have < t->k && threshold > 0) {
+        bool again = t->residual != NULL;
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = dcommi_f32_from_bits(t->bits[i]);
+        }
+        t->nonfinite = again ? t->nonfinite : 0;
+        dcommi_topk_pass(t, 0, again);
+        dcommi_topk_cut(t, t->k, 0);
+        for (size_t i = 0; again && i < t->have; i++) {
+            t->next[t->index[i]] = 0;
+        }
+        return;
+    }
+    dcommi_topk_cut(t, t->k, threshold);
+}
+
+#endif
+
+enum { DCOMMI_TOPK_CHUNK = 256 };
+enum { DCOMMI_TOPK_F32 = 0, DCOMMI_TOPK_F16 = 1, DCOMMI_TOPK_BF16 = 2 };
+enum { DCOMMI_TOPK_K = 0, DCOMMI_TOPK_VALUES = 1 }; /* options, in order */
+enum { DCOMMI_TOPK_BITS = 1, DCOMMI_TOPK_BUCKET = 2, DCOMMI_TOPK_ROUNDING = 3 };
+
+static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *what, size_t kept,
+                                         size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire with %zu of %zu elements %s",
+                       codec->ops->name, kept, count, what);
+}
+
+/* ---- lengths ---- */
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_TOPK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
+static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
+{
+    size_t k = dcommi_topk_wanted(codec, count);
+    return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
+}
+
+static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
+{
+    return codec->inner != NULL ? codec->inner->ops->max_bytes(codec->inner, kept)
+           : codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32 ? 4 * kept
+                                                                 : 2 * kept;
+}
+
+static size_t dcommi_topk_bytes(const dcomm_codec *codec, size_t count, size_t kept)
+{
+    size_t index = (size_t)dcommi_sparse_index_bytes(count, kept);
+    return dcommi_size_add(DCOMMI_SPARSE_HEAD + index, dcommi_topk_value_bytes(codec, kept));
+}
+
+static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
+}
+
+static size_t dcommi_topk_align(size_t bytes)
+{
+    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
+static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
+{
+    if (count > UINT32_MAX) {
+        return 0;
+    }
+    size_t most = dcommi_topk_most(codec, count);
+    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    if (codec->inner != NULL) {
+        bytes += dcommi_topk_align(4 * most);
+        bytes += codec->inner->ops->workspace == NULL
+                     ? 0
+                     : codec->inner->ops->workspace(codec->inner, most);
+    }
+    return bytes;
+}
+
+/* ---- encode ---- */
+
+static inline uint32_t dcommi_topk_flush(uint32_t bits)
+{
+    return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
+}
+
+/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
+{
+    float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
+    uint16_t infinity = bf16 ? 0x7f80 : 0x7c00;
+    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
+    if ((h & 0x7fffu) == infinity && (bits & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+        ++*clipped;
+        h--;
+    }
+    return h;
+}
+
+static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
+{
+    return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+}
+
+/* Write the values; where there is a residual, `next` keeps what they lost. */
+static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
+                                  unsigned char *out)
+{
+    for (size_t i = 0; i < t->have; i++) {
+        uint32_t b = t->bits[i];
+        float sent;
+        if (values == DCOMMI_TOPK_F32) {
+            uint32_t flushed = dcommi_topk_flush(b);
+            memcpy(out + 4 * i, &flushed, 4);
+            if (flushed == b) { /* next is 0 there, or what the residual was */
+                continue;
+            }
+            sent = dcommi_f32_from_bits(flushed);
+        } else {
+            bool bf16 = values == DCOMMI_TOPK_BF16;
+            uint16_t h = dcommi_topk_half(b, bf16, &call->report.clipped);
+            memcpy(out + 2 * i, &h, 2);
+            sent = dcommi_topk_from_half(h, bf16);
+        }
+        if (call->residual != NULL && (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+            call->next[t->index[i]] = dcommi_f32_from_bits(b) - sent;
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi_topk *t,
+                                          dcommi_encoding *call, unsigned char *out,
+                                          unsigned char *workspace)
+{
+    const dcomm_codec *inner = codec->inner;
+    const float *sum = (const float *)(const void *)t->bits;
+    float *sent = (float *)(void *)workspace;
+    dcommi_encoding of = {.x = sum,
+                          .count = t->have,
+                          .key = call->key,
+                          .wire = out,
+                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
+    DCOMMI_TRY(inner->ops->encode(inner, &of));
+    call->report.clipped += of.report.clipped;
+    if (call->residual == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
+    for (size_t i = 0; i < t->have; i++) {
+        call->next[t->index[i]] = sum[i] - sent[i];
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_topk_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most)};
+    size_t column = dcommi_topk_align(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* A wire that was found good, and where its reader stands. */
+typedef struct dcommi_topk_wire {
+    dcommi_sparse_reader reader;
+    const unsigned char *values;
+    float *decoded; /* by the inner codec; to be freed */
+} dcommi_topk_wire;
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    dcommi_sparse_head head = {0};
+    *w = (dcommi_topk_wire){0};
+    if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+    }
+    memcpy(&head, wire, sizeof head);
+    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
+    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds %zu elements, where %zu were to come",
+                           codec->ops->name, kept, most);
+    }
+    size_t wanted = dcommi_topk_bytes(codec, count, kept);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
+    size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
+    if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
+        return dcommi_topk_bad_wire(codec, "has indices that are out of order or of range", kept,
+                                    count);
+    }
+    dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
+    if (codec->inner == NULL) {
+        return DCOMM_OK;
+    }
+    w->decoded = dcommi_alloc_raw(4 * kept);
+    dcomm_status status = w->decoded == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : codec->inner->ops->decode(codec->inner, w->values, value_bytes,
+                                                          w->decoded, kept, false);
+    if (status != DCOMM_OK) {
+        dcommi_free(w->decoded);
+        w->decoded = NULL;
+    }
+    return status;
+}
+
+/* Values number at .. at + n. */
+static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
+                               size_t n, float *value)
+{
+    if (w->decoded != NULL) {
+        memcpy(value, w->decoded + at, 4 * n);
+    } else if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        memcpy(value, w->values + 4 * at, 4 * n);
+    } else {
+        bool bf16 = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16;
+        for (size_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, w->values + 2 * (at + i), 2);
+            value[i] = dcommi_topk_from_half(h, bf16);
+        }
+    }
+}
+
+/* The elements of a wire below `until`, stored or added. */
+static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
+                                float *x, bool add)
+{
+    uint32_t index[DCOMMI_TOPK_CHUNK];
+    float value[DCOMMI_TOPK_CHUNK];
+    for (;;) {
+        size_t at = w->reader.at;
+        size_t n = dcommi_sparse_next(&w->reader, until, index, DCOMMI_TOPK_CHUNK);
+        if (n == 0) {
+            return;
+        }
+        dcommi_topk_values(codec, w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            x[index[i]] = add ? dcommi_f32_canonical(x[index[i]] + value[i]) : value[i];
+        }
+    }
+}
+
+/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
+static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
+                               size_t count, bool add)
+{
+    for (uint64_t from = 0; from < count; from += DCOMMI_SPARSE_BLOCK) {
+        uint64_t left = count - from;
+        if (!add) {
+            memset(x + from, 0,
+                   sizeof *x * (left < DCOMMI_SPARSE_BLOCK ? left : DCOMMI_SPARSE_BLOCK));
+        }
+        for (size_t i = 0; i < n; i++) {
+            dcommi_topk_scatter(codec, &w[i], from + DCOMMI_SPARSE_BLOCK, x, add || i > 0);
+        }
+    }
+}
+
+static dcomm_status dcommi_topk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
+{
+    dcommi_topk_wire w;
+    DCOMMI_TRY(dcommi_topk_open(codec, wire, bytes, count, &w));
+    dcommi_topk_blocks(codec, &w, 1, x, count, add);
+    dcommi_free(w.decoded);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
+{
+    dcomm_status status = DCOMM_OK;
+    dcommi_topk_wire *w = dcommi_calloc(in->n, sizeof *w);
+    if (w == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; status == DCOMM_OK && i < in->n; i++) {
+        status = dcommi_topk_open(codec, in->wires[i], in->bytes[i], count, &w[i]);
+    }
+    if (status == DCOMM_OK) {
+        dcommi_topk_blocks(codec, w, in->n, x, count, false);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        dcommi_free(w[i].decoded);
+    }
+    dcommi_free(w);
+    return status;
+}
+
+/* ---- the rows ---- */
+
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
+static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    static const double format[] = {0, 0x1p-22, 0x1p-16};
+    double c;
+    if (codec->inner != NULL) {
+        dcomm_codec_info of = {.contraction = (double)NAN};
+        if (codec->inner->ops->info != NULL) {
+            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+        }
+        c = of.contraction;
+    } else {
+        c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    if (dcommi_topk_is_exact(codec) && count > 0) {
+        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        info->contraction = 1 - share * (1 - c);
+    }
+}
+
+static unsigned dcommi_topk_traits(const dcomm_codec *codec)
+{
+    /* A number that an inner codec passes on takes its neighbours with it, whose residuals must
+     * then be what they were: that is left to the library. */
+    bool fused = codec->inner == NULL || codec->nonfinite != DCOMMI_NONFINITE_PASS;
+    return DCOMMI_CODEC_SPARSE | (fused ? DCOMMI_CODEC_FEEDBACK : 0u) |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0u);
+}
+
+#define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
+    {                                                                            \
+        "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
+    }
+
+static const dcommi_codec_option dcommi_topk_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_option dcommi_threshold_options[] = {
+    DCOMMI_TOPK_OPTION_K("what is aimed at, as topk's k; at most twice as many are sent"),
+    {"values", DCOMMI_CODEC_CHOICE, "f32|f16|bf16", 0, 0, 0, "format of what is sent"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_topk = {
+    .name = "topk",
+    .summary = "exactly the k elements of largest magnitude, ties to the lower index",
+    .options = dcommi_topk_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_ops dcommi_codec_threshold = {
+    .name = "threshold",
+    .summary = "elements above a threshold that a sample sets, about k of them",
+    .options = dcommi_threshold_options,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
+    DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
+    {"bits", DCOMMI_CODEC_INTEGER, NULL, 4, 1, 8, "of a value's code: 1, 2, 4 or 8"},
+    {"bucket", DCOMMI_CODEC_INTEGER, NULL, 512, 128, 65536, "values that share a step"},
+    {"rounding", DCOMMI_CODEC_CHOICE, "stochastic|nearest", 0, 0, 0, "of the values"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=pass",
+             (int)codec->value[DCOMMI_TOPK_BITS], (int)codec->value[DCOMMI_TOPK_BUCKET],
+             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest");
+    return dcomm_codec_create(spec, &codec->inner);
+}
+
+static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
+    .name = "topk+qsgd",
+    .summary = "topk, and the values that are sent through qsgd",
+    .options = dcommi_topk_qsgd_options,
+    .make = dcommi_topk_qsgd_make,
+    .traits = dcommi_topk_traits,
+    .max_bytes = dcommi_topk_max_bytes,
+    .workspace = dcommi_topk_workspace,
+    .encode = dcommi_topk_encode,
+    .decode = dcommi_topk_decode,
+    .decode_sum = dcommi_topk_decode_sum,
+    .info = dcommi_topk_info,
+};
+
+static bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return codec->ops != &dcommi_codec_threshold;
+}
+
+#endif
+/* ==== include/dcomm/impl/codec_randk.h ===================================================== */
+/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
+ * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
+ * numbers sums them.
+ *
+ * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
+ * element is as likely as any other of its part, and the variance is that of k elements drawn
+ * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
+ * value that is not finite stands for its whole part. */
+#ifndef DCOMMI_CODEC_RANDK_H
+#define DCOMMI_CODEC_RANDK_H
+
+
+#include <math.h>
+
+#define DCOMMI_RANDK_HEAD 8
+
+enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
+enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
+
+typedef struct dcommi_randk_head {
+    uint64_t seed;
+} dcommi_randk_head;
+_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_RANDK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+}
+
+/* The same on every rank. */
+static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
+{
+    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
+                          dcommi_rng_mix(key->step, key->first));
+}
+
+/* Walks through the parts. */
+typedef struct dcommi_randk_walk {
+    dcommi_rng rng;
+    uint64_t count, k, part;
+    uint64_t begin, end, index; /* of this part, and the element that is sent */
+    uint32_t word[4];
+} dcommi_randk_walk;
+
+static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
+{
+    return (dcommi_randk_walk){
+        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
+}
+
+/* False behind the last part. count * k < 2^64. */
+static bool dcommi_randk_next(dcommi_randk_walk *w)
+{
+    if (w->part == w->k) {
+        return false;
+    }
+    if (w->part % 4 == 0) {
+        dcommi_rng_block(&w->rng, w->part / 4, w->word);
+    }
+    w->begin = w->end;
+    w->end = (w->part + 1) * w->count / w->k;
+    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
+    w->part++;
+    return true;
+}
+
+/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+static float dcommi_randk_value(float x, float factor, size_t *clipped)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    bits = dcommi_f32_bits(value);
+    if ((bits & 0x7fffffffu) == 0x7f800000u) {
+        ++*clipped;
+        value = dcommi_f32_from_bits(bits - 1);
+    }
+    return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
+}
+
+/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
+static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
+            dcommi_codec_nonfinite(call, (size_t)i);
+            ++*wild;
+        }
+    }
+    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
+        float sum = call->x[i] + call->residual[i];
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            bool finite = !dcommi_f32_nonfinite(call->x[i]);
+            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
+            call->report.clipped += finite;
+        }
+        call->next[i] = sum;
+    }
+}
+
+/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
+static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
+                                void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        size_t wild = 0;
+        if (pass) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                wild += dcommi_f32_nonfinite(call->x[at]);
+            }
+        }
+        if (wild > 0) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                if (dcommi_f32_nonfinite(call->x[at])) {
+                    dcommi_codec_nonfinite(call, (size_t)at);
+                }
+                if (call->residual != NULL) {
+                    call->next[at] = call->residual[at];
+                }
+            }
+            uint32_t nan = DCOMMI_F32_NAN;
+            memcpy((char *)values + 4 * i, &nan, 4);
+            continue;
+        }
+        dcommi_randk_part(call, w.begin, w.end, &wild);
+        float x = call->residual != NULL                   ? call->next[w.index]
+                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
+                                                           : call->x[w.index];
+        float value =
+            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        memcpy((char *)values + 4 * i, &value, 4);
+        if (call->residual != NULL) {
+            call->next[w.index] = x - value;
+        }
+    }
+}
+
+/* x = the k values at their places and 0 elsewhere, or x += them. */
+static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
+                                 size_t count, bool add)
+{
+    dcommi_randk_walk w = dcommi_randk_start(seed, count, k);
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        float value;
+        memcpy(&value, (const char *)values + 4 * i, 4);
+        if (!add) {
+            memset(x + w.begin, 0, sizeof *x * (size_t)(w.end - w.begin));
+        }
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(value))) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                x[at] = dcommi_f32_canonical(add ? x[at] + value : value);
+            }
+            continue;
+        }
+        x[w.index] = add ? x[w.index] + value : value;
+    }
+}
+
+static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
+    memcpy(call->wire, &head, sizeof head);
+    dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
+    call->bytes = dcommi_randk_bytes(codec, call->count);
+    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_randk_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    dcommi_randk_head head;
+    memcpy(&head, wire, sizeof head);
+    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
+                         dcommi_randk_wanted(codec, count), x, count, add);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_randk_traits(const dcomm_codec *codec)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES |
+           DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
+}
+
+/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
+ * (1-1/s)|x|^2 when not. */
+static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t k = dcommi_randk_wanted(codec, count);
+    double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
+    if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
+        info->omega = longest - 1;
+    } else {
+        info->contraction = 1 - 1 / longest;
+    }
+}
+
+static const dcommi_codec_option dcommi_randk_options[] = {
+    {"k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX,
+     "below 1: share of the elements that is sent; else their number"},
+    {"scale", DCOMMI_CODEC_CHOICE, "unbiased|none", 0, 0, 0,
+     "unbiased: values are multiplied by d/k; none: as they are, for error feedback"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_randk = {
+    .name = "randk",
+    .summary = "k random elements, the same on every rank: only their values are sent",
+    .options = dcommi_randk_options,
+    .traits = dcommi_randk_traits,
+    .max_bytes = dcommi_randk_bytes,
+    .encode = dcommi_randk_encode,
+    .decode = dcommi_randk_decode,
+    .info = dcommi_randk_info,
+};
+
+#endif
+/* ==== include/dcomm/impl/codec_powersgd.h ================================================== */
+/* codec_powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
+ * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
+ *
+ * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
+ * Both products are linear in M, so that ranks which begin with the same Q may sum P before it is
+ * made orthonormal, and then Q: what comes out is the approximation of the sum. The steps are
+ * functions of their own for that. Wire: P (rank columns of f32), Q (likewise). */
+#ifndef DCOMMI_CODEC_POWERSGD_H
+#define DCOMMI_CODEC_POWERSGD_H
+
+/* ==== kernels/cpu_powersgd.h =============================================================== */
+/* cpu_powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
+ *
+ * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
+ * lanes, or one row after the other), so that a compiler may fuse what it likes and every
+ * instruction set gives the same bits. The same source is compiled for each of them. An element of
+ * the matrix that is denormal or not finite counts as 0. */
+#ifndef DCOMMI_CPU_POWERSGD_H
+#define DCOMMI_CPU_POWERSGD_H
+
+
+#if defined(__x86_64__)
+#endif
+
+#include <float.h>
+#include <math.h>
+
+typedef float dcommi_f32x8 __attribute__((vector_size(32)));
+typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
+typedef double dcommi_f64x8 __attribute__((vector_size(64)));
+typedef int64_t dcommi_i64x8 __attribute__((vector_size(64)));
+
+/* A flat array of `count` elements as a matrix, row by row; what lacks in the last row is 0. P is
+ * `rank` columns of `rows` elements, one column after the other, Q `rank` columns of `cols`. */
+typedef struct dcommi_matrix {
+    size_t count, rows, cols, rank;
+} dcommi_matrix;
+
+static inline size_t dcommi_matrix_padded(size_t n)
+{
+    return (n + 7) & ~(size_t)7;
+}
+
+/* Elements of row i that are there. */
+static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
+{
+    size_t from = i * m->cols;
+    return from >= m->count ? 0 : m->count - from < m->cols ? m->count - from : m->cols;
+}
+
+/* Eight elements, or the n of them that are there, as f64. They are no functions: how a vector is
+ * passed depends on the instruction set. */
+#define DCOMMI_MATRIX_WHOLE(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 32)
+#define DCOMMI_MATRIX_PART(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 4 * dcommi_matrix_left(N, c))
+#define DCOMMI_MATRIX_LOAD(OUT, AT, BYTES)                  \
+    do {                                                    \
+        dcommi_i32x8 bits = {0};                            \
+        dcommi_f32x8 value;                                 \
+        memcpy(&bits, AT, BYTES);                           \
+        dcommi_i32x8 exponent = bits & 0x7f800000;          \
+        bits &= (exponent != 0) & (exponent != 0x7f800000); \
+        memcpy(&value, &bits, sizeof value);                \
+        OUT = __builtin_convertvector(value, dcommi_f64x8); \
+    } while (0)
+
+/* How many of the eight elements from c on a row of this length has. */
+static inline size_t dcommi_matrix_left(size_t length, size_t c)
+{
+    return length <= c ? 0 : length - c < 8 ? length - c : 8;
+}
+
+#define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
+
+#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
+    do {                                \
+        dcommi_f64x8 a, b, m;           \
+        memcpy(&a, q0 + c, sizeof a);   \
+        memcpy(&b, q1 + c, sizeof b);   \
+        LOAD(m, row[0] + c, length[0]); \
+        s00 += m * a;                   \
+        s01 += m * b;                   \
+        LOAD(m, row[1] + c, length[1]); \
+        s10 += m * a;                   \
+        s11 += m * b;                   \
+        LOAD(m, row[2] + c, length[2]); \
+        s20 += m * a;                   \
+        s21 += m * b;                   \
+        LOAD(m, row[3] + c, length[3]); \
+        s30 += m * a;                   \
+        s31 += m * b;                   \
+    } while (0)
+
+/* Four rows, none shorter than the next, times two columns: out[row][column]. */
+#define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_tile_##NAME(const float *const *row, const size_t *length, \
+                                                 const double *q0, const double *q1,            \
+                                                 double(*out)[2])                               \
+    {                                                                                           \
+        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
+        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
+        size_t c = 0;                                                                           \
+        for (; c + 8 <= length[3]; c += 8) {                                                    \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                       \
+        for (; c < length[0]; c += 8) {                                                         \
+            DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                       \
+        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
+        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
+        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
+        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
+        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
+        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
+        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
+        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
+    }
+
+#define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
+    do {                                                  \
+        dcommi_f64x8 m0, m1, m2, m3;                      \
+        LOAD(m0, row[0] + c, length[0]);                  \
+        LOAD(m1, row[1] + c, length[1]);                  \
+        LOAD(m2, row[2] + c, length[2]);                  \
+        LOAD(m3, row[3] + c, length[3]);                  \
+        double *at = sum + c;                             \
+        for (size_t j = 0; j < rank; j++, at += stride) { \
+            dcommi_f64x8 s;                               \
+            memcpy(&s, at, sizeof s);                     \
+            s += m0 * weight[0][j];                       \
+            s += m1 * weight[1][j];                       \
+            s += m2 * weight[2][j];                       \
+            s += m3 * weight[3][j];                       \
+            memcpy(at, &s, sizeof s);                     \
+        }                                                 \
+    } while (0)
+
+/* sum[j][c] += row[0][c] * weight[0][j] + ..., row after row; a column of sums is `stride` long. */
+#define DCOMMI_MATRIX_STRIP(NAME, TARGET)                                                        \
+    TARGET static void dcommi_matrix_strip_##NAME(const float *const *row, const size_t *length, \
+                                                  const double *const *weight, size_t rank,      \
+                                                  double *sum, size_t stride)                    \
+    {                                                                                            \
+        size_t c = 0;                                                                            \
+        for (; c + 8 <= length[3]; c += 8) {                                                     \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_WHOLE);                                       \
+        }                                                                                        \
+        for (; c < length[0]; c += 8) {                                                          \
+            DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_PART);                                        \
+        }                                                                                        \
+    }
+
+/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
+/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
+#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
+    do {                                                                                         \
+        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
+        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
+        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
+        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
+                           ((dcommi_i64x8)(-most) & below));                                     \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
+    do {                                                               \
+        dcommi_f64x8 s = {0};                                          \
+        for (size_t j = 0; j < rank; j++) {                            \
+            dcommi_f32x8 a = {0};                                      \
+            memcpy(&a, q + j * cols + c, BYTES);                       \
+            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
+        }                                                              \
+        DCOMMI_MATRIX_CLAMP(s);                                        \
+        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
+        if (how != 0) {                                                \
+            dcommi_f32x8 old = {0};                                    \
+            memcpy(&old, x + c, BYTES);                                \
+            v = how > 0 ? old + v : old - v;                           \
+        }                                                              \
+        memcpy(x + c, &v, BYTES);                                      \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
+    TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
+                                                   size_t cols, const double *weight, size_t rank, \
+                                                   int how)                                        \
+    {                                                                                              \
+        size_t c = 0;                                                                              \
+        for (; c + 8 <= n; c += 8) {                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(32);                                                         \
+        }                                                                                          \
+        if (c < n) {                                                                               \
+            DCOMMI_MATRIX_EXPAND_STEP(4 * (n - c));                                                \
+        }                                                                                          \
+    }
+
+#define DCOMMI_MATRIX_KERNELS(NAME, TARGET) \
+    DCOMMI_MATRIX_TILE(NAME, TARGET)        \
+    DCOMMI_MATRIX_STRIP(NAME, TARGET)       \
+    DCOMMI_MATRIX_EXPAND(NAME, TARGET)
+
+typedef struct dcommi_matrix_kernels {
+    void (*tile)(const float *const *row, const size_t *length, const double *q0, const double *q1,
+                 double (*out)[2]);
+    void (*strip)(const float *const *row, const size_t *length, const double *const *weight,
+                  size_t rank, double *sum, size_t stride);
+    void (*expand)(float *x, size_t n, const float *q, size_t cols, const double *weight,
+                   size_t rank, int how);
+} dcommi_matrix_kernels;
+
+DCOMMI_MATRIX_KERNELS(port, )
+#if defined(__x86_64__)
+DCOMMI_MATRIX_KERNELS(avx2, DCOMMI_v256_TARGET)
+DCOMMI_MATRIX_KERNELS(avx512, DCOMMI_v512_TARGET)
+#endif
+
+static dcommi_matrix_kernels dcommi_matrix_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx512, dcommi_matrix_strip_avx512,
+                                       dcommi_matrix_expand_avx512};
+    case DCOMMI_ISA_AVX2:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_avx2, dcommi_matrix_strip_avx2,
+                                       dcommi_matrix_expand_avx2};
+#endif
+    default:
+        return (dcommi_matrix_kernels){dcommi_matrix_tile_port, dcommi_matrix_strip_port,
+                                       dcommi_matrix_expand_port};
+    }
+}
+
+/* Bytes of workspace for one column of Q, or of P, in f64. */
+static inline size_t dcommi_matrix_column_bytes(size_t n)
+{
+    return 8 * dcommi_matrix_padded(n);
+}
+
+/* Four rows from i on; those behind the end are empty. */
+static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i, const float **row,
+                               size_t *length)
+{
+    for (size_t r = 0; r < 4; r++) {
+        length[r] = i + r < m->rows ? dcommi_matrix_row(m, i + r) : 0;
+        row[r] = length[r] > 0 ? x + (i + r) * m->cols : x;
+    }
+}
+
+/* P = M Q. wide: rank columns of Q in f64. */
+static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                                double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < stride; c++) {
+            wide[j * stride + c] = c < m->cols ? (double)q[j * m->cols + c] : 0;
+        }
+    }
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t j = 0; j < m->rank; j += 2) {
+            size_t k = j + 1 < m->rank ? j + 1 : j;
+            double out[4][2];
+            kernels.tile(row, length, wide + j * stride, wide + k * stride, out);
+            for (size_t r = 0; r < 4 && i + r < m->rows; r++) {
+                p[j * m->rows + i + r] = (float)out[r][0];
+                p[k * m->rows + i + r] = (float)out[r][k - j];
+            }
+        }
+    }
+}
+
+/* Q = M^T P. wide: rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
+#define DCOMMI_MATRIX_RANK 64
+static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *x, const float *p,
+                                           float *q, double *wide)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    size_t stride = dcommi_matrix_padded(m->cols);
+    memset(wide, 0, 8 * stride * m->rank);
+    for (size_t i = 0; i < m->rows; i += 4) {
+        const float *row[4];
+        size_t length[4];
+        double weight[4][DCOMMI_MATRIX_RANK];
+        const double *const weights[4] = {weight[0], weight[1], weight[2], weight[3]};
+        dcommi_matrix_rows(m, x, i, row, length);
+        for (size_t r = 0; r < 4; r++) {
+            for (size_t j = 0; j < m->rank; j++) {
+                weight[r][j] = i + r < m->rows ? (double)p[j * m->rows + i + r] : 0;
+            }
+        }
+        kernels.strip(row, length, weights, m->rank, wide, stride);
+    }
+    for (size_t j = 0; j < m->rank; j++) {
+        for (size_t c = 0; c < m->cols; c++) {
+            q[j * m->cols + c] = (float)wide[j * stride + c];
+        }
+    }
+}
+
+/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
+static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
+                                  int how)
+{
+    dcommi_matrix_kernels kernels = dcommi_matrix_get();
+    for (size_t i = 0; i < m->rows; i++) {
+        double weight[DCOMMI_MATRIX_RANK];
+        for (size_t j = 0; j < m->rank; j++) {
+            weight[j] = (double)p[j * m->rows + i];
+        }
+        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
+    }
+}
+
+static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
+{
+    double s[8] = {0};
+    for (size_t i = 0; i < n; i++) {
+        s[i % 8] += (double)a[i] * (double)b[i];
+    }
+    return DCOMMI_MATRIX_SUM(s);
+}
+
+/* Make the columns of P orthonormal, in order, by the modified method of Gram and Schmidt, twice
+ * (once leaves what f32 rounded away). A column that others span up to that becomes 0. */
+static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
+{
+    for (size_t j = 0; j < rank; j++) {
+        float *column = p + j * rows;
+        double before = dcommi_matrix_dot(column, column, rows), after = before;
+        for (int turn = 0; turn < 2; turn++) {
+            for (size_t k = 0; k < j; k++) {
+                const float *other = p + k * rows;
+                double share = (double)(float)dcommi_matrix_dot(column, other, rows);
+                for (size_t i = 0; i < rows; i++) {
+                    column[i] = (float)((double)column[i] - share * (double)other[i]);
+                }
+            }
+            after = dcommi_matrix_dot(column, column, rows);
+            bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
+            double scale = spanned ? 0 : 1 / sqrt(after);
+            for (size_t i = 0; i < rows; i++) {
+                column[i] = (float)((double)column[i] * scale);
+            }
+            before = after * scale * scale;
+        }
+    }
+}
+
+#endif
+
+#include <float.h>
+
+enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS = 2 };
+
+/* Columns that Q begins with have this length, so that P overflows for no M of finite numbers. */
+#define DCOMMI_POWERSGD_LENGTH 0x1p-20
+
+/* ---- the steps ---- */
+
+static size_t dcommi_powersgd_side(size_t count)
+{
+    size_t side = (size_t)sqrt((double)count);
+    while (side * side < count) {
+        side++;
+    }
+    return side;
+}
+
+/* rows=0: nearly square. Rank is cut to what the matrix can have. */
+static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = {.count = count};
+    size_t rows = (size_t)codec->value[DCOMMI_POWERSGD_ROWS];
+    size_t rank = (size_t)codec->value[DCOMMI_POWERSGD_RANK];
+    if (count > 0) {
+        rows = rows == 0 ? dcommi_powersgd_side(count) : rows < count ? rows : count;
+        m.cols = count / rows + (count % rows != 0);
+        m.rows = count / m.cols + (count % m.cols != 0);
+        m.rank = rank < m.rows ? rank : m.rows;
+        m.rank = m.rank < m.cols ? m.rank : m.cols;
+    }
+    return m;
+}
+
+/* Elements of P, of Q. */
+static size_t dcommi_powersgd_p_count(const dcommi_matrix *m)
+{
+    return m->rank * m->rows;
+}
+
+static size_t dcommi_powersgd_q_count(const dcommi_matrix *m)
+{
+    return m->rank * m->cols;
+}
+
+/* Bytes of scratch memory for either product. */
+static size_t dcommi_powersgd_scratch(const dcommi_matrix *m)
+{
+    return m->rank * dcommi_matrix_column_bytes(m->cols);
+}
+
+/* Make Q ready for a step: the columns that it has to length DCOMMI_POWERSGD_LENGTH, those that are
+ * 0 random, by the part of the key that ranks share. Zero it before the first step. */
+static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key *key, float *q)
+{
+    dcommi_rng rng = dcommi_rng_make(key->seed, key->tensor, key->step, 0, key->first);
+    for (size_t j = 0; j < m->rank; j++) {
+        float *column = q + j * m->cols;
+        double length = dcommi_matrix_dot(column, column, m->cols);
+        if (!(length > 0) || length > DBL_MAX) {
+            for (size_t c = 0; c < m->cols; c++) {
+                uint32_t bits = dcommi_rng_element(&rng, j * m->cols + c);
+                column[c] = (float)(int32_t)(bits | 1) * 0x1p-31f;
+            }
+            length = dcommi_matrix_dot(column, column, m->cols);
+        }
+        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
+        for (size_t c = 0; c < m->cols; c++) {
+            column[c] = (float)((double)column[c] * scale);
+        }
+    }
+}
+
+/* P = M Q. */
+static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
+                              void *scratch)
+{
+    dcommi_matrix_times(m, x, q, p, scratch);
+}
+
+static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
+{
+    dcommi_matrix_orthonormal(p, m->rows, m->rank);
+}
+
+/* Q = M^T P. */
+static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
+                              void *scratch)
+{
+    dcommi_matrix_transposed_times(m, x, p, q, scratch);
+}
+
+/* ---- the codec ---- */
+
+static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
+{
+    if (count > (size_t)1 << 48) {
+        return SIZE_MAX;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
+    return dcommi_powersgd_scratch(&m) +
+           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+}
+
+/* What is remembered from step to step: Q. */
+static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    return 4 * dcommi_powersgd_q_count(&m);
+}
+
+/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
+static void dcommi_powersgd_read(dcommi_encoding *call)
+{
+    bool adds = call->residual != NULL;
+    for (size_t i = 0; i < call->count; i++) {
+        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            if (!dcommi_f32_nonfinite(x)) {
+                call->report.clipped++;
+                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+            } else {
+                dcommi_codec_nonfinite(call, i);
+                sum = adds ? call->residual[i] : 0;
+            }
+        }
+        if (adds) {
+            call->next[i] = sum;
+        }
+    }
+}
+
+/* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
+static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
+{
+    for (size_t i = 0; i < call->count; i++) {
+        if (dcommi_f32_nonfinite(call->x[i])) {
+            dcommi_codec_nonfinite(call, i);
+        }
+    }
+    if (call->report.nonfinite == 0) {
+        return false;
+    }
+    for (size_t i = 0; i < numbers; i++) {
+        uint32_t nan = DCOMMI_F32_NAN;
+        memcpy(call->wire + 4 * i, &nan, 4);
+    }
+    if (call->residual != NULL && call->next != call->residual) {
+        memcpy(call->next, call->residual, sizeof *call->next * call->count);
+    }
+    return true;
+}
+
+static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
+            ++*clipped;
+            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
+        }
+    }
+}
+
+static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
+    size_t p_count = dcommi_powersgd_p_count(&m), q_count = dcommi_powersgd_q_count(&m);
+    void *scratch = call->workspace;
+    float *p = (float *)(void *)((char *)scratch + dcommi_powersgd_scratch(&m)), *q = p + p_count;
+    call->bytes = 4 * (p_count + q_count);
+    if (call->count == 0 || (codec->nonfinite == DCOMMI_NONFINITE_PASS &&
+                             dcommi_powersgd_poisoned(call, p_count + q_count))) {
+        return DCOMM_OK;
+    }
+    dcommi_powersgd_read(call);
+    const float *x = call->residual != NULL ? call->next : call->x;
+    if (call->state != NULL) {
+        memcpy(q, call->state, 4 * q_count);
+    } else {
+        memset(q, 0, 4 * q_count);
+    }
+    for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
+        dcommi_powersgd_start(&m, &call->key, q);
+        dcommi_powersgd_p(&m, x, q, p, scratch);
+        dcommi_powersgd_orthonormal(&m, p);
+        dcommi_powersgd_q(&m, x, p, q, scratch);
+        dcommi_powersgd_clip(q, q_count, &call->report.clipped);
+    }
+    memcpy(call->wire, p, call->bytes);
+    if (call->state != NULL) {
+        memcpy(call->state, q, 4 * q_count);
+    }
+    if (call->residual != NULL) {
+        dcommi_matrix_product(&m, p, q, call->next, -1);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                           float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_powersgd_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    const float *p = wire;
+    float *copy = NULL;
+    if ((uintptr_t)wire % sizeof(float) != 0) {
+        copy = dcommi_alloc_raw(bytes);
+        if (copy == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        p = memcpy(copy, wire, bytes);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    dcommi_matrix_product(&m, p, p + dcommi_powersgd_p_count(&m), x, add ? 1 : 0);
+    dcommi_free(copy);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_powersgd_traits(const dcomm_codec *codec)
+{
+    (void)codec;
+    return DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
+}
+
+/* P P^T is a projection: the error is never longer than the input. */
+static void dcommi_powersgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    size_t shorter = m.rows < m.cols ? m.rows : m.cols;
+    if (m.rank == shorter) {
+        info->contraction = 0;
+    }
+}
+
+static const dcommi_codec_option dcommi_powersgd_options[] = {
+    {"rank", DCOMMI_CODEC_INTEGER, NULL, 2, 1, DCOMMI_MATRIX_RANK, "columns of P and of Q"},
+    {"rows", DCOMMI_CODEC_INTEGER, NULL, 0, 0, 1e9, "of the matrix; 0: nearly as many as columns"},
+    {"turns", DCOMMI_CODEC_INTEGER, NULL, 1, 1, 16, "how often both products are taken"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_powersgd = {
+    .name = "powersgd",
+    .summary = "the array as a matrix, approximated by one of low rank",
+    .options = dcommi_powersgd_options,
+    .traits = dcommi_powersgd_traits,
+    .max_bytes = dcommi_powersgd_bytes,
+    .workspace = dcommi_powersgd_workspace,
+    .encode = dcommi_powersgd_encode,
+    .decode = dcommi_powersgd_decode,
+    .info = dcommi_powersgd_info,
+    .state = dcommi_powersgd_state,
+};
+
+#endif
+
+static const dcommi_codec_ops *const dcommi_codec_table[] = {
+    &dcommi_codec_f16,
+    &dcommi_codec_bf16,
+    &dcommi_codec_fp8,
+    &dcommi_codec_qsgd,
+    &dcommi_codec_tern,
+    &dcommi_codec_sign,
+    &dcommi_codec_topk,
+    &dcommi_codec_threshold,
+    &dcommi_codec_topk_qsgd,
+    &dcommi_codec_randk,
+    &dcommi_codec_powersgd,
+    NULL,
+};
+
+#endif
+
+#include <math.h>
+
+static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
+                                                        DCOMMI_CODEC_CHOICE,
+                                                        "fail|zero|pass",
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        "what becomes of NaN and infinity"};
+
+/* Text with room that it does not leave. */
+typedef struct dcommi_codec_text {
+    char *at;
+    size_t room, used;
+} dcommi_codec_text;
+
+static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    va_end(args);
+    if (n > 0) {
+        text->used += (size_t)n;
+        text->used = text->used < text->room ? text->used : text->room - 1;
+    }
+}
+
+static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
+{
+    for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+        const char *known = dcommi_codec_table[i]->name;
+        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+            return dcommi_codec_table[i];
+        }
+    }
+    return NULL;
+}
+
+/* The position of a word in "a|b|c", -1: it is not there. */
+static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
+{
+    for (int i = 0;; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && memcmp(choices, word, len) == 0) {
+            return i;
+        }
+        if (choices[n] == '\0') {
+            return -1;
+        }
+        choices += n + 1;
+    }
+}
+
+/* What an option may be, for people. */
+static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        dcommi_codec_print(text, "%s", option->choices);
+    } else {
+        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
+                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                           option->most);
+    }
+}
+
+/* A value as it is written: the shortest decimal that reads back as the same number. */
+static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+                              double value)
+{
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        const char *word = option->choices;
+        for (int i = 0; i < (int)value; i++) {
+            word += strcspn(word, "|") + 1;
+        }
+        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        return;
+    }
+    char number[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) {
+            break;
+        }
+    }
+    dcommi_codec_print(text, "%s", number);
+}
+
+/* One value, `len` characters of it. */
+static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
+                                      const dcommi_codec_option *option, const char *text,
+                                      size_t len, double *value)
+{
+    bool good = false;
+    if (option->kind == DCOMMI_CODEC_CHOICE) {
+        int i = dcommi_codec_choice(option->choices, text, len);
+        *value = i;
+        good = i >= 0;
+    } else {
+        char number[40];
+        char *end = number;
+        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+            memcpy(number, text, len);
+            number[len] = '\0';
+            *value = strtod(number, &end);
+            good = *end == '\0' && end != number && *value >= option->least &&
+                   *value <= option->most &&
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+        }
+    }
+    if (good) {
+        return DCOMM_OK;
+    }
+    char allowed[200];
+    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_codec_allowed(&to, option);
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
+                       option->name, (int)(len < 40 ? len : 40), text,
+                       option->kind == DCOMMI_CODEC_CHOICE ? "one of " : "", allowed);
+}
+
+static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, const char *name,
+                                                size_t len)
+{
+    char known[200];
+    dcommi_codec_text to = {known, sizeof known, 0};
+    known[0] = '\0';
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_print(&to, "%s, ", o->name);
+    }
+    return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
+                       ops->name, (int)(len < 40 ? len : 40), name, known,
+                       dcommi_codec_common.name);
+}
+
+/* The part behind the colon. */
+static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
+{
+    const dcommi_codec_ops *ops = codec->ops;
+    bool given_common = false;
+    for (const char *next; *text != '\0'; text = next) {
+        size_t len = strcspn(text, ",");
+        size_t name = strcspn(text, "=");
+        next = text + len + (text[len] == ',');
+        if (name == 0 || name >= len || (text[len] == ',' && *next == '\0')) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: '%.*s' is not option=value", ops->name,
+                               (int)(len < 40 ? len : 40), name == 0 || name >= len ? text : ",");
+        }
+        const char *value = text + name + 1;
+        size_t value_len = len - name - 1;
+        int i = 0;
+        while (ops->options[i].kind != DCOMMI_CODEC_END &&
+               (strlen(ops->options[i].name) != name ||
+                memcmp(ops->options[i].name, text, name) != 0)) {
+            i++;
+        }
+        bool *given = &codec->given[i];
+        if (ops->options[i].kind != DCOMMI_CODEC_END) {
+            DCOMMI_TRY(
+                dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
+        } else if (name == strlen(dcommi_codec_common.name) &&
+                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+            double policy = 0;
+            DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
+            codec->nonfinite = (int)policy;
+            given = &given_common;
+        } else {
+            return dcommi_codec_unknown_option(ops, text, name);
+        }
+        if (*given) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %.*s is given twice", ops->name,
+                               (int)name, text);
+        }
+        *given = true;
+    }
+    return DCOMM_OK;
+}
+
+/* Fill in codec->ops, values and policy. */
+static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
+{
+    size_t len = strcspn(spec, ":");
+    codec->ops = dcommi_codec_find(spec, len);
+    if (codec->ops == NULL) {
+        char known[200];
+        dcommi_codec_text to = {known, sizeof known, 0};
+        known[0] = '\0';
+        for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
+            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
+                           (int)(len < 40 ? len : 40), spec, known);
+    }
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        codec->value[i] = codec->ops->options[i].preset;
+    }
+    if (spec[len] == ':' && spec[len + 1] == '\0') {
+        return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: nothing behind the colon",
+                           codec->ops->name);
+    }
+    return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
+}
+
+/* The canonical spec, from the values. */
+static void dcommi_codec_write_spec(dcomm_codec *codec)
+{
+    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
+        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
+        dcommi_codec_print(&to, ",");
+    }
+    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
+}
+
+#endif
+
+#include <float.h>
+
+/* ---- life ---- */
+
+DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
+{
+    if (spec == NULL || codec_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
+                           spec == NULL ? "spec" : "codec_p");
+    }
+    dcomm_codec *codec = dcommi_alloc(sizeof *codec);
+    if (codec == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_codec_parse(codec, spec);
+    if (status == DCOMM_OK && codec->ops->make != NULL) {
+        status = codec->ops->make(codec);
+    }
+    if (status != DCOMM_OK) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    dcommi_codec_write_spec(codec);
+    *codec_p = codec;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
+{
+    if (codec_p != NULL && *codec_p != NULL) {
+        dcomm_codec_destroy(&(*codec_p)->inner);
+        dcommi_free(*codec_p);
+        *codec_p = NULL;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- what is known of it ---- */
+
+DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
+{
+    return codec != NULL ? codec->spec : "";
+}
+
+DCOMM_API const char *dcomm_codec_name(size_t i)
+{
+    size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
+    return i < n ? dcommi_codec_table[i]->name : NULL;
+}
+
+static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+                                   double preset)
+{
+    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_codec_show(to, option, preset);
+    dcommi_codec_print(to, "  (");
+    dcommi_codec_allowed(to, option);
+    dcommi_codec_print(to, ")  %s\n", option->meaning);
+}
+
+DCOMM_API const char *dcomm_codec_help(const char *name)
+{
+    static _Thread_local char help[2048];
+    const dcommi_codec_ops *ops = name != NULL ? dcommi_codec_find(name, strlen(name)) : NULL;
+    if (ops == NULL) {
+        return NULL;
+    }
+    dcommi_codec_text to = {help, sizeof help, 0};
+    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
+        dcommi_codec_help_line(&to, o, o->preset);
+    }
+    dcommi_codec_help_line(&to, &dcommi_codec_common, 0);
+    return help;
+}
+
+DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec != NULL ? codec->ops->max_bytes(codec, count) : 0;
+}
+
+static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
+{
+    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
+    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* An array of f32 in a workspace. */
+static size_t dcommi_codec_array_bytes(size_t count)
+{
+    size_t bytes = dcommi_size_mul(count, sizeof(float));
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
+static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec == NULL ? 0
+                         : dcommi_size_add(dcommi_codec_own_workspace(codec, count),
+                                           dcommi_codec_feedback_bytes(codec, count));
+}
+
+DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    size_t bytes = dcomm_codec_workspace_bytes(codec, count);
+    return codec == NULL || codec->ops->recode != NULL
+               ? bytes
+               : dcommi_size_add(bytes, dcommi_codec_array_bytes(count));
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
+                                            dcomm_codec_info *info)
+{
+    if (codec == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
+                           codec == NULL ? "codec" : "info");
+    }
+    unsigned traits = codec->ops->traits(codec);
+    *info = (dcomm_codec_info){.name = codec->ops->name,
+                               .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
+                               .linear = (traits & DCOMMI_CODEC_LINEAR) != 0,
+                               .sparse = (traits & DCOMMI_CODEC_SPARSE) != 0,
+                               .exact_bytes = (traits & DCOMMI_CODEC_EXACT_BYTES) != 0,
+                               .granule = 1,
+                               .max_bytes = codec->ops->max_bytes(codec, count),
+                               .omega = (double)NAN,
+                               .contraction = (double)NAN};
+    info->bits = count > 0 ? 8.0 * (double)info->max_bytes / (double)count : 0;
+    if (codec->ops->info != NULL) {
+        codec->ops->info(codec, count, info);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec *codec,
+                                             const void *wire, size_t capacity, size_t count,
+                                             const size_t *bytes_p)
+{
+    if (codec == NULL || bytes_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", call,
+                           codec == NULL ? "codec" : "bytes_p");
+    }
+    size_t need = codec->ops->max_bytes(codec, count);
+    if (need == SIZE_MAX || capacity < need) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %s may write %zu bytes for %zu elements, and capacity is %zu", call,
+                           codec->ops->name, need, count, capacity);
+    }
+    if (wire == NULL && need > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire is NULL", call);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's workspace, or one for this call; *own is then to be freed. */
+static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
+{
+    *own = NULL;
+    if (*workspace == NULL && bytes > 0) {
+        *workspace = *own = dcommi_alloc_raw(bytes);
+    }
+    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
+
+/* Feedback for a codec that encodes a plain array only. */
+static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    const float *x = call->x, *residual = call->residual;
+    unsigned char *at = call->workspace;
+    float *e = (float *)(void *)at;
+    float *sent = (float *)(void *)(at + dcommi_codec_array_bytes(call->count));
+    size_t clipped = 0;
+    dcommi_encoding plain = *call;
+    for (size_t i = 0; i < call->count; i++) {
+        if (!dcommi_f32_nonfinite(x[i])) {
+            e[i] = x[i] + residual[i];
+            if (dcommi_f32_nonfinite(e[i])) {
+                e[i] = copysignf(FLT_MAX, e[i]);
+                clipped++;
+            }
+        } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+            e[i] = x[i];
+        } else {
+            dcommi_codec_nonfinite(&plain, i);
+            e[i] = residual[i];
+        }
+    }
+    plain.x = e;
+    plain.residual = NULL;
+    plain.next = NULL;
+    plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
+    DCOMMI_TRY(codec->ops->encode(codec, &plain));
+    DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
+    for (size_t i = 0; i < call->count; i++) {
+        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    }
+    call->bytes = plain.bytes;
+    call->report = plain.report;
+    call->report.clipped += clipped;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
+                                            : codec->ops->encode(codec, call);
+}
+
+static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
+                                         size_t count, const dcomm_codec_key *key, void *wire)
+{
+    dcommi_encoding call = {.x = x,
+                            .residual = residual,
+                            .next = next,
+                            .count = count,
+                            .wire = wire,
+                            .report = {.kept = count, .first_nonfinite = SIZE_MAX}};
+    if (key != NULL) {
+        call.key = *key;
+    }
+    return call;
+}
+
+/* What is left to do when the codec is through: the outputs, and the policy. */
+static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
+                                         dcommi_encoding *call, const char *what, size_t *bytes_p,
+                                         dcomm_codec_report *report)
+{
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    *bytes_p = call->report.bytes = call->bytes;
+    if (report != NULL) {
+        *report = call->report;
+    }
+    if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        size_t at = call->report.first_nonfinite;
+        char value[32] = "a sum of wires";
+        if (call->x != NULL) {
+            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
+                           what, call->report.nonfinite, call->count, at, value);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
+                                     dcommi_encoding *call, size_t capacity, size_t *bytes_p,
+                                     void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args(what, codec, call->wire, capacity, call->count, bytes_p));
+    if (call->x == NULL && call->count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: x is NULL, and count is %zu", what, call->count);
+    }
+    size_t need = call->residual == NULL ? dcommi_codec_own_workspace(codec, call->count)
+                                         : dcomm_codec_workspace_bytes(codec, call->count);
+    void *own;
+    DCOMMI_TRY(dcommi_codec_workspace(&workspace, need, &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    dcommi_encoding call = dcommi_codec_call(x, NULL, NULL, count, key, wire);
+    return dcommi_codec_run("dcomm_encode", codec, &call, capacity, bytes_p, workspace, report);
+}
+
+DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
+                                             const float *residual, float *next, size_t count,
+                                             const dcomm_codec_key *key, void *wire,
+                                             size_t capacity, size_t *bytes_p, void *workspace,
+                                             dcomm_codec_report *report)
+{
+    if ((residual == NULL || next == NULL) && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_feedback: %s is NULL",
+                           residual == NULL ? "residual" : "next");
+    }
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
+                            report);
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_codec_decode_args(const char *call, const dcomm_codec *codec,
+                                             const void *const *wires, const size_t *bytes,
+                                             size_t n, const void *x, size_t count)
+{
+    if (codec == NULL || (x == NULL && count > 0) || wires == NULL || bytes == NULL || n == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", call,
+                           codec == NULL   ? "codec is NULL"
+                           : n == 0        ? "there are no wires"
+                           : wires == NULL ? "wires is NULL"
+                           : bytes == NULL ? "bytes is NULL"
+                                           : "x is NULL");
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (wires[i] == NULL && bytes[i] > 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: wire number %zu is NULL", call, i);
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                    float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode", codec, &wire, &bytes, 1, x, count));
+    return codec->ops->decode(codec, wire, bytes, x, count, false);
+}
+
+DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *acc, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_add", codec, &wire, &bytes, 1, acc, count));
+    return codec->ops->decode(codec, wire, bytes, acc, count, true);
+}
+
+static dcomm_status dcommi_codec_sum(const dcomm_codec *codec, const dcommi_wires *in, float *x,
+                                     size_t count)
+{
+    if (in->n > 1 && codec->ops->decode_sum != NULL) {
+        return codec->ops->decode_sum(codec, in, x, count);
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        DCOMMI_TRY(codec->ops->decode(codec, in->wires[i], in->bytes[i], x, count, i > 0));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                        const size_t *bytes, size_t n, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_decode_sum", codec, wires, bytes, n, x, count));
+    dcommi_wires in = {wires, bytes, n};
+    return dcommi_codec_sum(codec, &in, x, count);
+}
+
+/* ---- decoding and encoding again ---- */
+
+static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                        float factor, dcommi_encoding *call)
+{
+    if (codec->ops->recode != NULL) {
+        return codec->ops->recode(codec, in, factor, call);
+    }
+    float *sum = call->workspace;
+    DCOMMI_TRY(dcommi_codec_sum(codec, in, sum, call->count));
+    for (size_t i = 0; factor != 1 && i < call->count; i++) {
+        sum[i] *= factor;
+    }
+    call->workspace = (unsigned char *)call->workspace + dcommi_codec_array_bytes(call->count);
+    call->x = sum;
+    dcomm_status status = dcommi_codec_encode(codec, call);
+    call->x = NULL;
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
+    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
+                           dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
+    }
+    void *own;
+    DCOMMI_TRY(
+        dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    dcommi_wires in = {wires, bytes, n};
+    dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
+    call.workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
+    dcommi_free(own);
+    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+}
+
+#endif
+/* ==== include/dcomm/impl/feedback_save.h =================================================== */
+/* feedback_save.h - error feedback beyond one run: saved, loaded, and moved to another number of
+ * ranks. What is loaded comes from outside and is not trusted. */
+#ifndef DCOMMI_FEEDBACK_SAVE_H
+#define DCOMMI_FEEDBACK_SAVE_H
+
+/* ==== include/dcomm/impl/feedback.h ======================================================== */
+/* feedback.h - a step of error feedback: begin, encode, recode, commit. */
+#ifndef DCOMMI_FEEDBACK_H
+#define DCOMMI_FEEDBACK_H
+
+/* ==== include/dcomm/impl/feedback_state.h ================================================== */
+/* feedback_state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
+ * the one that comes; which codec a step takes. */
+#ifndef DCOMMI_FEEDBACK_STATE_H
+#define DCOMMI_FEEDBACK_STATE_H
+
+/* ==== include/dcomm/impl/ledger.h ========================================================== */
+/* ledger.h - the sums behind a ledger, in one pass and in a fixed order. */
+#ifndef DCOMMI_LEDGER_H
+#define DCOMMI_LEDGER_H
+
+
+#include <math.h>
+
+/* Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Elements are dealt to this many sums, so that the compiler may use vectors without changing the
+ * order of any addition. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+static void dcommi_ledger_derive(dcomm_ledger *l)
+{
+    const double *s = l->sums;
+    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
+    l->nmse = ee > 0 ? ee / xx : 0;
+    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->mean_signed_error =
+        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
+    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
+    l->contraction =
+        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
+}
+
+/* One element's part of the sums. The error is taken in f64, where the difference of two numbers of
+ * which neither is tiny beside the other is exact. */
+#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                      \
+    do {                                                                   \
+        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;           \
+        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;           \
+        x_ = good_ ? x_ : 0;                                               \
+        y_ = good_ ? y_ : 0;                                               \
+        e_ = good_ ? e_ : 0;                                               \
+        seen[LANE] += good_;                                               \
+        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                            \
+        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                            \
+        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                            \
+        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                            \
+        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0; \
+        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                            \
+    } while (0)
+
+#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                               \
+    static void NAME(dcomm_ledger *ledger, const TYPE *x, const float *y, size_t count) \
+    {                                                                                   \
+        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                   \
+        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                       \
+        size_t i = 0;                                                                   \
+        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {            \
+            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                             \
+                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);               \
+            }                                                                           \
+        }                                                                               \
+        for (int k = 0; i < count; i++, k++) {                                          \
+            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                           \
+        }                                                                               \
+        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                 \
+            ledger->count += seen[k];                                                   \
+            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                                \
+                ledger->sums[s] += sum[s][k];                                           \
+            }                                                                           \
+        }                                                                               \
+        dcommi_ledger_derive(ledger);                                                   \
+    }
+
+DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_f32, float)
+DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_wide, double)
+
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count)
+{
+    dcommi_ledger_compare_f32(ledger, x, y, count);
+}
+
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count)
+{
+    dcommi_ledger_compare_wide(ledger, x, y, count);
+}
+
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report)
+{
+    ledger->encoded += count;
+    ledger->wire_bytes += report->bytes;
+    ledger->kept += report->kept;
+    ledger->clipped += report->clipped;
+    ledger->nonfinite += report->nonfinite;
+    dcommi_ledger_derive(ledger);
+}
+
+/* Count what an encoding with feedback held back: of e, `next` is left. */
+static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
+                               size_t count)
+{
+    double encoded[DCOMMI_LEDGER_LANES] = {0}, held[DCOMMI_LEDGER_LANES] = {0};
+    for (size_t i = 0; i < count; i++) {
+        double r = (double)next[i], e = (double)sent[i] + r;
+        bool good = fabs(e) <= 1.7e308; /* the wire may carry what is not finite */
+        encoded[i % DCOMMI_LEDGER_LANES] += good ? e * e : 0;
+        held[i % DCOMMI_LEDGER_LANES] += good ? r * r : 0;
+    }
+    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
+        ledger->sums[DCOMMI_LEDGER_ENCODED] += encoded[k];
+        ledger->sums[DCOMMI_LEDGER_RESIDUAL] += held[k];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
+{
+    ledger->count += other->count;
+    ledger->encoded += other->encoded;
+    ledger->wire_bytes += other->wire_bytes;
+    ledger->kept += other->kept;
+    ledger->clipped += other->clipped;
+    ledger->nonfinite += other->nonfinite;
+    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += other->sums[s];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+#undef DCOMMI_LEDGER_ONE
+#undef DCOMMI_LEDGER_COMPARE
+#endif
+
+#include <math.h>
+
+/* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
+ * needed: both NULL. In place: both the same. */
+typedef struct dcommi_feedback_store {
+    void *now, *next;
+    size_t count;
+    bool bf16;
+} dcommi_feedback_store;
+
+/* f32 arrays as long as the longest range so far. */
+enum {
+    DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
+    DCOMMI_FEEDBACK_SENT,     /* the wire, decoded */
+    DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
+    DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
+    DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
+    DCOMMI_FEEDBACK_SCRATCH
+};
+
+enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
+
+struct dcomm_feedback {
+    const dcomm_codec *codec;
+    dcomm_codec *warm[DCOMMI_FEEDBACK_STAGES]; /* made when they are needed */
+    dcomm_feedback_opts opts;
+    size_t count;
+    uint64_t step;
+    bool begun, stale;
+    double factor;       /* 1, or 1/(1+omega) */
+    double owner_factor; /* the owner residual is in units of the sum times this */
+    double next_factor;  /* likewise, from the commit on */
+    bool average;        /* EF21: the estimate is of the average, over `nranks` */
+    uint32_t nranks;
+    dcommi_feedback_store worker;   /* residual; EF21: the estimate w */
+    dcommi_feedback_store owner;    /* residual of the owned shard */
+    dcommi_feedback_store velocity; /* DGC's u */
+    dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    size_t own_first;
+    /* of the step under way */
+    dcomm_feedback_step now;
+    float clip;                      /* DGC: factor on the gradient */
+    size_t encoded, owned, finished; /* elements done */
+    size_t last_first, last_count;   /* of the step before: where now and next differ */
+    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
+    float *gathered;  /* e of a linear codec */
+    size_t gathered_room;
+    double held; /* squares of the residuals of this step */
+    float *scratch[DCOMMI_FEEDBACK_SCRATCH];
+    size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
+    void *workspace;
+    size_t workspace_room;
+    dcomm_ledger *ledger;
+};
+
+/* ---- stores ---- */
+
+static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
+{
+    return s->bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+static void dcommi_feedback_store_free(dcommi_feedback_store *s)
+{
+    if (s->next != s->now) {
+        dcommi_free(s->next);
+    }
+    dcommi_free(s->now);
+    *s = (dcommi_feedback_store){.bf16 = s->bf16};
+}
+
+/* Zeros. */
+static dcomm_status dcommi_feedback_store_make(dcommi_feedback_store *s, size_t count, bool bf16,
+                                               bool in_place)
+{
+    *s = (dcommi_feedback_store){.count = count, .bf16 = bf16};
+    s->now = dcommi_calloc(count, dcommi_feedback_width(s));
+    s->next = in_place ? s->now : dcommi_calloc(count, dcommi_feedback_width(s));
+    if (s->now == NULL || s->next == NULL) {
+        dcommi_feedback_store_free(s);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+static inline void *dcommi_feedback_at(const dcommi_feedback_store *s, void *base, size_t at)
+{
+    return (unsigned char *)base + at * dcommi_feedback_width(s);
+}
+
+static void dcommi_feedback_widen(const uint16_t *from, float *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        to[i] = dcommi_bf16_to_f32(from[i]);
+    }
+}
+
+static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint16_t h = dcommi_f32_to_bf16(from[i]);
+        to[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h); /* not up to infinity */
+    }
+}
+
+/* Elements [at, at + count) of `base` as f32: where they lie, or in `room`. */
+static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, size_t at,
+                                   size_t count, float *room)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    dcommi_feedback_widen(from, room, count);
+    return room;
+}
+
+static void dcommi_feedback_write(const dcommi_feedback_store *s, size_t at, size_t count,
+                                  const float *from)
+{
+    void *to = dcommi_feedback_at(s, s->next, at);
+    if (s->bf16) {
+        dcommi_feedback_narrow(from, to, count);
+    } else if (to != (const void *)from) {
+        memcpy(to, from, count * sizeof *from);
+    }
+}
+
+static inline float dcommi_feedback_get(const dcommi_feedback_store *s, const void *base, size_t i)
+{
+    return s->bf16 ? dcommi_bf16_to_f32(((const uint16_t *)base)[i]) : ((const float *)base)[i];
+}
+
+static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *base, size_t i,
+                                       float x)
+{
+    if (s->bf16) {
+        dcommi_feedback_narrow(&x, (uint16_t *)base + i, 1);
+    } else {
+        ((float *)base)[i] = x;
+    }
+}
+
+static double dcommi_feedback_norm2(const dcommi_feedback_store *s)
+{
+    double sum = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        double x = (double)dcommi_feedback_get(s, s->now, i);
+        sum += x * x;
+    }
+    return sum;
+}
+
+static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
+{
+    if (s->now != NULL) {
+        memset(s->now, 0, s->count * dcommi_feedback_width(s));
+        memset(s->next, 0, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* A scratch array of at least `count` floats; NULL without memory. */
+static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
+{
+    if (fb->scratch[which] == NULL || count > fb->scratch_room[which]) {
+        size_t bytes = dcommi_size_mul(count, sizeof(float));
+        dcommi_free(fb->scratch[which]);
+        fb->scratch[which] = dcommi_alloc_raw(bytes);
+        fb->scratch_room[which] = fb->scratch[which] != NULL ? count : 0;
+    }
+    return fb->scratch[which];
+}
+
+/* ---- which codec ---- */
+
+/* The codec's spec with another k; *codec_p is NULL where that would not be denser. */
+static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
+                                           dcomm_codec **codec_p)
+{
+    const char *spec = dcomm_codec_spec(fb->codec), *at = strstr(spec, "k=");
+    while (at != NULL && at > spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    if (at == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "DGC's warm-up changes option k, which %s does not have", spec);
+    }
+    char *end;
+    double own = strtod(at + 2, &end);
+    *codec_p = NULL;
+    if (own >= 1 ? own >= k * (double)fb->count : own >= k) {
+        return DCOMM_OK;
+    }
+    char denser[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(denser, sizeof denser, "%.*sk=%.8g%s", (int)(at - spec), spec, k, end);
+    return dcomm_codec_create(denser, codec_p);
+}
+
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return NULL;
+    }
+    if (fb->step >= fb->opts.warmup_steps) {
+        return fb->codec;
+    }
+    double done = (double)fb->step / (double)fb->opts.warmup_steps;
+    const dcomm_codec *warm = fb->warm[(int)(done * DCOMMI_FEEDBACK_STAGES)];
+    return warm != NULL ? warm : fb->codec;
+}
+
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count)
+{
+    size_t most = fb != NULL ? dcomm_codec_max_bytes(fb->codec, count) : 0;
+    for (int i = 0; fb != NULL && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        size_t warm = dcomm_codec_max_bytes(fb->warm[i], count);
+        most = warm > most ? warm : most;
+    }
+    return most;
+}
+
+/* ---- life ---- */
+
+static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
+{
+    const char *wrong = (unsigned)o->variant >= DCOMM_FEEDBACK_VARIANT_COUNT
+                            ? "opts.variant is not known"
+                        : !(o->momentum < 1) ? "opts.momentum is not below 1"
+                        : !(o->clip >= 0)    ? "opts.clip is below 0"
+                        : o->bf16 && o->variant == DCOMM_FEEDBACK_EF21
+                            ? "EF21 with bf16: the ranks' estimates would drift from their sum"
+                        : o->variant != DCOMM_FEEDBACK_DGC && (o->warmup_steps > 0 || o->clip > 0)
+                            ? "opts.warmup_steps and opts.clip are DGC's"
+                            : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
+}
+
+/* Is the codec one that error feedback converges with, and by what is it scaled. */
+static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
+{
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(fb->codec, fb->count, &info));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC && !info.sparse) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_create: DGC forgets the momentum of what is sent, so it "
+                           "needs a codec that does not send everything; %s does",
+                           info.name);
+    }
+    fb->factor = 1;
+    if (info.unbiased && info.omega >= 1) {
+        if (!fb->opts.scale) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_create: an unbiased codec whose variance factor "
+                               "omega is 1 or more is not contractive, and error feedback would "
+                               "grow without bound: %s has omega %.3g for %zu elements; "
+                               "opts.scale multiplies it by 1/(1+omega)",
+                               fb->codec->spec, info.omega, fb->count);
+        }
+        fb->factor = 1 / (1 + info.omega);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_make(dcomm_feedback *fb)
+{
+    dcomm_feedback_opts *o = &fb->opts;
+    DCOMMI_TRY(dcommi_feedback_check_codec(fb));
+    fb->owner.bf16 = o->bf16;
+    DCOMMI_TRY(dcommi_feedback_store_make(&fb->worker, fb->count, o->bf16, o->in_place));
+    if (o->variant == DCOMM_FEEDBACK_DGC) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->velocity, fb->count, o->bf16, o->in_place));
+    }
+    if (o->variant == DCOMM_FEEDBACK_EF21) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->estimate, fb->count, false, o->in_place));
+    }
+    double k = 1;
+    for (int i = 0; o->warmup_steps > 0 && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        k /= 4;
+        DCOMMI_TRY(dcommi_feedback_denser(fb, k, &fb->warm[i]));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
+{
+    static const dcomm_feedback_opts defaults;
+    if (codec == NULL || fb_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s is NULL",
+                           codec == NULL ? "codec" : "fb_p");
+    }
+    opts = opts != NULL ? opts : &defaults;
+    DCOMMI_TRY(dcommi_feedback_check_opts(opts));
+    dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
+    if (fb == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->codec = codec;
+    fb->count = count;
+    fb->opts = *opts;
+    fb->owner_factor = fb->next_factor = 1;
+    fb->nranks = 1;
+    /* Zero is the default; any negative number is none. */
+    fb->opts.momentum = opts->momentum < 0 ? -1 : opts->momentum == 0 ? 0.9 : opts->momentum;
+    dcomm_status status = dcommi_feedback_make(fb);
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
+{
+    if (fb_p == NULL || *fb_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_feedback *fb = *fb_p;
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        dcommi_feedback_store_free(stores[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_SCRATCH; i++) {
+        dcommi_free(fb->scratch[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_STAGES; i++) {
+        dcomm_codec_destroy(&fb->warm[i]);
+    }
+    dcommi_free(fb->gathered);
+    dcommi_free(fb->remembered);
+    dcommi_free(fb->workspace);
+    dcommi_free(fb);
+    *fb_p = NULL;
+    return DCOMM_OK;
+}
+
+static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
+{
+    return (s->next != s->now ? 2 : 1) * s->count * dcommi_feedback_width(s);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
+{
+    if (fb == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
+                           fb == NULL ? "fb" : "info");
+    }
+    *info = (dcomm_feedback_info){
+        .variant = fb->opts.variant,
+        .count = fb->count,
+        .step = fb->step,
+        .stale = fb->stale,
+        .begun = fb->begun,
+        .own_first = fb->own_first,
+        .own_count = fb->owner.count,
+        .worker_norm = sqrt(dcommi_feedback_norm2(&fb->worker)),
+        .owner_norm = sqrt(dcommi_feedback_norm2(&fb->owner)),
+        .factor = fb->factor,
+        .state_bytes =
+            dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
+            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+    };
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_set_ledger: fb is NULL");
+    }
+    fb->ledger = ledger;
+    return DCOMM_OK;
+}
+
+#endif
+
+#include <float.h>
+
+/* The owner's encodings draw other random numbers than the worker's. */
+#define DCOMMI_FEEDBACK_OWNER 0x80000000u
+
+/* One encoding of elements [at, at + count) of a store. */
+typedef struct dcommi_feedback_call {
+    const float *x;  /* what is encoded ... */
+    dcommi_wires in; /* ... or, where that is NULL, the wires whose sum is */
+    float factor;    /* on the sum */
+    dcommi_feedback_store *store;
+    size_t at, count;
+    dcomm_codec_key key;
+    void *wire;
+    size_t capacity, bytes;
+    dcomm_codec_report report;
+    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+} dcommi_feedback_call;
+
+/* ---- the beginning ---- */
+
+static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
+    }
+    if (fb->begun != begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
+                           begun ? "no step was begun" : "a step is under way");
+    }
+    return DCOMM_OK;
+}
+
+/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
+ * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
+static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
+    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    float factor = (float)(sign / fb->owner_factor);
+    for (size_t i = 0; i < o->count; i++) {
+        size_t at = fb->own_first + i;
+        float sum = dcommi_feedback_get(w, w->now, at) + dcommi_feedback_get(o, o->now, i) * factor;
+        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        dcommi_feedback_set(w, w->now, at, sum);
+        dcommi_feedback_set(w, w->next, at, sum);
+    }
+    dcommi_feedback_store_free(o);
+}
+
+static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
+{
+    if (first == fb->own_first && count == fb->owner.count) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_store owner;
+    DCOMMI_TRY(dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
+    dcommi_feedback_fold_owner(fb);
+    fb->owner = owner;
+    fb->own_first = first;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
+{
+    if (s->now != s->next) {
+        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
+static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
+{
+    double sum = 0;
+    for (size_t i = 0; fb->opts.clip > 0 && i < step->count; i++) {
+        double x = dcommi_f32_nonfinite(step->x[i]) ? 0 : (double)step->x[i];
+        sum += x * x;
+    }
+    double most = fb->opts.clip / sqrt((double)step->nranks);
+    return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
+    if (given == NULL || (given->x == NULL && fb->count > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_begin: %s is NULL",
+                           given == NULL ? "step" : "step->x");
+    }
+    dcomm_feedback_step step = *given;
+    step.count = step.count == 0 && step.first == 0 ? fb->count : step.count;
+    step.nranks = step.nranks == 0 ? 1 : step.nranks;
+    step.own_first = step.own_count == 0 ? 0 : step.own_first;
+    if (step.first > fb->count || step.count > fb->count - step.first ||
+        step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
+                           "tensor's %zu elements",
+                           step.first, step.count, step.own_first, step.own_count, fb->count);
+    }
+    if (fb->stale) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
+            "not fit together any more; see dcomm_feedback_recover");
+    }
+    DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
+        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    }
+    fb->last_first = step.first;
+    fb->last_count = step.count;
+    fb->now = step;
+    fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
+    fb->encoded = fb->owned = fb->finished = 0;
+    fb->held = 0;
+    fb->next_factor = fb->owner_factor;
+    fb->begun = true;
+    return DCOMM_OK;
+}
+
+/* ---- one encoding ---- */
+
+static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
+                                              size_t count)
+{
+    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
+    if (need > fb->workspace_room || fb->workspace == NULL) {
+        dcommi_free(fb->workspace);
+        fb->workspace = dcommi_alloc_raw(need);
+        fb->workspace_room = fb->workspace != NULL ? need : 0;
+    }
+    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* The codec does all in one pass. */
+static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *widened = NULL, *next = dcommi_feedback_at(s, s->next, c->at);
+    if (s->bf16) {
+        widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+        next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+        if (widened == NULL || next == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcomm_status status =
+        c->x != NULL
+            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
+                                    c->capacity, &c->bytes, fb->workspace, &c->report)
+            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
+                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
+                           &c->report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        dcommi_feedback_write(s, c->at, c->count, next);
+    }
+    return status;
+}
+
+static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
+{
+    if (dcommi_f32_nonfinite(e)) {
+        report->clipped++;
+        return copysignf(FLT_MAX, e);
+    }
+    return e;
+}
+
+/* x and the store become e, in the scratch array INPUT; counts what is not finite. */
+static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
+                                  dcomm_codec_report *report)
+{
+    report->first_nonfinite = SIZE_MAX;
+    for (size_t i = 0; i < c->count; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
+            report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
+            e[i] = c->estimates ? 0 : held[i];
+        } else {
+            e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
+                                           report);
+        }
+    }
+}
+
+/* For a scaled codec, and for EF21: what is encoded is not gradient + residual. */
+static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *e = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_INPUT, c->count);
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (e == NULL || sent == NULL || widened == NULL || next == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (c->x == NULL) {
+        DCOMMI_TRY(dcomm_decode_sum(codec, c->in.wires, c->in.bytes, c->in.n, next, c->count));
+        for (size_t i = 0; i < c->count; i++) {
+            next[i] *= c->factor;
+        }
+        c->x = next;
+    }
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_feedback_input(c, held, e, &seen);
+    for (size_t i = 0; i < c->count; i++) {
+        sent[i] = e[i] * (float)fb->factor;
+    }
+    DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
+                            fb->workspace, &c->report));
+    DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
+    }
+    dcommi_feedback_write(s, c->at, c->count, next);
+    c->report.clipped += seen.clipped;
+    c->report.nonfinite = seen.nonfinite;
+    c->report.first_nonfinite = seen.first_nonfinite;
+    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "error feedback: %zu of %zu inputs are not finite; the first is number "
+                           "%zu",
+                           seen.nonfinite, c->count, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+/* x: the gradient; NULL for an owner's sum. */
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         const float *x)
+{
+    const dcommi_feedback_store *s = c->store;
+    dcomm_ledger *ledger = fb->ledger;
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (sent == NULL || widened == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
+    if (x != NULL) {
+        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
+    }
+    if (c->estimates) { /* what is held back is what the estimate lacks */
+        for (size_t i = 0; i < c->count; i++) {
+            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+        }
+        next = widened;
+    }
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_held(ledger, sent, next, c->count);
+    fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    ledger->residual_norm = sqrt(fb->held);
+    return DCOMM_OK;
+}
+
+/* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
+ * is then as if they had been 0. */
+static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
+                                        size_t *bytes_p, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
+                                                          : dcommi_feedback_fused(fb, c);
+    if (status != DCOMM_OK && c->report.nonfinite == 0) {
+        return status;
+    }
+    *bytes_p = c->bytes;
+    if (report != NULL) {
+        *report = c->report;
+    }
+    if (fb->ledger != NULL) {
+        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+    }
+    return status;
+}
+
+/* ---- the worker ---- */
+
+static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t count, size_t from,
+                                          size_t length, size_t done)
+{
+    if (first < from || first - from > length || count > length - (first - from) ||
+        count > length - done) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: [%zu, +%zu) is not within [%zu, +%zu), of which %zu elements are "
+                           "done",
+                           what, first, count, from, length, done);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_codec_key dcommi_feedback_key(const dcomm_feedback *fb, size_t first, uint32_t owner)
+{
+    return (dcomm_codec_key){.seed = fb->opts.seed,
+                             .step = fb->step,
+                             .first = first,
+                             .rank = fb->now.rank | owner,
+                             .tensor = fb->opts.tensor};
+}
+
+/* u = m u + clip g, where g is finite. Returns the array that holds it, for the range. */
+static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_t at, size_t count)
+{
+    dcommi_feedback_store *s = &fb->velocity;
+    float *u = s->bf16 ? dcommi_feedback_room(fb, DCOMMI_FEEDBACK_VELOCITY, count)
+                       : dcommi_feedback_at(s, s->next, at);
+    if (u == NULL) {
+        return NULL;
+    }
+    const float *before = dcommi_feedback_read(s, s->now, at, count, u);
+    float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    for (size_t i = 0; i < count; i++) {
+        u[i] = m * before[i] + (dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i]);
+    }
+    return u;
+}
+
+/* The momentum of what was sent is forgotten, else it would be sent twice. */
+static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         float *u)
+{
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    if (sent == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        u[i] = sent[i] != 0 || dcommi_f32_nonfinite(u[i]) ? 0 : u[i];
+    }
+    dcommi_feedback_write(&fb->velocity, c->at, c->count, u);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    const float *g = fb->now.x + (first - fb->now.first);
+    bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
+    float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
+    if (dgc && u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {.x = dgc ? u : g,
+                              .store = &fb->worker,
+                              .at = first,
+                              .count = count,
+                              .key = dcommi_feedback_key(fb, first, 0),
+                              .wire = wire,
+                              .capacity = capacity,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_status status = dcommi_feedback_run(fb, &c, g, bytes_p, report);
+    if (dgc && (status == DCOMM_OK || c.report.nonfinite > 0)) {
+        DCOMMI_TRY(dcommi_feedback_mask(fb, &c, u));
+    }
+    if (status == DCOMM_OK || c.report.nonfinite > 0) {
+        fb->encoded += count;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_give_back", fb, true));
+    if (n > 0 && (index == NULL || value == NULL || (agreed == NULL && nagreed > 0))) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_give_back: %s is NULL",
+                           index == NULL   ? "index"
+                           : value == NULL ? "value"
+                                           : "agreed");
+    }
+    dcommi_feedback_store *s = &fb->worker;
+    float sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        while (k < nagreed && agreed[k] < index[i]) {
+            k++;
+        }
+        if (k < nagreed && agreed[k] == index[i]) {
+            continue;
+        }
+        DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
+                                         fb->now.first, fb->now.count, 0));
+        size_t at = first + index[i];
+        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + sign * value[i]);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the owner ---- */
+
+static dcomm_status dcommi_feedback_owned(const char *what, dcomm_feedback *fb,
+                                          dcommi_feedback_call *c, size_t first, size_t *bytes_p,
+                                          dcomm_codec_report *report)
+{
+    DCOMMI_TRY(
+        dcommi_feedback_range(what, first, c->count, fb->own_first, fb->owner.count, fb->owned));
+    if (!(c->factor != 0) || dcommi_f32_nonfinite(c->factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor %g", what, (double)c->factor);
+    }
+    c->store = &fb->owner;
+    c->at = first - fb->own_first;
+    c->key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER);
+    dcomm_status status = dcommi_feedback_run(fb, c, NULL, bytes_p, report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        fb->owned += c->count;
+        fb->next_factor = (double)c->factor;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recode", fb, true));
+    dcommi_feedback_call c = {.in = {wires, bytes, n},
+                              .factor = factor,
+                              .count = count,
+                              .wire = wire,
+                              .capacity = capacity};
+    return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode_owned", fb, true));
+    if (sum == NULL && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_encode_owned: sum is NULL");
+    }
+    dcommi_feedback_call c = {
+        .x = sum, .factor = factor, .count = count, .wire = wire, .capacity = capacity};
+    if (factor != 1) {
+        float *scaled = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, count);
+        if (scaled == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            scaled[i] = sum[i] * factor;
+        }
+        c.x = scaled;
+    }
+    return dcommi_feedback_owned("dcomm_feedback_encode_owned", fb, &c, first, bytes_p, report);
+}
+
+/* ---- linear codecs ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
+        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_feedback_gather: %s",
+                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
+    }
+    size_t n = fb->now.count;
+    if (fb->gathered == NULL || n > fb->gathered_room) {
+        dcommi_free(fb->gathered);
+        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
+        fb->gathered_room = fb->gathered != NULL ? n : 0;
+    }
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
+    if (fb->gathered == NULL || room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {
+        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
+    dcommi_feedback_input(&c, held, fb->gathered, &seen);
+    *e_p = fb->gathered;
+    if (fb->ledger != NULL) {
+        dcomm_ledger_encoded(fb->ledger, 0, &seen);
+    }
+    if (seen.nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
+                           "number %zu",
+                           seen.nonfinite, n, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_keep", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    dcommi_feedback_store *s = &fb->worker;
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, count);
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
+    if (fb->gathered == NULL || part == NULL || next == NULL || room == NULL) {
+        return fb->gathered != NULL && part != NULL
+                   ? DCOMM_ERR_NO_MEMORY
+                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
+                                 part == NULL ? "part is NULL" : "gather comes first");
+    }
+    const float *e = fb->gathered + (first - fb->now.first);
+    bool estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
+    for (size_t i = 0; i < count; i++) {
+        next[i] = estimates ? held[i] + part[i] : e[i] - part[i];
+    }
+    if (fb->ledger != NULL) {
+        dcomm_ledger_compare(fb->ledger, fb->now.x + (first - fb->now.first),
+                             estimates ? next : part, count);
+        for (size_t i = 0; i < count; i++) {
+            room[i] = e[i] - part[i];
+        }
+        double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+        dcommi_ledger_held(fb->ledger, part, room, count);
+        fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+        fb->ledger->residual_norm = sqrt(fb->held);
+    }
+    dcommi_feedback_write(s, first, count, next);
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+
+/* ---- the end ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_finish", fb, true));
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(
+        dcommi_feedback_range("dcomm_feedback_finish", first, count, 0, fb->count, fb->finished));
+    const float *now = (const float *)fb->estimate.now + first;
+    float *next = (float *)fb->estimate.next + first;
+    for (size_t i = 0; i < count; i++) {
+        next[i] = result[i] = now[i] + result[i];
+    }
+    fb->finished += count;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
+{
+    void *now = s->now;
+    s->now = s->next;
+    s->next = now;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_commit", fb, true));
+    bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    if (fb->encoded != fb->now.count || fb->owned != fb->owner.count ||
+        (ef21 && fb->finished < fb->now.count)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_commit: %zu of %zu elements were encoded, %zu of %zu "
+                           "owned ones, and %zu of the result finished",
+                           fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
+    }
+    dcommi_feedback_swap(&fb->worker);
+    dcommi_feedback_swap(&fb->owner);
+    dcommi_feedback_swap(&fb->velocity);
+    dcommi_feedback_swap(&fb->estimate);
+    fb->owner_factor = fb->next_factor;
+    fb->average = fb->now.average;
+    fb->nranks = fb->now.nranks;
+    fb->begun = false;
+    fb->step++;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_fail: fb is NULL");
+    }
+    fb->begun = false;
+    fb->stale = true;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    double lost = 0;
+    if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_recover: in place, the residuals before the step are "
+                           "gone; they can only be reset");
+    }
+    if (how == DCOMM_FEEDBACK_RETRY) {
+        dcommi_feedback_store_level(&fb->worker);
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    } else {
+        lost = sqrt(dcommi_feedback_norm2(&fb->worker) + dcommi_feedback_norm2(&fb->owner));
+        dcommi_feedback_store_clear(&fb->worker);
+        dcommi_feedback_store_clear(&fb->owner);
+        dcommi_feedback_store_clear(&fb->velocity);
+        dcommi_feedback_store_clear(&fb->estimate);
+        dcommi_free(fb->remembered);
+        fb->remembered = NULL;
+    }
+    fb->stale = false;
+    if (lost_p != NULL) {
+        *lost_p = lost;
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    if (!(fabs(factor) <= DBL_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
+    }
+    if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
+    }
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity};
+    for (int k = 0; k < 3; k++) {
+        dcommi_feedback_store *s = stores[k];
+        for (size_t i = 0; i < s->count; i++) {
+            float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
+            x = dcommi_f32_nonfinite(x) ? copysignf(FLT_MAX, x) : x;
+            dcommi_feedback_set(s, s->now, i, x);
+            dcommi_feedback_set(s, s->next, i, x);
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
+
+/* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
+ * variant has, worker, owner, velocity, estimate, each padded to 8 bytes; a hash of all that. All
+ * in little-endian order. */
+typedef struct dcommi_feedback_head {
+    uint64_t magic;
+    uint32_t variant, bf16, in_place, scale;
+    uint32_t tensor, average, nranks, spec_bytes;
+    uint64_t count, seed, step, warmup_steps;
+    uint64_t own_first, own_count;
+    double momentum, clip, owner_factor;
+} dcommi_feedback_head;
+
+_Static_assert(sizeof(dcommi_feedback_head) == 112, "no padding");
+
+static inline size_t dcommi_feedback_padded(size_t bytes)
+{
+    return dcommi_size_add(bytes, 7) & ~(size_t)7;
+}
+
+static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
+{
+    uint64_t hash = bytes;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t word;
+        memcpy(&word, from + i, sizeof word);
+        hash = dcommi_mix(hash, word);
+    }
+    return hash;
+}
+
+/* The arrays in the order of the file. */
+static inline void dcommi_feedback_stores(const dcomm_feedback *fb,
+                                          const dcommi_feedback_store *stores[4])
+{
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+}
+
+static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
+{
+    return dcommi_feedback_padded(dcommi_size_mul(s->count, dcommi_feedback_width(s)));
+}
+
+DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return 0;
+    }
+    const dcommi_feedback_store *stores[4];
+    dcommi_feedback_stores(fb, stores);
+    size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
+                   sizeof(uint64_t);
+    for (int i = 0; i < 4; i++) {
+        bytes += dcommi_feedback_store_saved(stores[i]);
+    }
+    return bytes;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_save", fb, false));
+    size_t bytes = dcomm_feedback_save_bytes(fb);
+    if (fb->stale || to == NULL || capacity < bytes) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_save: %s; it takes %zu bytes, and capacity is %zu",
+                           fb->stale    ? "the state is stale"
+                           : to == NULL ? "to is NULL"
+                                        : "there is no room",
+                           bytes, capacity);
+    }
+    size_t spec = strlen(fb->codec->spec);
+    dcommi_feedback_head head = {.magic = DCOMMI_FEEDBACK_MAGIC,
+                                 .variant = (uint32_t)fb->opts.variant,
+                                 .bf16 = fb->opts.bf16,
+                                 .in_place = fb->opts.in_place,
+                                 .scale = fb->opts.scale,
+                                 .tensor = fb->opts.tensor,
+                                 .average = fb->average,
+                                 .nranks = fb->nranks,
+                                 .spec_bytes = (uint32_t)spec,
+                                 .count = fb->count,
+                                 .seed = fb->opts.seed,
+                                 .step = fb->step,
+                                 .warmup_steps = fb->opts.warmup_steps,
+                                 .own_first = fb->own_first,
+                                 .own_count = fb->owner.count,
+                                 .momentum = fb->opts.momentum,
+                                 .clip = fb->opts.clip,
+                                 .owner_factor = fb->owner_factor};
+    unsigned char *at = to;
+    memset(at, 0, bytes);
+    memcpy(at, &head, sizeof head);
+    at += sizeof head;
+    memcpy(at, fb->codec->spec, spec);
+    at += dcommi_feedback_padded(spec);
+    const dcommi_feedback_store *stores[4];
+    dcommi_feedback_stores(fb, stores);
+    for (int i = 0; i < 4; i++) {
+        if (stores[i]->count > 0) {
+            memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
+        }
+        at += dcommi_feedback_store_saved(stores[i]);
+    }
+    uint64_t hash = dcommi_feedback_hash(to, bytes - sizeof hash);
+    memcpy(at, &hash, sizeof hash);
+    return DCOMM_OK;
+}
+
+/* ---- loading ---- */
+
+static dcomm_status dcommi_feedback_corrupt(const char *what)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_feedback_load: %s", what);
+}
+
+/* Everything of the head that memory is allocated by, against the bytes that are there. */
+static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, size_t bytes)
+{
+    if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
+        return dcommi_feedback_corrupt("this is no saved state");
+    }
+    if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
+        h->scale > 1 || h->average > 1 || h->nranks == 0 ||
+        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX || !(fabs(h->momentum) <= 1) ||
+        !(h->clip >= 0 && h->clip <= DBL_MAX) ||
+        !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
+        h->own_first > h->count || h->own_count > h->count - h->own_first) {
+        return dcommi_feedback_corrupt("a value of its head is out of range");
+    }
+    size_t width = h->bf16 ? sizeof(uint16_t) : sizeof(float);
+    size_t one = dcommi_feedback_padded(dcommi_size_mul(h->count, width));
+    size_t need =
+        dcommi_size_add(sizeof *h + sizeof(uint64_t), dcommi_feedback_padded(h->spec_bytes));
+    need = dcommi_size_add(need, one);
+    need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
+    need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
+    if (need != bytes) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "dcomm_feedback_load: a state of %" PRIu64
+                           " elements takes %zu bytes, not %zu",
+                           h->count, need, bytes);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigned char **at)
+{
+    if (s->count > 0) {
+        memcpy(s->now, *at, s->count * dcommi_feedback_width(s));
+    }
+    *at += dcommi_feedback_store_saved(s);
+    for (size_t i = 0; i < s->count; i++) {
+        if (dcommi_f32_nonfinite(dcommi_feedback_get(s, s->now, i))) {
+            return dcommi_feedback_corrupt("a residual is not finite");
+        }
+    }
+    dcommi_feedback_store_level(s);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
+                                             const unsigned char *at)
+{
+    fb->step = h->step;
+    fb->average = h->average != 0;
+    fb->nranks = h->nranks;
+    fb->owner_factor = h->owner_factor;
+    DCOMMI_TRY(dcommi_feedback_own(fb, h->own_count > 0 ? h->own_first : 0, h->own_count));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->worker, &at));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->owner, &at));
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->velocity, &at));
+    return dcommi_feedback_fill(&fb->estimate, &at);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
+                                           dcomm_feedback **fb_p)
+{
+    if (codec == NULL || fb_p == NULL || (from == NULL && bytes > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_load: %s is NULL",
+                           codec == NULL  ? "codec"
+                           : fb_p == NULL ? "fb_p"
+                                          : "from");
+    }
+    dcommi_feedback_head head;
+    uint64_t hash;
+    if (bytes < sizeof head + sizeof hash) {
+        return dcommi_feedback_corrupt("it is too short");
+    }
+    const unsigned char *at = from;
+    memcpy(&head, at, sizeof head);
+    DCOMMI_TRY(dcommi_feedback_check_head(&head, bytes));
+    memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
+    if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
+        return dcommi_feedback_corrupt("its hash is not that of its bytes");
+    }
+    at += sizeof head;
+    if (strlen(codec->spec) != head.spec_bytes || memcmp(codec->spec, at, head.spec_bytes) != 0) {
+        char spec[DCOMMI_CODEC_SPEC_MAX] = "";
+        for (uint32_t i = 0; i < head.spec_bytes; i++) {
+            spec[i] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '?');
+        }
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
+                           codec->spec);
+    }
+    dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
+                                .bf16 = head.bf16 != 0,
+                                .in_place = head.in_place != 0,
+                                .scale = head.scale != 0,
+                                .seed = head.seed,
+                                .tensor = head.tensor,
+                                .momentum = head.momentum,
+                                .clip = head.clip,
+                                .warmup_steps = head.warmup_steps};
+    dcomm_feedback *fb;
+    DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
+    dcomm_status status =
+        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes));
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+/* ---- another number of ranks ---- */
+
+/* The first of the states that are there; an error unless all of them are of one job and tensor. */
+static dcomm_status dcommi_feedback_alike(const dcomm_feedback *const *old, size_t nold,
+                                          const dcomm_feedback **first_p)
+{
+    const dcomm_feedback *first = NULL;
+    for (size_t r = 0; r < nold; r++) {
+        const dcomm_feedback *fb = old[r];
+        if (fb == NULL) {
+            continue;
+        }
+        first = first == NULL ? fb : first;
+        if (fb->begun || fb->stale || fb->count != first->count || fb->step != first->step ||
+            fb->opts.variant != first->opts.variant || fb->opts.bf16 != first->opts.bf16 ||
+            strcmp(fb->codec->spec, first->codec->spec) != 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_reshard: the state of rank %zu is %s", r,
+                               fb->stale   ? "stale"
+                               : fb->begun ? "in the middle of a step"
+                                           : "of another tensor, codec, variant or step");
+        }
+    }
+    *first_p = first;
+    return first != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_reshard: no state was given");
+}
+
+/* What rank r has still to send of element i; EF21: what its estimate may claim. */
+static double dcommi_feedback_owed(const dcomm_feedback *fb, size_t i)
+{
+    double owed = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i);
+    if (i >= fb->own_first && i - fb->own_first < fb->owner.count) {
+        double owner = (double)dcommi_feedback_get(&fb->owner, fb->owner.now, i - fb->own_first) /
+                       fb->owner_factor;
+        owed += fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -owner : owner;
+    }
+    return owed;
+}
+
+/* Element i of every new rank; only the one that is asked for is kept. Returns their sum. */
+static double dcommi_feedback_deal(const dcomm_feedback *const *old, size_t nold,
+                                   dcomm_feedback *fb, uint32_t rank, uint32_t nranks, size_t i)
+{
+    double total = 0;
+    for (uint32_t to = 0; to < nranks && to < nold; to++) {
+        double sum = 0;
+        for (size_t r = to; r < nold; r += nranks) {
+            sum += old[r] != NULL ? dcommi_feedback_owed(old[r], i) : 0;
+        }
+        float kept = dcommi_feedback_bounded((float)sum, &(dcomm_codec_report){0});
+        if (fb->worker.bf16) {
+            uint16_t half;
+            dcommi_feedback_narrow(&kept, &half, 1);
+            kept = dcommi_bf16_to_f32(half);
+        }
+        if (to == rank) {
+            dcommi_feedback_set(&fb->worker, fb->worker.now, i, kept);
+        }
+        total += (double)kept;
+    }
+    return total;
+}
+
+static void dcommi_feedback_redistribute(const dcomm_feedback *const *old, size_t nold,
+                                         const dcomm_feedback *like, dcomm_feedback *fb,
+                                         uint32_t rank, uint32_t nranks, dcomm_feedback_loss *loss)
+{
+    double carried = 0, lost = 0;
+    double scale = like->average ? (double)like->nranks : 1;
+    for (size_t i = 0; i < fb->count; i++) {
+        double had = 0;
+        for (size_t r = 0; r < nold; r++) {
+            had += old[r] != NULL ? dcommi_feedback_owed(old[r], i) : 0;
+        }
+        double has = dcommi_feedback_deal(old, nold, fb, rank, nranks, i);
+        carried += had * had;
+        if (fb->estimate.count > 0) { /* the estimate must be what the workers claim, exactly */
+            had = scale * (double)((const float *)like->estimate.now)[i];
+            ((float *)fb->estimate.now)[i] = (float)(like->average ? has / nranks : has);
+        }
+        lost += (had - has) * (had - has);
+        loss->lost_signed += had - has;
+        double u = 0;
+        for (size_t r = rank; fb->velocity.count > 0 && r < nold; r += nranks) {
+            u += old[r] != NULL
+                     ? (double)dcommi_feedback_get(&old[r]->velocity, old[r]->velocity.now, i)
+                     : 0;
+        }
+        if (fb->velocity.count > 0) {
+            dcommi_feedback_set(&fb->velocity, fb->velocity.now, i, (float)u);
+        }
+    }
+    loss->carried = sqrt(carried);
+    loss->lost = sqrt(lost);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
+                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
+                                              dcomm_feedback_loss *loss)
+{
+    if (old == NULL || fb_p == NULL || rank >= nranks) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_reshard: %s is NULL, or rank %" PRIu32
+                           " is not one of %" PRIu32,
+                           old == NULL ? "old" : "fb_p", rank, nranks);
+    }
+    const dcomm_feedback *like;
+    DCOMMI_TRY(dcommi_feedback_alike(old, nold, &like));
+    dcomm_feedback *fb;
+    DCOMMI_TRY(dcomm_feedback_create(like->codec, like->count, &like->opts, &fb));
+    dcomm_feedback_loss seen = {0};
+    for (size_t r = 0; r < nold; r++) {
+        seen.missing += old[r] == NULL;
+    }
+    dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
+    dcommi_feedback_store_level(&fb->worker);
+    dcommi_feedback_store_level(&fb->velocity);
+    dcommi_feedback_store_level(&fb->estimate);
+    fb->step = like->step;
+    fb->average = like->average;
+    fb->nranks = nranks;
+    *fb_p = fb;
+    if (loss != NULL) {
+        *loss = seen;
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+#ifndef DCOMM_NO_COMM
+/* ==== include/dcomm/impl/device_host.h ===================================================== */
+/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+#ifndef DCOMMI_DEVICE_HOST_H
+#define DCOMMI_DEVICE_HOST_H
+
+/* ==== include/dcomm/impl/device.h ========================================================== */
+/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
+ * their own table. The device layer knows no rank. */
+#ifndef DCOMMI_DEVICE_H
+#define DCOMMI_DEVICE_H
+
+
+/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
+ * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
+ * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+ * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
+ * alignment allows. */
+static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
+                                            const void *const *src, size_t nsrc, size_t count,
+                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
+ * rounding of the f64 product towards zero; dst may equal src. */
+static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor);
+/* memcpy for long, cold copies (non-temporal where that is faster). */
+static void dcommi_host_copy(void *dst, const void *src, size_t len);
+/* A copy by plain stores, whatever the length. */
+static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
+/* A copy that is not to stay in the caches. */
+static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
+
+#endif
+/* ==== kernels/cpu.h ======================================================================== */
+/* cpu.h - the folds of the instruction set that this machine runs. */
+#ifndef DCOMMI_CPU_H
+#define DCOMMI_CPU_H
+
+/* ==== kernels/cpu_portable.h =============================================================== */
+/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
+#ifndef DCOMMI_CPU_PORTABLE_H
+#define DCOMMI_CPU_PORTABLE_H
+
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -2430,70 +10827,7 @@ DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
 static const dcommi_fold_fn dcommi_avx512_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx512);
 
 #endif
-
-#include <cpuid.h>
 #endif
-
-typedef enum dcommi_isa {
-    DCOMMI_ISA_PORTABLE = 0,
-    DCOMMI_ISA_AVX2 = 1,
-    DCOMMI_ISA_AVX512 = 2,
-    DCOMMI_ISA_COUNT = 3
-} dcommi_isa;
-
-static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
-
-/* The best that the processor and the operating system carry. */
-static dcommi_isa dcommi_isa_best(void)
-{
-#if defined(__x86_64__)
-    unsigned a, b, c, d;
-    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-    if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        return DCOMMI_ISA_AVX512;
-    }
-    if (f16c && __builtin_cpu_supports("avx2")) {
-        return DCOMMI_ISA_AVX2;
-    }
-#endif
-    return DCOMMI_ISA_PORTABLE;
-}
-
-static _Atomic int dcommi_isa_chosen = -1;
-
-/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
-static dcommi_isa dcommi_isa_force(int wanted)
-{
-    dcommi_isa best = dcommi_isa_best();
-    dcommi_isa isa = wanted >= 0 && wanted <= (int)best ? (dcommi_isa)wanted : best;
-    atomic_store_explicit(&dcommi_isa_chosen, (int)isa, memory_order_relaxed);
-    return isa;
-}
-
-/* DCOMM_ISA=portable|avx2|avx512 forces one. */
-static dcommi_isa dcommi_isa_get(void)
-{
-    int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);
-    if (DCOMMI_LIKELY(known >= 0)) {
-        return (dcommi_isa)known;
-    }
-    const char *name = getenv("DCOMM_ISA");
-    int wanted = DCOMMI_ISA_COUNT - 1;
-    while (name != NULL && wanted >= 0 && strcmp(name, dcommi_isa_names[wanted]) != 0) {
-        wanted--;
-    }
-    dcommi_isa isa = dcommi_isa_force(wanted);
-    if (name != NULL && (int)isa != wanted) {
-        static atomic_flag warned = ATOMIC_FLAG_INIT;
-        if (!atomic_flag_test_and_set(&warned)) {
-            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_ISA=%s is %s; using %s", name,
-                       wanted < 0 ? "not known (portable, avx2, avx512)" : "not available here",
-                       dcommi_isa_names[isa]);
-        }
-    }
-    return isa;
-}
 
 static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 {
@@ -2914,6 +11248,20 @@ static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
+/* What an algorithm may know about a codec: sizes, not data. */
+typedef struct dcommi_coding {
+    const dcomm_plan_codec *codec;
+    size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
+    const void *sizes;
+    uint64_t hash;   /* of the codec with all its options */
+    int64_t granule; /* elements, at whose multiples pieces had best begin */
+    bool whole;      /* encode as much as possible at once */
+    int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
+    int64_t part[3]; /* bytes: where they begin, and where the last one ends */
+    bool feedback;   /* what is rounded away is kept, of contributions and of sums */
+    uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
+} dcommi_coding;
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
@@ -2926,6 +11274,8 @@ typedef struct dcommi_shape {
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
+    const dcommi_coding *coding; /* NULL: without compression */
+    bool apart;                  /* compressed: the f32 to be coded have to be made first */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -3468,7 +11818,8 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
                                  int64_t *length)
 {
     int64_t at = dcommi_expr_value(&o->offset, index, table, words) + (int64_t)r * o->stride;
-    int64_t len = dcommi_expr_value(&o->length, index, table, words);
+    const uint64_t *behind = o->length.kind == DCOMM_EXPR_WORD ? words + r : words;
+    int64_t len = dcommi_expr_value(&o->length, index, table, behind);
     len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
     if (o->clip > 0) {
         len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
@@ -3749,8 +12100,16 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_add(t, ", tag ");
         dcommi_print_expr(t, &s->tag);
     }
-    if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
-        dcommi_print_add(t, ", length -> words[%d]", s->word);
+    bool encodes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE;
+    if ((s->kind == DCOMM_STEP_RECV || encodes) && s->word >= 0) {
+        dcomm_expr word = dcommi_plus(s->value, s->word);
+        dcommi_print_add(t, ", length -> words[");
+        dcommi_print_expr(t, &word);
+        dcommi_print_add(t, "]");
+    }
+    if (encodes || s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE) {
+        dcommi_print_add(t, ", elements from ");
+        dcommi_print_expr(t, &s->index);
     }
     dcommi_print_add(t, "%s%s%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
                      (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "",
@@ -4248,10 +12607,12 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
                                false, true, false},
         [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
-                               false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1,
-                                      false, false, false},
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1,
+                                      UINT32_MAX, false, true, false},
+        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
         [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
                                false, false},
         [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
@@ -4362,6 +12723,7 @@ static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_ste
     }
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
     return dcommi_check_expr_valid(p, &s->tag, where, "tag");
 }
 
@@ -4393,6 +12755,10 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         DCOMMI_TRY(
             dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
     }
+    if (s->kind == DCOMM_STEP_RECODE) {
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
+    }
     if (s->kind == DCOMM_STEP_RECV_REDUCE) {
         if (arriving != 1) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
@@ -4411,6 +12777,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     switch (s->kind) {
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_RECODE:
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
                                p->nwords);
@@ -4443,7 +12811,10 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
-                 s->kind == DCOMM_STEP_DECODE_REDUCE;
+                 s->kind == DCOMM_STEP_DECODE_REDUCE || s->kind == DCOMM_STEP_RECODE;
+    if (codes) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+    }
     if (codes && p->codec == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
     }
@@ -4583,8 +12954,8 @@ static bool dcommi_check_plan_varies(const dcomm_plan *p)
     }
     for (uint32_t i = 0; i < p->nsteps; i++) {
         const dcomm_step *s = &p->steps[i];
-        if (s->kind == DCOMM_STEP_ENCODE || dcommi_check_expr_varies(&s->dst.length) ||
-            dcommi_check_expr_varies(&s->value)) {
+        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
+            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
             return true;
         }
     }
@@ -4621,6 +12992,7 @@ typedef struct dcommi_check_frame {
     const int *ranks;                 /* rank of the plan -> rank of the run */
     int rank;
     int64_t tag, counter, slot; /* added to the plan's own */
+    bool linear;                /* encodings may be folded */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
     uint32_t lanes_left;
@@ -5059,7 +13431,7 @@ static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
 
 /* ---- words and expressions ---- */
 
-static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
+static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
                                   int64_t number)
 {
     const dcommi_check_frame *f = op->lane->frame;
@@ -5140,6 +13512,21 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
     return true;
 }
 
+/* The word that the step writes to takes a length. */
+static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
+{
+    int64_t index = 0;
+    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
+        return false;
+    }
+    index += op->step->word;
+    if (index < 0 || index >= op->lane->frame->plan->nwords) {
+        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
+                                   op->lane->frame->plan->nwords);
+    }
+    return dcommi_check_put_word(c, op, index, number);
+}
+
 /* ---- operands ---- */
 
 /* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
@@ -5152,7 +13539,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &o->length, &len)) {
+    dcomm_expr length = o->length;
+    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
+    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
         return false;
     }
     if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
@@ -5241,7 +13630,8 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      dcommi_check_value *out)
 {
     bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
-    if (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED) {
+    if (!op->lane->frame->linear &&
+        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
         return dcommi_check_refuse(c, op, "folds encoded bytes");
     }
     bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;
@@ -5459,7 +13849,8 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
         c->rank[op->lane->frame->rank].bytes += from->len;
         dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
     }
-    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE) {
+    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE &&
+        op->step->kind != DCOMM_STEP_RECODE) {
         return true;
     }
     const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
@@ -5488,12 +13879,14 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     return true;
 }
 
-/* dst <- fold of the sources, `arrived` being the message if one is among them. */
-static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
-                                 const dcommi_check_region *dst, int *owner)
+/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
+static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
+                                      const dcommi_check_region *dst, int *owner)
 {
     const dcomm_step *s = op->step;
     const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE ||
+                   s->kind == DCOMM_STEP_RECODE;
     bool first = true;
     if (s->kind == DCOMM_STEP_DECODE_REDUCE) {
         if (!dcommi_check_read_region(c, op, dst, &c->given) ||
@@ -5515,8 +13908,7 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
                 return false;
             }
-            if (s->kind != DCOMM_STEP_DECODE_REDUCE &&
-                (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
+            if (!decodes && (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
                 return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes into %" PRId64, from.len,
                                            dst->len);
             }
@@ -5531,22 +13923,46 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
         return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes, no whole number of elements",
                                    dst->len);
     }
-    return dcommi_check_fold_end(c, op) && dcommi_check_put(c, op, dst, &c->folded);
+    return dcommi_check_fold_end(c, op);
 }
 
-static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
-                                   const dcommi_check_region *dst, const dcommi_check_region *src)
+static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
+                                 const dcommi_check_region *dst, int *owner)
 {
-    if (!dcommi_check_take(c, op, src, dst, &c->given) ||
-        !dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
+    return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
+}
+
+/* ENCODE and RECODE. */
+static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
+                                   const dcommi_check_region *dst, int *owner)
+{
+    const dcomm_step *s = op->step;
+    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    const dcommi_check_runs *values = &c->given;
+    dcommi_check_region src = {0};
+    if (s->kind == DCOMM_STEP_RECODE) {
+        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+        if (!dcommi_check_piece(c, op, &s->stage, 0, &src, owner) ||
+            !dcommi_check_order_write(c, op, &src) ||
+            !dcommi_check_put_value(c, op, &src, undefined) ||
+            !dcommi_check_fold_sources(c, op, &src, owner)) {
+            return false;
+        }
+        values = &c->folded;
+    } else if (!dcommi_check_piece(c, op, operand, 0, &src, owner) ||
+               !dcommi_check_apart(c, op, &src, dst) ||
+               !dcommi_check_take(c, op, &src, dst, &c->given)) {
+        return false;
+    }
+    if (!dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
                                           c->nencodings + 1, sizeof *c->encoding))) {
         return false;
     }
     dcommi_check_encoding *e = &c->encoding[c->nencodings];
-    e->len = dcommi_check_choose(c, c->nencodings + 1, dst->len);
-    for (size_t i = 0; i < c->given.n; i++) {
+    e->len = s->word < 0 ? dst->len : dcommi_check_choose(c, c->nencodings + 1, dst->len);
+    for (size_t i = 0; i < values->n; i++) {
         if (!dcommi_check_good(
-                c, dcommi_check_append(&e->runs, c->given.run[i].len, c->given.run[i].v))) {
+                c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
             return false;
         }
     }
@@ -5555,7 +13971,7 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
     dcommi_check_region head = {dst->mem, dst->at, e->len};
     return dcommi_check_put_value(c, op, dst, undefined) &&
            dcommi_check_put_value(c, op, &head, encoded) &&
-           (op->step->word < 0 || dcommi_check_set_word(c, op, op->step->word, head.len));
+           (op->step->word < 0 || dcommi_check_set_word(c, op, head.len));
 }
 
 static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
@@ -5611,22 +14027,21 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
     }
-    bool single = s->kind != DCOMM_STEP_REDUCE && s->kind != DCOMM_STEP_COMPUTE &&
-                  s->kind != DCOMM_STEP_DECODE_REDUCE;
+    bool single = s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT;
     if (single) {
         const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
         if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
             !dcommi_check_apart(c, op, &src, &dst)) {
             return false;
         }
-        if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT) && src.len != dst.len) {
+        if (src.len != dst.len) {
             return dcommi_check_refuse(c, op, "copies %" PRId64 " bytes into %" PRId64, src.len,
                                        dst.len);
         }
     }
     bool good;
-    if (s->kind == DCOMM_STEP_ENCODE) {
-        good = dcommi_check_do_encode(c, op, &dst, &src);
+    if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE) {
+        good = dcommi_check_do_encode(c, op, &dst, &owner);
     } else if (s->kind == DCOMM_STEP_COMPUTE) {
         good = dcommi_check_do_compute(c, op, &dst, &owner);
     } else if (single) {
@@ -5684,7 +14099,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
                 : !dcommi_check_put(c, recv, &dst, &c->arrived)) {
         return false;
     }
-    if (any_length && !dcommi_check_set_word(c, recv, r->word, src.len)) {
+    if (any_length && !dcommi_check_set_word(c, recv, src.len)) {
         return false;
     }
     c->messages++;
@@ -6123,6 +14538,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->caller = lane;
     f->ranks = ranks;
     f->rank = outer->rank;
+    f->linear = outer->linear || sub->codec_linear;
     f->tag = outer->tag + tag;
     f->counter = outer->counter + counter;
     f->slot = outer->slot + slot;
@@ -6663,6 +15079,7 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         f->plan = p;
         f->ranks = c->identity;
         f->rank = i;
+        f->linear = p->codec_linear;
         for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
             f->mem[space] = k->mem[space];
             f->size[space] = k->mem[space]->size;
@@ -7553,7 +15970,8 @@ static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, con
                                  int64_t r)
 {
     if (o->length.kind == DCOMM_EXPR_WORD) {
-        return o->max_length;
+        uint32_t share = lane->frame->plan->codec_length;
+        return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
     }
     int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
     len = dcommi_min64(len, o->max_length);
@@ -8123,7 +16541,26 @@ static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return DCOMMI_SIM_STOP;
 }
 
-/* Encoding and the caller's kernels: as much as copying what they write or read. */
+/* Encoding, and decoding of each source, by what the plan says of its codec. */
+static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int64_t len = step->kind == DCOMM_STEP_ENCODE   ? dcommi_sim_length(s, lane, o, 0)
+                  : step->kind == DCOMM_STEP_RECODE ? dcommi_sim_length(s, lane, &step->stage, 0)
+                                                    : dcommi_sim_length(s, lane, &step->dst, 0);
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len), work = 0;
+    if (step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE) {
+        work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
+    }
+    for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
+        int64_t pieces = dcommi_max64(o[i].repeat, 1);
+        work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+}
+
+/* The caller's kernels: as much as copying what they write or read. */
 static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
@@ -8165,6 +16602,11 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     case DCOMM_STEP_END:
         dcommi_sim_end(lane, step);
         return s->now;
+    case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_DECODE:
+    case DCOMM_STEP_DECODE_REDUCE:
+    case DCOMM_STEP_RECODE:
+        return dcommi_sim_codec(s, lane, step);
     default:
         return dcommi_sim_compute(s, lane, step);
     }
@@ -8816,6 +17258,6375 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
+/* ==== include/dcomm/impl/coded.h =========================================================== */
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
+#ifndef DCOMMI_CODED_H
+#define DCOMMI_CODED_H
+
+/* ==== include/dcomm/impl/coded_linear.h ==================================================== */
+/* coded_linear.h - the codec's steps where its encodings are summed before they are decoded: which
+ * parts of them, and PowerSGD's two products with a sum between them. */
+#ifndef DCOMMI_CODED_LINEAR_H
+#define DCOMMI_CODED_LINEAR_H
+
+/* ==== include/dcomm/impl/coded_run.h ======================================================= */
+/* coded_run.h - what the run of a compressed plan brings along for its codec. */
+#ifndef DCOMMI_CODED_RUN_H
+#define DCOMMI_CODED_RUN_H
+
+/* ==== include/dcomm/impl/select.h ========================================================== */
+/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
+ * share. */
+#ifndef DCOMMI_SELECT_H
+#define DCOMMI_SELECT_H
+
+/* ==== include/dcomm/impl/choose.h ========================================================== */
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+#ifndef DCOMMI_CHOOSE_H
+#define DCOMMI_CHOOSE_H
+
+/* ==== include/dcomm/impl/algo_table.h ====================================================== */
+/* algo_table.h - the table of all algorithms. */
+#ifndef DCOMMI_ALGO_TABLE_H
+#define DCOMMI_ALGO_TABLE_H
+
+/* ==== include/dcomm/impl/algo_alltoall.h =================================================== */
+/* algo_alltoall.h - all-to-all: pairwise, linear and Bruck's.
+ *
+ * pairwise: in round k = 1 .. N/2 each rank exchanges with the ranks k ahead and k behind, so that
+ * few messages are under way at a time; (N-1) blocks per rank, N/2 rounds. In place, only the
+ * blocks of the round are set aside.
+ * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
+ * they lie.
+ * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
+ * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
+ * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
+#ifndef DCOMMI_ALGO_ALLTOALL_H
+#define DCOMMI_ALGO_ALLTOALL_H
+
+/* ==== include/dcomm/impl/algo_parts.h ====================================================== */
+/* algo_parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
+ * the ranks, chunk loops, folds in rank order. */
+#ifndef DCOMMI_ALGO_PARTS_H
+#define DCOMMI_ALGO_PARTS_H
+
+/* ==== include/dcomm/impl/algo.h ============================================================ */
+/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
+#ifndef DCOMMI_ALGO_H
+#define DCOMMI_ALGO_H
+
+
+/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
+ * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
+typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
+
+typedef struct dcommi_algo {
+    const char *name;
+    dcomm_coll coll;
+    dcommi_algo_fn make;
+    bool rank_order; /* can fold in rank order */
+    const char *cost;
+    const char *source;
+} dcommi_algo;
+
+/* Bytes of one element, and of `count`. */
+static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
+{
+    return (int64_t)(count * dcomm_dtype_size(s->dtype));
+}
+
+/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
+ * (0, or rank*block for all-gather and gather). */
+typedef struct dcommi_input {
+    dcomm_space space;
+    int64_t base;
+} dcommi_input;
+
+static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
+{
+    dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
+    return in;
+}
+
+/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
+ * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
+typedef struct dcommi_partition {
+    int64_t total, block, chunk;
+    int64_t nblocks, chunks;
+} dcommi_partition;
+
+static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
+                                                     int64_t chunk_bytes, int64_t element)
+{
+    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
+    int64_t share = dcommi_ceil_div(total, nblocks);
+    if (chunk_bytes > 0) {
+        p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
+    }
+    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
+    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
+    p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
+    p.block = p.chunk * p.chunks;
+    return p;
+}
+
+#endif
+
+#define DCOMMI_CHUNK_FAR (256 << 10)
+#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
+
+/* The grain of pipelines where the caller names none. */
+static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
+{
+    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
+}
+/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
+ * that every rank decides alike. */
+#define DCOMMI_PEER_READ_MIN 4097
+
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
+typedef struct dcommi_blocks {
+    int64_t n;
+    int64_t base;   /* where the blocks begin in their space */
+    int64_t stride; /* equal blocks: bytes from one to the next */
+    int64_t length; /* equal blocks: bytes of each */
+    int64_t clip;   /* cut all off here, 0: never */
+    int64_t skip;
+    bool listed, ordered;
+    int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
+} dcommi_blocks;
+
+/* A block number that depends on a loop: index + coef * i[depth]. */
+typedef struct dcommi_turn {
+    int64_t index;
+    int depth;
+    int64_t coef;
+} dcommi_turn;
+
+static inline dcommi_turn dcommi_turn_at(int64_t index)
+{
+    dcommi_turn t = {index, 0, 0};
+    return t;
+}
+
+/* Length of all of block `turn`. */
+static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
+{
+    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
+                     : dcommi_const(k->length);
+}
+
+/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
+static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t chunk, int chunk_depth)
+{
+    dcomm_expr offset = k->listed
+                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
+                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
+    dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
+    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
+    o.length =
+        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
+    return o;
+}
+
+/* All of block `turn`, at most max_length bytes. */
+static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t max_length)
+{
+    dcomm_operand o = dcommi_block_chunk(k, space, turn, 0, 0);
+    o.max_length = max_length;
+    return o;
+}
+
+/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
+static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
+                                              int64_t chunk, int depth)
+{
+    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
+    o.length = dcommi_linear(length, depth, -chunk);
+    return o;
+}
+
+/* Rank number (index + coef * i[depth]) mod n. */
+static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
+{
+    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
+}
+
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
+static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
+}
+
+static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    if (trips > 1) {
+        dcommi_end(b, lane);
+    }
+}
+
+/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
+ * the element, at least one element. */
+static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
+    return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+}
+
+/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
+static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
+{
+    return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
+}
+
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
+{
+    int64_t first = (int64_t)b->ntable;
+    for (int i = 0; i < s->nranks; i++) {
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
+        dcommi_build_table(b, &bytes, 1);
+    }
+    return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
+}
+
+/* The longest of n counts, in bytes. */
+static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
+{
+    size_t longest = 0;
+    for (int i = 0; i < s->nranks; i++) {
+        longest = elements[i] > longest ? elements[i] : longest;
+    }
+    return dcommi_shape_bytes(s, longest);
+}
+
+/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
+static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
+{
+    dcommi_turn t = {s->rank + 1, depth, 1};
+    return t;
+}
+
+/* Send `what` to every other rank, without waiting. */
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+                                         dcomm_operand what, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
+                                             int64_t *longest)
+{
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
+    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
+        blocks.listed = true;
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
+        *longest = dcommi_longest(s, s->counts);
+    } else {
+        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
+    }
+    return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
+}
+
+/* Where this rank's own block begins, and how long it is. */
+static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
+}
+
+static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
+}
+
+/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
+ * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
+ */
+static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
+                                          int64_t stride, dcomm_operand own, dcomm_operand out[3])
+{
+    size_t n = 0;
+    if (s->rank > 0) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)s->rank;
+        out[n].stride = stride;
+        n++;
+    }
+    out[n++] = own;
+    if (s->rank + 1 < s->nranks) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
+        out[n].stride = stride;
+        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
+        out[n].peer = dcommi_const(s->rank + 1);
+        n++;
+    }
+    return n;
+}
+
+#endif
+
+/* The two sides of an all-to-all: blocks to send and blocks to receive, by rank. */
+typedef struct dcommi_a2a {
+    dcommi_blocks send, recv;
+    int64_t longest_send, longest_recv;
+    dcomm_space space; /* of the blocks to send */
+} dcommi_a2a;
+
+static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_a2a a = {.send = {.n = s->nranks}, .recv = {.n = s->nranks}};
+    a.space = dcommi_input_of(s, 0).space;
+    if (s->coll == DCOMM_COLL_ALLTOALLV) {
+        a.send.listed = a.recv.listed = true;
+        a.send.offsets = dcommi_table_bytes(s, b, s->send_displs);
+        a.send.lengths = dcommi_table_bytes(s, b, s->send_counts);
+        a.recv.offsets = dcommi_table_bytes(s, b, s->displs);
+        a.recv.lengths = dcommi_table_bytes(s, b, s->counts);
+        a.longest_send = dcommi_longest(s, s->send_counts);
+        a.longest_recv = dcommi_longest(s, s->counts);
+    } else {
+        int64_t block = dcommi_shape_bytes(s, s->count);
+        a.send.stride = a.send.length = a.recv.stride = a.recv.length = block;
+        a.longest_send = a.longest_recv = block;
+    }
+    return a;
+}
+
+/* This rank's block for itself. */
+static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a)
+{
+    if (!s->in_place) {
+        dcommi_turn own = dcommi_turn_at(s->rank);
+        dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
+                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv), 0);
+    }
+}
+
+/* Start the exchange with rank `to` (send) and rank `from` (receive). */
+static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+                             dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
+{
+    dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
+    dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
+                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC);
+}
+
+/* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
+static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
+                                         const dcommi_a2a *a, dcommi_turn to, int64_t aside)
+{
+    dcomm_operand block = dcommi_block_whole(&a->send, a->space, to, a->longest_send);
+    if (!s->in_place) {
+        return block;
+    }
+    dcomm_operand copy = dcommi_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
+    dcommi_copy(b, 0, copy, block, 0);
+    return copy;
+}
+
+static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_a2a a = dcommi_a2a_make(s, b);
+    int64_t n = s->nranks, rounds = (n - 1) / 2;
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    int64_t aside[2] = {0, 0};
+    if (s->in_place) {
+        aside[0] = dcommi_build_scratch(b, a.longest_send);
+        aside[1] = dcommi_build_scratch(b, a.longest_send);
+    }
+    dcommi_a2a_own(s, b, &a);
+    if (rounds > 0) {
+        int d = dcommi_loop(b, 0, dcommi_const(rounds));
+        dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
+        dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
+        dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
+        dcommi_a2a_start(s, b, &a, up, ahead, behind, tag);
+        dcommi_a2a_start(s, b, &a, down, behind, ahead, tag);
+        dcommi_fence(b, 0);
+        dcommi_end(b, 0);
+    }
+    if (n % 2 == 0) {
+        dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
+        dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
+        dcommi_a2a_start(s, b, &a, across, opposite, opposite, tag);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_a2a a = dcommi_a2a_make(s, b);
+    int64_t n = s->nranks, block = a.longest_send;
+    bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
+    if (s->in_place) {
+        /* All of it has to leave before any of it may be overwritten. */
+        int64_t aside = dcommi_build_scratch(b, n * block);
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, aside, n * block),
+                    dcommi_span(a.space, 0, n * block), 0);
+        a.space = DCOMM_SPACE_SCRATCH;
+        a.send.base = aside;
+    }
+    uint16_t slot = read ? dcommi_build_slot(b) : 0, readers = read ? dcommi_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    if (read) {
+        dcommi_expose(b, 0, dcommi_span(a.space, a.send.base, n * block), slot,
+                      dcommi_const(DCOMM_ALL_PEERS));
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn to = dcommi_others(s, d), from = {s->rank - 1, d, -1};
+    if (read) {
+        dcommi_copy(
+            b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
+            dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
+            DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
+                         dcommi_const(tag));
+    }
+    dcommi_end(b, 0);
+    dcommi_a2a_own(s, b, &a);
+    dcommi_fence(b, 0);
+    if (read) {
+        dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+        dcommi_await(b, 0, readers, dcommi_const(n - 1));
+    }
+    return b->status;
+}
+
+/* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
+ * after the other: runs of `bit` blocks, of which the last may be shorter. */
+static void dcommi_bruck_pack(dcommi_builder *b, int64_t n, int64_t block, int64_t bit,
+                              int64_t blocks, int64_t packed, int64_t length, bool unpack)
+{
+    int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
+    int d = dcommi_loop_many(b, 0, runs);
+    dcomm_operand spread = dcommi_at(
+        DCOMM_SPACE_SCRATCH, dcommi_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
+    dcomm_operand dense =
+        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(packed, d, bit * block), bit * block);
+    spread.length = dense.length = dcommi_linear(length, d, -bit * block);
+    dcommi_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
+    dcommi_end_many(b, 0, runs);
+}
+
+/* Blocks with bit `bit` among the distances 0 .. n-1. */
+static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
+{
+    return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
+}
+
+static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank, block = dcommi_shape_bytes(s, s->count);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t half = dcommi_bruck_count(n, 1);
+    for (int64_t bit = 2; bit < n; bit *= 2) {
+        half = dcommi_max64(half, dcommi_bruck_count(n, bit));
+    }
+    int64_t blocks = dcommi_build_scratch(b, n * block);
+    int64_t leaving = dcommi_build_scratch(b, half * block);
+    int64_t coming = dcommi_build_scratch(b, half * block);
+    int64_t tag = 0;
+
+    /* Block i is the one that has distance i to go: rotate the input by rank. */
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
+                dcommi_span(input, rank * block, (n - rank) * block), 0);
+    if (rank > 0) {
+        dcommi_copy(b, 0,
+                    dcommi_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
+                    dcommi_span(input, 0, rank * block), 0);
+    }
+    for (int64_t bit = 1; bit < n; bit *= 2) {
+        int64_t length = dcommi_bruck_count(n, bit) * block;
+        tag = dcommi_build_tags(b, 1);
+        dcommi_bruck_pack(b, n, block, bit, blocks, leaving, length, false);
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, length),
+                    dcommi_const((rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, length),
+                    dcommi_const((rank - bit + n) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcommi_fence(b, 0);
+        dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
+    }
+    /* What travelled distance i came from rank-i. */
+    int d = dcommi_loop(b, 0, dcommi_const(n));
+    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, rank, d, -1, n), block),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
+    dcommi_end(b, 0);
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_coded_hier.h ================================================= */
+/* algo_coded_hier.h - compressed all-reduce over several hosts, compressed between them only:
+ * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
+ * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is. */
+#ifndef DCOMMI_ALGO_CODED_HIER_H
+#define DCOMMI_ALGO_CODED_HIER_H
+
+/* ==== include/dcomm/impl/algo_coded.h ====================================================== */
+/* algo_coded.h - compressed all-reduce of f32: contributions travel encoded, and are decoded, added
+ * in f32 in rank order, and encoded once more by one rank only, so that all end with the same bits.
+ *
+ * coded_allgather: everybody sends its encoding to everybody, who decodes and adds all of them.
+ * N-1 encodings per rank, each element encoded once: what sparse codecs and two ranks want.
+ * coded_two_shot: reduce-scatter and all-gather by direct exchange. The owner of a shard decodes
+ * and adds all contributions in one pass and encodes the sum; it decodes its own encoding as the
+ * others do. 2(N-1)/N encodings per rank and two roundings whatever N: what quantizers want.
+ *
+ * The buffer is cut into chunks. Each kind of work on a chunk - encode, send, receive, add, ... -
+ * has a lane that takes chunks in turn and waits for the lane before it, so that one chunk is
+ * encoded while another is on the wire; a window of slots bounds the memory and keeps it in cache.
+ * Tracks are several such sets of lanes that take turns, so that the network never waits for the
+ * end of a chunk. Slots are numbered by distance: slot d holds what is for, or from, rank + 1 + d.
+ */
+#ifndef DCOMMI_ALGO_CODED_H
+#define DCOMMI_ALGO_CODED_H
+
+
+#define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
+#define DCOMMI_CODED_WINDOW 4          /* chunks of a track that have slots */
+#define DCOMMI_CODED_TRACKS 2
+#define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
+
+/* How a buffer is cut, and what the pieces need. */
+typedef struct dcommi_coded_cut {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
+    int64_t encoded, stride;             /* most that a chunk is encoded to; a slot */
+} dcommi_coded_cut;
+
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcommi_builder *b,
+                                                     int64_t nblocks)
+{
+    dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
+    const dcommi_coding *coding = s->coding;
+    int64_t share = dcommi_ceil_div(k.total, nblocks);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CODED_CHUNK;
+    wanted = dcommi_max64(wanted, dcommi_ceil_div(k.total, DCOMMI_CODED_CHUNKS));
+    if (!coding->whole) {
+        k.chunks = dcommi_max64(1, dcommi_ceil_div(share, wanted));
+    }
+    /* Blocks that begin where the codec's own blocks do, unless that made them uneven. */
+    int64_t grain = 4 * dcommi_max64(coding->granule, 16);
+    grain = share >= 8 * grain * k.chunks ? grain : 4;
+    k.chunk = dcommi_ceil_div(dcommi_ceil_div(share, k.chunks), grain) * grain;
+    k.block = k.chunk * k.chunks;
+    size_t most = coding->max_bytes(coding->sizes, (size_t)k.chunk / 4);
+    if (most > (size_t)INT64_MAX / 4096) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %" PRId64 " elements may take any number of bytes",
+                                          b->head.name, k.chunk / 4));
+        most = 0;
+    }
+    k.encoded = (int64_t)most;
+    k.stride = dcommi_ceil_div(dcommi_max64(k.encoded, 1), 64) * 64;
+    b->head.codec = coding->codec;
+    b->head.codec_length = coding->cost_length;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    return k;
+}
+
+/* Every `tracks`-th chunk from `first` on. */
+typedef struct dcommi_coded_track {
+    const dcommi_coded_cut *k;
+    int lane; /* its first one */
+    int64_t first, step, trips;
+    int64_t window; /* slots of each kind */
+    bool reuses;    /* fewer slots than chunks */
+} dcommi_coded_track;
+
+static inline int dcommi_coded_tracks(const dcommi_coded_cut *k)
+{
+    return (int)dcommi_min64(k->chunks, k->s->lanes > 1 ? k->s->lanes : DCOMMI_CODED_TRACKS);
+}
+
+static inline dcommi_coded_track dcommi_coded_track_make(const dcommi_coded_cut *k, int number,
+                                                         int tracks, int lanes)
+{
+    dcommi_coded_track t = {.k = k, .lane = lanes * number, .first = number, .step = tracks};
+    t.trips = (k->chunks - number - 1) / tracks + 1;
+    t.window = dcommi_min64(t.trips, DCOMMI_CODED_WINDOW);
+    t.reuses = t.window < t.trips;
+    return t;
+}
+
+/* ---- places ---- */
+
+/* scale * chunk number + add, for the chunk of the loop at depth u. */
+static inline dcomm_expr dcommi_coded_chunk(const dcommi_coded_track *t, int u, int64_t scale,
+                                            int64_t add)
+{
+    return dcommi_linear(add + scale * t->first, u, scale * t->step);
+}
+
+/* The chunk of the block of rank index + coef * i[v]. */
+static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcomm_space space,
+                                               int u, dcommi_turn turn)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcomm_expr offset = dcommi_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
+    offset = dcommi_plus(offset, k->chunk * t->first);
+    dcomm_operand o = dcommi_at(space, dcommi_plus_loop(offset, u, k->chunk * t->step), k->chunk);
+    o.clip = k->total;
+    return o;
+}
+
+/* The number of the f32 at an offset. */
+static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
+{
+    offset.add /= 4;
+    offset.scale /= 4;
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        offset.post[d] /= 4;
+    }
+    return offset;
+}
+
+/* Slot `index` of n for this chunk, and v slots on: (n*u + index + v) of those that take turns. */
+static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t n, int u,
+                                           int64_t index, int v, int64_t per)
+{
+    dcomm_expr e = dcommi_modular(1, index, u, n, n * t->window);
+    e.coef[v] += per;
+    return e;
+}
+
+/* Slots in scratch with the lengths of what they hold in words. */
+typedef struct dcommi_coded_slots {
+    int64_t at, word;
+    int64_t n; /* for each chunk */
+} dcommi_coded_slots;
+
+static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_track *t, int64_t n)
+{
+    dcommi_builder *b = t->k->b;
+    dcommi_coded_slots slots = {.n = n, .word = b->head.nwords};
+    slots.at = dcommi_build_scratch(b, n * t->window * t->k->stride);
+    if (b->head.nwords + n * t->window > DCOMM_PLAN_MAX_WORDS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: too many ranks for %d words",
+                                          b->head.name, DCOMM_PLAN_MAX_WORDS));
+    }
+    b->head.nwords += (uint32_t)(n * t->window);
+    return slots;
+}
+
+/* The room of a slot. */
+static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
+                                              const dcommi_coded_slots *slots, int u, int64_t index,
+                                              int v, int64_t per)
+{
+    dcomm_expr offset = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    offset.scale = t->k->stride;
+    return dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, slots->at), t->k->encoded);
+}
+
+/* What is in a slot. */
+static inline dcomm_operand dcommi_coded_held(const dcommi_coded_track *t,
+                                              const dcommi_coded_slots *slots, int u, int64_t index,
+                                              int v, int64_t per)
+{
+    dcomm_operand o = dcommi_coded_room(t, slots, u, index, v, per);
+    o.length = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    o.length.kind = DCOMM_EXPR_WORD;
+    o.length.first = slots->word;
+    return o;
+}
+
+/* What all ranks sent, in rank order, where slot n-1 is this rank's own. Returns how many operands.
+ */
+static inline size_t dcommi_coded_all(const dcommi_coded_track *t, const dcommi_coded_slots *slots,
+                                      int u, dcomm_operand out[2])
+{
+    int64_t n = t->k->s->nranks, rank = t->k->s->rank;
+    out[0] = dcommi_coded_held(t, slots, u, n - 1 - rank, u, 0);
+    out[0].repeat = (uint32_t)rank + 1;
+    out[0].stride = t->k->stride;
+    out[1] = dcommi_coded_held(t, slots, u, 0, u, 0);
+    out[1].repeat = (uint32_t)(n - 1 - rank);
+    out[1].stride = t->k->stride;
+    return rank + 1 < n ? 2 : 1;
+}
+
+/* ---- steps ---- */
+
+/* Encode the chunk of block `turn` of the input into a slot. */
+static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int u, int64_t index, int v,
+                                       int64_t per, dcommi_turn turn)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcomm_step *step = dcommi_build_step(k->b, lane, DCOMM_STEP_ENCODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src = dcommi_coded_piece(t, dcommi_input_of(k->s, 0).space, u, turn);
+    step->dst = dcommi_coded_room(t, slots, u, index, v, per);
+    step->word = (int32_t)slots->word;
+    step->value = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    step->index = dcommi_coded_number(src.offset);
+    dcommi_build_sources(k->b, step, &src, 1);
+}
+
+static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operand dst,
+                                       const dcomm_operand *src, size_t n, unsigned flags)
+{
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->index = dcommi_coded_number(dst.offset);
+        step->flags = (uint8_t)flags;
+        dcommi_build_sources(b, step, src, n);
+    }
+}
+
+static inline void dcommi_coded_count(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                      int64_t value)
+{
+    dcommi_signal(t->k->b, lane, counter, dcommi_const(t->k->s->rank), dcommi_const(value));
+}
+
+/* Wait for this chunk of another lane. */
+static inline void dcommi_coded_after(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                      int u)
+{
+    dcommi_await(t->k->b, lane, counter, dcommi_linear(1, u, 1));
+}
+
+/* Before the loop: as many chunks as there are slots need not wait for one that is free. */
+static inline void dcommi_coded_credit(const dcommi_coded_track *t, int lane, uint16_t counter)
+{
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, counter, t->window);
+    }
+}
+
+static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                         int u)
+{
+    if (t->reuses) {
+        dcommi_coded_after(t, lane, counter, u);
+    }
+}
+
+/* A lane that sends each chunk, when it is `ready`, to all others: from slot d, or, where one
+ * encoding is for all, from slot `only`. */
+static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int64_t only,
+                                       uint16_t ready, uint16_t sent, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    const dcommi_shape *s = t->k->s;
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, ready, u);
+    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    dcommi_send(b, lane, dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
+                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_coded_chunk(t, u, 1, tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, lane, s->nranks - 1);
+    dcommi_fence(b, lane);
+    dcommi_coded_count(t, lane, sent, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+/* A lane that receives each chunk from all others into their slots, when these are `free`. */
+static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
+                                         const dcommi_coded_slots *slots, uint16_t vacant,
+                                         uint16_t received, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    const dcommi_shape *s = t->k->s;
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, vacant, u);
+    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
+    if (step != NULL) {
+        step->flags = DCOMM_STEP_ASYNC;
+        step->dst = dcommi_coded_room(t, slots, u, 0, d, 1);
+        step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
+        step->tag = dcommi_coded_chunk(t, u, 1, tag);
+        step->word = (int32_t)slots->word;
+        step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+    }
+    dcommi_end_many(b, lane, s->nranks - 1);
+    dcommi_fence(b, lane);
+    dcommi_coded_count(t, lane, received, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi_builder *b)
+{
+    if (s->coding == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s needs a codec", b->head.name);
+    }
+    if (s->dtype != DCOMM_F32 || (s->op != DCOMM_SUM && s->op != DCOMM_AVG)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: %s of %s has no compressed form",
+                           b->head.name, dcomm_op_name(s->op), dcomm_dtype_name(s->dtype));
+    }
+    return DCOMM_OK;
+}
+
+/* ---- all-gather of encodings ---- */
+
+static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    int64_t n = t->k->s->nranks;
+    dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
+    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    dcommi_turn whole = dcommi_turn_at(0);
+
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, sent);
+    dcommi_coded_credit(t, lane, added);
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, sent, u);
+    dcommi_coded_room_for(t, lane, added, u);
+    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
+    dcommi_coded_count(t, lane, encoded, 1);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &slots, n - 1, encoded, sent, tag);
+    dcommi_coded_receiver(t, lane + 2, &slots, added, received, tag);
+
+    lane = t->lane + 3;
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcomm_operand all[2];
+    size_t count = dcommi_coded_all(t, &slots, u, all);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
+                        DCOMM_STEP_FINAL);
+    dcommi_coded_count(t, lane, added, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, 1);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, k.chunks);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
+        dcommi_coded_allgather_track(&t, tag);
+    }
+    return b->status;
+}
+
+/* ---- two shots ---- */
+
+/* The owner of a shard: add all, encode the sum, decode it as the others do. */
+static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
+                               const dcommi_coded_slots *in, const dcommi_coded_slots *out,
+                               int64_t sum)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcommi_builder *b = k->b;
+    int64_t begin = k->s->rank * k->block, room = dcommi_max64(k->total - begin, 0);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src[2];
+    size_t n = dcommi_coded_all(t, in, u, src);
+    step->flags = DCOMM_STEP_FINAL;
+    step->slot = 1;
+    step->dst = dcommi_coded_room(t, out, u, 0, u, 0);
+    step->word = (int32_t)out->word;
+    step->value = dcommi_coded_turn(t, 1, u, 0, u, 0);
+    step->index = dcommi_coded_chunk(t, u, k->chunk / 4, begin / 4);
+    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
+    step->stage.length = dcommi_coded_chunk(t, u, -k->chunk, room);
+    dcommi_build_sources(b, step, src, n);
+}
+
+static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
+{
+    const dcommi_shape *s = t->k->s;
+    dcommi_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    dcommi_coded_slots out = dcommi_coded_slots_make(t, n - 1), in = dcommi_coded_slots_make(t, n);
+    dcommi_coded_slots sums = dcommi_coded_slots_make(t, 1);
+    dcommi_coded_slots results = dcommi_coded_slots_make(t, n - 1);
+    int64_t sum = dcommi_build_scratch(b, t->k->chunk);
+    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    uint16_t vacant = dcommi_build_counter(b), returned = dcommi_build_counter(b);
+    uint16_t arrived = dcommi_build_counter(b), decoded = dcommi_build_counter(b);
+
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, sent);
+    dcommi_coded_credit(t, lane, vacant);
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, sent, u);
+    int d = dcommi_loop_many(b, lane, n - 1);
+    dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
+    dcommi_end_many(b, lane, n - 1);
+    dcommi_coded_room_for(t, lane, vacant, u);
+    dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
+    dcommi_coded_count(t, lane, encoded, 1);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
+    dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
+
+    lane = t->lane + 3;
+    dcommi_coded_credit(t, lane, returned);
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcommi_coded_room_for(t, lane, returned, u);
+    dcommi_coded_owner(t, lane, u, &in, &sums, sum);
+    dcommi_coded_count(t, lane, added, 1);
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, vacant, 1);
+    }
+    dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
+                        &own, 1, 0);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
+    dcommi_coded_receiver(t, lane + 2, &results, decoded, arrived, tag2);
+
+    lane = t->lane + 6;
+    dcommi_coded_credit(t, lane, decoded);
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, arrived, u);
+    d = dcommi_loop_many(b, lane, n - 1);
+    dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
+                        &theirs, 1, 0);
+    dcommi_end_many(b, lane, n - 1);
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, decoded, 1);
+    }
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, k.chunks), tag2 = dcommi_build_tags(b, k.chunks);
+    int64_t begin = dcommi_min64(s->rank * k.block, k.total);
+    b->head.recoded_first = begin / 4;
+    b->head.recoded_count = dcommi_min64(k.block, k.total - begin) / 4;
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 7);
+        dcommi_coded_two_shot_track(&t, tag, tag2);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_hier.h ======================================================= */
+/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
+ * chunk.
+ *
+ * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
+ * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
+ * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
+ * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
+ * shard is broadcast across hosts, and the other hosts all-gather.
+ * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
+ * broadcasts.
+ *
+ * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
+ * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
+#ifndef DCOMMI_ALGO_HIER_H
+#define DCOMMI_ALGO_HIER_H
+
+/* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
+/* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
+ * cross between groups once.
+ *
+ * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
+ * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
+ * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
+ * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
+ * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
+ * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
+ * message. What a round does within the group overlaps with other rounds' messages. */
+#ifndef DCOMMI_ALGO_HIER_BLOCKS_H
+#define DCOMMI_ALGO_HIER_BLOCKS_H
+
+/* ==== include/dcomm/impl/algo_hier_parts.h ================================================= */
+/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
+ * sub-plans of the levels. */
+#ifndef DCOMMI_ALGO_HIER_PARTS_H
+#define DCOMMI_ALGO_HIER_PARTS_H
+
+/* ==== include/dcomm/impl/algo_direct.h ===================================================== */
+/* algo_direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
+ * folds in rank order.
+ *
+ * Short blocks travel as messages. Long ones are offered to the peers (EXPOSE), who read them where
+ * they lie, so that a reduction of N inputs passes over memory once; then everybody says that it
+ * has read, because memory must stay until then.
+ *
+ * one_shot: all-reduce in one step, (N-1) S per rank. two_shot: direct reduce-scatter and direct
+ * all-gather, 2 steps, 2(N-1)/N S per rank, as in Thakur, Rabenseifner and Gropp, "Optimization of
+ * collective communication operations in MPICH", IJHPCA 19 (2005). star: all to rank 0 and back,
+ * what a parameter server does (Li et al., OSDI 2014): (N-1) S in and out of rank 0. */
+#ifndef DCOMMI_ALGO_DIRECT_H
+#define DCOMMI_ALGO_DIRECT_H
+
+
+/* Nobody leaves before everybody has read what it needs. */
+static void dcommi_direct_read_barrier(const dcommi_shape *s, dcommi_builder *b)
+{
+    uint16_t readers = dcommi_build_counter(b);
+    dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcommi_await(b, 0, readers, dcommi_const(s->nranks - 1));
+}
+
+/* All-reduce of two ranks: one message, folded as it arrives. */
+static void dcommi_direct_pair(const dcommi_shape *s, dcommi_builder *b, int64_t bytes)
+{
+    dcommi_input in = dcommi_input_of(s, 0);
+    dcomm_operand own = dcommi_span(in.space, 0, bytes), sent = own;
+    int64_t stage = dcommi_build_scratch(b, bytes);
+    dcomm_expr peer = dcommi_const(1 - s->rank);
+    int64_t tag = dcommi_build_tags(b, 1);
+    if (s->in_place) {
+        sent = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+        dcommi_copy(b, 0, sent, own, 0);
+    }
+    dcommi_send(b, 0, sent, peer, dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_recv_reduce(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes),
+                       s->rank == 0 ? own : dcommi_msg(), s->rank == 0 ? dcommi_msg() : own,
+                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcommi_const(tag),
+                       DCOMM_STEP_FINAL);
+    dcommi_fence(b, 0);
+}
+
+/* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
+static void dcommi_direct_into_slots(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+                                     int64_t length, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_expr slot = dcommi_modular(length, peer.index, d, 1, s->nranks);
+    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(slot, slots), length),
+                dcommi_rank_at(s->nranks, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
+static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+                                     int64_t slots, int64_t length, dcomm_operand own)
+{
+    dcomm_operand ordered[3];
+    dcomm_operand others = dcommi_span(DCOMM_SPACE_SCRATCH, slots, length);
+    size_t count = dcommi_in_rank_order(s, others, length, own, ordered);
+    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+}
+
+/* The same where the others' pieces lie at `offset` of what they have exposed. */
+static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+                                     uint16_t slot, int64_t offset, int64_t length,
+                                     dcomm_operand own)
+{
+    dcomm_operand ordered[3];
+    dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
+    size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
+    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+}
+
+/* ---- all-reduce ---- */
+
+static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t bytes = dcommi_shape_bytes(s, s->count);
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+    if (bytes >= DCOMMI_PEER_READ_MIN) {
+        uint16_t slot = dcommi_build_slot(b);
+        if (s->in_place) {
+            /* Others still read the input while the result is written. */
+            own = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            dcommi_copy(b, 0, own, out, 0);
+        }
+        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own);
+        dcommi_direct_read_barrier(s, b);
+    } else if (s->nranks == 2) {
+        dcommi_direct_pair(s, b, bytes);
+    } else {
+        int64_t slots = dcommi_build_scratch(b, s->nranks * bytes);
+        int64_t tag = dcommi_build_tags(b, 1);
+        dcommi_send_to_others(s, b, own, tag);
+        dcommi_direct_into_slots(s, b, slots, bytes, tag);
+        dcommi_fence(b, 0);
+        dcommi_direct_fold_slots(s, b, out, slots, bytes, own);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
+    dcommi_partition p = dcommi_partition_make(total, n, 0, (int64_t)dcomm_dtype_size(s->dtype));
+    dcommi_blocks blocks = {.n = n, .stride = p.block, .length = p.block, .clip = total};
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t begin = dcommi_min64(s->rank * p.block, total);
+    int64_t length = dcommi_min64(p.block, total - begin);
+    dcomm_operand own = dcommi_span(input, begin, length);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
+    if (p.block >= DCOMMI_PEER_READ_MIN) {
+        uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
+        dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
+        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own);
+        dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
+        int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+        dcommi_turn peer = dcommi_others(s, d);
+        dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
+        dcomm_operand theirs =
+            dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
+        /* The last blocks are shorter: total - block*rank. */
+        theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+        dcommi_end(b, 0);
+        dcommi_fence(b, 0);
+        dcommi_direct_read_barrier(s, b);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, n * length);
+    int64_t tag = dcommi_build_tags(b, 2);
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block), dcommi_rank_at(n, peer),
+                dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_direct_into_slots(s, b, slots, length, tag);
+    dcommi_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, length, own);
+    dcommi_send_to_others(s, b, out, tag + 1);
+    d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    peer = dcommi_others(s, d);
+    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
+                dcommi_rank_at(n, peer), dcommi_const(tag + 1), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* ---- reduce-scatter and all-gather ---- */
+
+static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_operand own = dcommi_span(input, begin, length);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
+    if (longest >= DCOMMI_PEER_READ_MIN) {
+        uint16_t slot = dcommi_build_slot(b);
+        int64_t total = n * blocks.stride;
+        for (int64_t i = 0; blocks.listed && i < n; i++) {
+            total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
+        }
+        dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own);
+        dcommi_direct_read_barrier(s, b);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, n * length);
+    int64_t tag = dcommi_build_tags(b, 1);
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
+                dcommi_const(tag), DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_direct_into_slots(s, b, slots, length, tag);
+    dcommi_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, length, own);
+    return b->status;
+}
+
+static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcommi_input in = dcommi_input_of(s, begin);
+    dcomm_operand own = dcommi_span(in.space, in.base, length);
+    bool read = longest >= DCOMMI_PEER_READ_MIN;
+    uint16_t slot = read ? dcommi_build_slot(b) : 0;
+    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    if (read) {
+        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+    } else {
+        dcommi_send_to_others(s, b, own, tag);
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
+    if (read) {
+        dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+        theirs.length = dcommi_block_length(&blocks, peer);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    }
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    }
+    dcommi_fence(b, 0);
+    if (read) {
+        dcommi_direct_read_barrier(s, b);
+    }
+    return b->status;
+}
+
+/* ---- all to one, one to all ---- */
+
+/* Chunks for which the root of a star has room from everybody. */
+static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
+{
+    int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
+    return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
+}
+
+/* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
+static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
+    int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
+    int64_t tag = dcommi_build_tags(b, chunks);
+    uint16_t sent = dcommi_build_counter(b);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (s->rank > 0) {
+        int c = dcommi_loop_many(b, 0, chunks);
+        dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
+                    dcommi_linear(tag, c, 1), 0);
+        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
+        dcommi_end_many(b, 0, chunks);
+        c = dcommi_loop_many(b, 1, chunks);
+        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
+        dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
+                    dcommi_linear(tag, c, 1), 0);
+        dcommi_end_many(b, 1, chunks);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, (n - 1) * chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_expr length = dcommi_linear(total, c, -chunk), order = dcommi_linear(tag, c, 1);
+    dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcomm_operand slot = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(slots, d, chunk), chunk);
+    slot.length = length;
+    dcommi_recv(b, 0, slot, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_fence(b, 0);
+    dcomm_operand pieces[2] = {dcommi_span_chunk(input, 0, total, chunk, c),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
+    pieces[1].repeat = (uint32_t)(n - 1);
+    pieces[1].stride = chunk;
+    pieces[1].length = length;
+    dcommi_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
+    d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_send(b, 0, out, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* Reduction at the root, in rank order: it reads long inputs where they lie. */
+static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    if (read) {
+        uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+        if (root) {
+            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own);
+            dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+        } else {
+            dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
+            dcommi_await(b, 0, done, dcommi_const(1));
+        }
+        return b->status;
+    }
+    int64_t tag = dcommi_build_tags(b, 1);
+    if (!root) {
+        dcommi_send(b, 0, own, dcommi_const(s->root), dcommi_const(tag), 0);
+        return b->status;
+    }
+    int64_t slots = dcommi_build_scratch(b, s->nranks * total);
+    dcommi_direct_into_slots(s, b, slots, total, tag);
+    dcommi_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, total, own);
+    return b->status;
+}
+
+static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    if (!root) {
+        if (read) {
+            dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
+                        0);
+            dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+        } else {
+            dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
+        }
+        return b->status;
+    }
+    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
+    if (read) {
+        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+    } else {
+        dcommi_send_to_others(s, b, own, tag);
+    }
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, own, 0);
+    }
+    if (read) {
+        dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+    } else {
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
+/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
+ *
+ * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
+ * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
+ * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
+ * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
+ * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
+ * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
+ * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
+ * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
+ * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
+ * need the same number of bytes as for powers of two and no step before or after. */
+#ifndef DCOMMI_ALGO_DOUBLING_H
+#define DCOMMI_ALGO_DOUBLING_H
+
+
+static bool dcommi_is_power_of_two(int64_t n)
+{
+    return (n & (n - 1)) == 0;
+}
+
+/* A constant run of bytes. */
+typedef struct dcommi_range {
+    dcomm_space space;
+    int64_t offset, length;
+} dcommi_range;
+
+static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
+{
+    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
+}
+
+/* What the exchanges of one plan have in common. */
+typedef struct dcommi_exchange {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, stage;
+    int64_t tags; /* that one message may take */
+    int64_t tag;  /* next free one; counted alike on every rank */
+} dcommi_exchange;
+
+/* `messages` of at most `longest` bytes to come. */
+static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
+                                            int64_t longest, int64_t messages, bool folds)
+{
+    dcommi_exchange x = {.s = s, .b = b};
+    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
+    x.tags = dcommi_chunks_of(longest, x.chunk);
+    x.tag = dcommi_build_tags(b, x.tags * messages);
+    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
+    return x;
+}
+
+static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* into <- fold(own, message), or fold(message, own) where the message comes first. */
+static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
+                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
+                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
+                       dcommi_linear(tag, c, 1), flags);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* ---- recursive doubling ---- */
+
+/* Each step reads one buffer and writes another, because what is being sent must not change. The
+ * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
+ * first, which makes their bits equal. */
+static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
+    int steps = 0;
+    while (2 * power <= n) {
+        power *= 2;
+        steps++;
+    }
+    int64_t paired = 2 * (n - power), rank = s->rank;
+    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
+    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
+    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
+    int64_t back = x.tag + (steps + 1) * x.tags;
+    if (rank < paired && rank % 2 == 0) {
+        dcommi_exchange_send(&x, input, rank + 1, x.tag);
+        dcommi_fence(b, 0);
+        dcommi_exchange_recv(&x, out, rank + 1, back);
+        dcommi_fence(b, 0);
+        return b->status;
+    }
+    bool turns = steps > 1 || paired > 0 || s->in_place;
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
+    dcommi_range current = input;
+    if (rank < paired) {
+        current = steps % 2 == 0 ? out : scratch;
+        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
+    } else if (s->in_place && steps % 2 == 1) {
+        current = scratch;
+        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
+                    dcommi_span(input.space, input.offset, bytes), 0);
+    }
+    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
+    for (int k = 0; k < steps; k++) {
+        int64_t other = number ^ ((int64_t)1 << k);
+        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
+        int64_t tag = x.tag + (k + 1) * x.tags;
+        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
+        dcommi_exchange_send(&x, current, peer, tag);
+        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
+                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(b, 0);
+        current = next;
+    }
+    if (rank < paired) {
+        dcommi_exchange_send(&x, out, rank - 1, back);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+/* ---- recursive halving and its reverse ---- */
+
+/* How a packed buffer is cut into one block per rank. */
+typedef struct dcommi_cut {
+    const dcommi_shape *s;
+    bool listed;
+    int64_t stride, total;
+} dcommi_cut;
+
+/* Where block i (0 .. n) begins. */
+static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
+{
+    if (!cut->listed) {
+        return dcommi_min64(i * cut->stride, cut->total);
+    }
+    int64_t sum = 0;
+    for (int64_t k = 0; k < i; k++) {
+        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
+    }
+    return sum;
+}
+
+static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
+{
+    dcommi_cut cut = {.s = s};
+    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+        cut.total = dcommi_shape_bytes(s, s->count);
+        cut.stride =
+            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
+                .block;
+    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
+        cut.listed = true;
+        cut.total = dcommi_cut_at(&cut, s->nranks);
+    } else {
+        cut.stride = dcommi_shape_bytes(s, s->count);
+        cut.total = cut.stride * s->nranks;
+    }
+    return cut;
+}
+
+/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
+ * before a space that has only some of them), or, `rotated`, this rank's own block first. */
+typedef struct dcommi_place {
+    dcomm_space space;
+    int64_t offset;
+    bool rotated;
+} dcommi_place;
+
+/* Blocks first .. first+count-1, which must not wrap around. */
+static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
+                                     int64_t count)
+{
+    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
+    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
+    if (place.rotated) {
+        int64_t own = dcommi_cut_at(cut, rank);
+        r.offset += first >= rank ? -own : cut->total - own;
+    }
+    return r;
+}
+
+/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
+ * last one writes to `result`. */
+static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                               dcommi_place work, dcommi_place result)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
+        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
+        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
+                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
+                             d == 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
+        int64_t have = rank & ~(d - 1), peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
+        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+    }
+}
+
+/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
+static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
+                                 int64_t count[2])
+{
+    int64_t n = s->nranks;
+    first[0] = (s->rank + from) % n;
+    count[0] = dcommi_min64(to - from, n - first[0]);
+    first[1] = 0;
+    count[1] = to - from - count[0];
+    return count[1] > 0 ? 2 : 1;
+}
+
+/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
+static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
+                                  int64_t from, int64_t to, int64_t peer)
+{
+    int64_t first[2], count[2];
+    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
+    for (int i = 0; i < runs; i++) {
+        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
+                             x->tag + i * x->tags);
+    }
+}
+
+/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
+ * step with distance (reach+1)/2. */
+static int64_t dcommi_circulant_reach(int64_t n, int step)
+{
+    while (step-- > 0) {
+        n = (n + 1) / 2;
+    }
+    return n;
+}
+
+static int dcommi_circulant_steps(int64_t n)
+{
+    int steps = 0;
+    for (; n > 1; n = (n + 1) / 2) {
+        steps++;
+    }
+    return steps;
+}
+
+static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                     dcommi_place work, dcommi_place result)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    int steps = dcommi_circulant_steps(n);
+    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
+        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
+        int64_t block = (rank + n / 2) % n;
+        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
+        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
+        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
+                    dcommi_span(from.space, from.offset, from.length), 0);
+    }
+    for (int k = 0; k < steps; k++) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        bool last = k == steps - 1;
+        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
+        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
+                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
+                                 (rank - d + n) % n, x->tag + i * x->tags,
+                                 last ? DCOMM_STEP_FINAL : 0);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
+        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
+                                 x->tag + i * x->tags);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+    }
+}
+
+/* Messages of one half: a step's range may be two runs on the circulant graph. */
+static int64_t dcommi_halving_messages(int64_t n)
+{
+    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
+}
+
+/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                dcommi_place out)
+{
+    dcommi_builder *b = x->b;
+    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
+    dcomm_expr peer = dcommi_const(other);
+    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
+    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
+    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
+    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
+    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
+    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
+        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
+    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    chunks = dcommi_chunks_of(theirs.length, x->chunk);
+    c = dcommi_loop_many(b, 1, chunks);
+    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
+                0);
+    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
+                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcommi_end_many(b, 1, chunks);
+    dcommi_fence(b, 1);
+}
+
+static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x =
+        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
+    if (s->nranks == 2 && cut.stride > x.chunk) {
+        dcommi_halving_pair(&x, &cut, input, out);
+    } else if (dcommi_is_power_of_two(s->nranks)) {
+        dcommi_halving_xor(&x, &cut, input, out, out);
+        dcommi_doubling_xor(&x, &cut, out);
+    } else {
+        dcommi_halving_circulant(&x, &cut, input, out, out);
+        dcommi_doubling_circulant(&x, &cut, out);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
+    /* The one block of the result, placed so that its position in the packed buffer fits. */
+    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
+    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
+    if (dcommi_is_power_of_two(n)) {
+        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
+        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
+        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
+        dcommi_halving_xor(&x, &cut, input, work, result);
+    } else {
+        int64_t first[2], count[2], length = 0;
+        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
+        for (int i = 0; i < runs; i++) {
+            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
+        }
+        work.rotated = true;
+        work.offset = dcommi_build_scratch(b, length);
+        dcommi_halving_circulant(&x, &cut, input, work, result);
+    }
+    return b->status;
+}
+
+/* Do the blocks of an all-gather lie one after the other? */
+static bool dcommi_doubling_packed(const dcommi_shape *s)
+{
+    size_t next = 0;
+    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
+        if (s->counts[i] > 0 && s->displs[i] != next) {
+            return false;
+        }
+        next += s->counts[i];
+    }
+    return true;
+}
+
+/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
+ * gathered in scratch first. */
+static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
+    bool packed = dcommi_doubling_packed(s);
+    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
+    if (!packed) {
+        work.space = DCOMM_SPACE_SCRATCH;
+        work.offset = dcommi_build_scratch(b, cut.total);
+    }
+    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
+    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
+                                                    : dcommi_cut_at(&cut, rank));
+    if (!s->in_place || !packed) {
+        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
+                    dcommi_span(in.space, in.base, own.length), 0);
+    }
+    if (dcommi_is_power_of_two(n)) {
+        dcommi_doubling_xor(&x, &cut, work);
+    } else {
+        dcommi_doubling_circulant(&x, &cut, work);
+    }
+    if (!packed) {
+        int64_t longest = dcommi_longest(s, s->counts);
+        dcommi_blocks blocks = {.n = n, .listed = true};
+        blocks.offsets = (int64_t)b->ntable;
+        int64_t at = work.offset;
+        for (int64_t i = 0; i < n; i++) {
+            dcommi_build_table(b, &at, 1);
+            at += dcommi_shape_bytes(s, s->counts[i]);
+        }
+        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        int d = dcommi_loop(b, 0, dcommi_const(n));
+        dcommi_turn each = {0, d, 1};
+        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
+        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
+        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
+        dcommi_end(b, 0);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_ring.h ======================================================= */
+/* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
+ *
+ * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+ * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
+ * sends a partial block to its neighbour and folds the one that comes from the other side; after
+ * N-1 steps rank r holds block r complete. The all-gather passes complete blocks on in the same
+ * way. Per rank: (N-1)/N of the buffer in each half, 2(N-1)/N for all-reduce; N-1 or 2(N-1) steps.
+ *
+ * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
+ * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
+ * Several rings split the buffer; every other one runs backwards.
+ *
+ * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
+ * package and so on once, however the ranks are numbered. What is said above of ranks holds for
+ * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
+ * ranks that stand there. */
+#ifndef DCOMMI_ALGO_RING_H
+#define DCOMMI_ALGO_RING_H
+
+
+/* One ring: who the neighbours are and how far the chunks go. */
+typedef struct dcommi_ring {
+    dcommi_builder *b;
+    int64_t n, rank, next, previous;
+    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
+    int send_lane, recv_lane;
+    int64_t chunk, chunks, tag;
+    uint16_t received; /* counter of chunks that the receiving lane has */
+    uint16_t sent;     /* counter of chunks that the sending lane is done with */
+} dcommi_ring;
+
+static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
+                                    int64_t chunk, int64_t chunks, int64_t steps)
+{
+    dcommi_ring ring = {.b = b,
+                        .n = s->nranks,
+                        .rank = s->rank,
+                        .step = index % 2 == 0 ? 1 : -1,
+                        .send_lane = 2 * index,
+                        .recv_lane = 2 * index + 1,
+                        .chunk = chunk,
+                        .chunks = chunks};
+    ring.position = dcommi_order_position(s, s->rank);
+    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
+    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
+    ring.tag = dcommi_build_tags(b, steps * chunks);
+    ring.received = dcommi_build_counter(b);
+    ring.sent = dcommi_build_counter(b);
+    return ring;
+}
+
+/* Where a run of steps is: step u = first + i[u], chunk i[c]. */
+typedef struct dcommi_ring_run {
+    int64_t first, trips;
+    int u, c;
+} dcommi_ring_run;
+
+static dcommi_ring_run dcommi_ring_open(const dcommi_ring *ring, int lane, int64_t first,
+                                        int64_t trips)
+{
+    dcommi_ring_run run = {.first = first, .trips = trips};
+    run.u = dcommi_loop_many(ring->b, lane, trips);
+    run.c = dcommi_loop_many(ring->b, lane, ring->chunks);
+    return run;
+}
+
+static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ring_run *run)
+{
+    dcommi_end_many(ring->b, lane, ring->chunks);
+    dcommi_end_many(ring->b, lane, run->trips);
+}
+
+/* add + (u * chunks + c) */
+static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
+                                    int64_t add)
+{
+    dcomm_expr e = dcommi_linear(add + run->first * ring->chunks, run->c, 1);
+    return dcommi_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
+}
+
+/* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
+ * the own block); the block that it receives is one further back. */
+static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
+                                    int64_t ahead)
+{
+    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
+                     run->trips > 1 ? -ring->step : 0};
+    return t;
+}
+
+/* Steps first .. first+trips-1 of the sending lane. relay: what they send was received one step
+ * before. */
+static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *blocks,
+                              dcomm_space space, int64_t ahead, int64_t first, int64_t trips,
+                              bool relay)
+{
+    if (trips <= 0) {
+        return;
+    }
+    int lane = ring->send_lane;
+    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (relay) {
+        dcommi_await(ring->b, lane, ring->received,
+                     dcommi_ring_count(ring, &run, 1 - ring->chunks));
+    }
+    dcommi_send(
+        ring->b, lane,
+        dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
+        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
+    dcommi_ring_close(ring, lane, &run);
+}
+
+/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
+ * the step N-1 before, which must be over. */
+static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
+                              int64_t first, int64_t trips, bool overwrites)
+{
+    int lane = ring->recv_lane;
+    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    if (overwrites) {
+        dcommi_await(ring->b, lane, ring->sent,
+                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+    }
+    dcommi_recv(ring->b, lane,
+                dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
+                                   ring->chunk, run.c),
+                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcommi_ring_close(ring, lane, &run);
+}
+
+/* Steps of the receiving lane that fold into OUT, where the blocks lie as in the input. */
+static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *blocks,
+                              dcomm_space input, int64_t stage, int64_t first, int64_t trips,
+                              unsigned flags)
+{
+    if (trips <= 0) {
+        return;
+    }
+    int lane = ring->recv_lane;
+    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
+    dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
+    dcommi_recv_reduce(
+        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
+        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcommi_ring_count(ring, &run, ring->tag), flags);
+    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcommi_ring_close(ring, lane, &run);
+}
+
+/* How many rings: two lanes each. */
+static int dcommi_ring_lanes(const dcommi_shape *s)
+{
+    int most = DCOMM_PLAN_MAX_LANES / 2;
+    return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
+}
+
+static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int rings = dcommi_ring_lanes(s);
+    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    for (int i = 0; i < rings; i++) {
+        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
+        dcommi_blocks blocks = {
+            .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
+        int64_t stage = dcommi_build_scratch(b, p.chunk);
+        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
+        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
+        dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
+        dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
+        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int rings = dcommi_ring_lanes(s);
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    int64_t own = dcommi_own_offset(s, &blocks);
+    int64_t length = dcommi_own_length(s, &blocks);
+    dcommi_input in = dcommi_input_of(s, own);
+    for (int i = 0; i < rings; i++) {
+        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
+        blocks.skip = i * p.block;
+        int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
+        dcommi_send(
+            b, ring.send_lane,
+            dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
+            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
+        dcommi_end_many(b, ring.send_lane, p.chunks);
+        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
+        if (i == 0 && !s->in_place) {
+            dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
+                        dcommi_span(in.space, in.base, length), 0);
+        }
+        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
+    }
+    return b->status;
+}
+
+/* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
+ * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
+ * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
+static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int rings = dcommi_ring_lanes(s);
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    int64_t own = dcommi_own_offset(s, &blocks);
+    int64_t length = dcommi_own_length(s, &blocks);
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t out = s->in_place ? own : 0;
+    for (int i = 0; i < rings; i++) {
+        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
+        int64_t stage = dcommi_build_scratch(b, p.chunk);
+        int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
+        int send = ring.send_lane, recv = ring.recv_lane;
+        blocks.skip = i * p.block;
+
+        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
+        if (n > 2) {
+            dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
+            dcomm_operand part = dcommi_block_chunk(
+                &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
+            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
+            dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
+            dcommi_send(b, send, part, dcommi_const(ring.next),
+                        dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_ring_close(&ring, send, &run);
+
+            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
+            run = dcommi_ring_open(&ring, recv, 0, n - 2);
+            dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
+            part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
+            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
+            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
+            dcommi_recv_reduce(b, recv, part, dcommi_msg(),
+                               dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
+                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
+                               dcommi_const(ring.previous),
+                               dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
+            dcommi_ring_close(&ring, recv, &run);
+        }
+        dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
+        dcommi_recv_reduce(
+            b, recv,
+            dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
+                              last.c),
+            dcommi_msg(),
+            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
+            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
+            dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
+        dcommi_ring_close(&ring, recv, &last);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_tree.h ======================================================= */
+/* algo_tree.h - trees: binomial, and two binary trees that share the work.
+ *
+ * binomial: ceil(log2 N) steps; the root sends or receives S in each.
+ * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+ * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
+ * other, and each tree carries half of the data, so that every rank sends and receives about S per
+ * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
+ * is on its way further.
+ *
+ * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
+ * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
+ * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
+ * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
+#ifndef DCOMMI_ALGO_TREE_H
+#define DCOMMI_ALGO_TREE_H
+
+
+#define DCOMMI_TREE_CHILDREN 32
+
+/* A rank's place in a tree. */
+typedef struct dcommi_node {
+    int parent; /* -1: root */
+    int nchildren;
+    int child[DCOMMI_TREE_CHILDREN];
+} dcommi_node;
+
+/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
+ * lowest set bit. Children in order of growing distance. */
+static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
+{
+    dcommi_node node = {.parent = -1};
+    int v = (unit - root + n) % n;
+    for (int64_t bit = 1; bit < n; bit *= 2) {
+        if (v & bit) {
+            node.parent = (int)((v - bit + root) % n);
+            break;
+        }
+        if (v + bit < n) {
+            node.child[node.nchildren++] = (int)((v + bit + root) % n);
+        }
+    }
+    return node;
+}
+
+/* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
+ * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
+ * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
+ * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
+ * parent. */
+static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
+                                      int64_t units, int above)
+{
+    dcommi_node node = {.parent = above};
+    int64_t x = position + 1;
+    if (which == 1) {
+        x = n % 2 == 0 ? n - position : (position + 1) % n + 1;
+    }
+    int64_t relatives[3] = {0, 0, 0};
+    int64_t low = x & -x;
+    relatives[0] = ((x ^ low) | (2 * low)) <= n ? (x ^ low) | (2 * low) : x ^ low;
+    if (low > 1) {
+        relatives[1] = x - low / 2;
+        int64_t reach = low / 2;
+        while (reach >= 1 && x + reach > n) {
+            reach /= 2;
+        }
+        relatives[2] = reach >= 1 ? x + reach : 0;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (relatives[i] == 0) {
+            continue;
+        }
+        int64_t at = relatives[i] - 1;
+        if (which == 1) {
+            at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
+        }
+        int unit = (int)((at + shift) % units);
+        if (i == 0) {
+            node.parent = unit;
+        } else {
+            node.child[node.nchildren++] = unit;
+        }
+    }
+    return node;
+}
+
+/* The same trees over all units but `root`, which stands above both. */
+static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
+{
+    int64_t v = (unit - root + n) % n;
+    if (v > 0) {
+        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
+    }
+    dcommi_node top = {.parent = -1};
+    for (int64_t position = 0; position < n - 1; position++) {
+        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
+        if (node.parent == root) {
+            top.child[top.nchildren++] = (int)((position + root + 1) % n);
+        }
+    }
+    return top;
+}
+
+/* ---- levels ---- */
+
+enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
+
+/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
+ * groups of `level`. */
+typedef struct dcommi_tree_span {
+    int first, end, level;
+} dcommi_tree_span;
+
+static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
+{
+    const dcommi_groups *g = s->groups;
+    return a == b ||
+           (g != NULL && level < g->nlevels &&
+            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
+}
+
+/* How many units a span has up to position `until`. */
+static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
+{
+    int units = 0;
+    for (int i = span->first; i < until; i++) {
+        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
+    }
+    return units;
+}
+
+static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
+                                         int unit)
+{
+    dcommi_tree_span part = {span->first, span->first, span->level + 1};
+    for (; unit >= 0; unit--) {
+        part.first = part.end++;
+        while (part.end < span->end &&
+               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
+            part.end++;
+        }
+    }
+    return part;
+}
+
+/* The node of one unit in the tree over the units of a span. root: position of the rank that must
+ * be on top, -1: none, or none within the span. */
+static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
+                                     const dcommi_tree_span *span, int root, int unit)
+{
+    int n = dcommi_tree_units(s, span, span->end);
+    bool inside = root >= span->first && root < span->end;
+    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
+    if (kind == DCOMMI_TREE_BINOMIAL) {
+        return dcommi_tree_binomial(n, top, unit);
+    }
+    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
+                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
+}
+
+/* The position that stands on top of the tree of a span. */
+static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
+                           int root)
+{
+    while (span.end - span.first > 1) {
+        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
+        if (root >= span.first && root < span.end) {
+            return root;
+        }
+        while (kind != DCOMMI_TREE_BINOMIAL &&
+               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
+            unit++;
+        }
+        span = dcommi_tree_unit(s, &span, unit);
+    }
+    return span.first;
+}
+
+/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
+{
+    dcommi_node all = {.parent = -1};
+    dcommi_tree_span span = {0, s->nranks, 0};
+    int position = (int)dcommi_order_position(s, s->rank);
+    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
+    while (span.end - span.first > 1) {
+        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
+        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
+        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
+            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
+            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
+            all.nchildren += node.nchildren; /* the nearest come first */
+            for (int i = -1; i < node.nchildren; i++) {
+                int relative = i < 0 ? node.parent : node.child[i];
+                if (relative >= 0) {
+                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
+                    int top = dcommi_tree_top(s, kind, other, root);
+                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
+                }
+            }
+        }
+        span = part;
+    }
+    return all;
+}
+
+/* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
+typedef struct dcommi_flow {
+    int64_t base, length, chunk, chunks;
+} dcommi_flow;
+
+static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, int depth)
+{
+    return dcommi_span_chunk(space, f->base, f->length, f->chunk, depth);
+}
+
+/* Flow i of `flows` into which `total` bytes are cut. */
+static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    dcommi_partition p =
+        dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};
+    f.length = dcommi_max64(0, dcommi_min64(p.block, total - f.base));
+    return f;
+}
+
+/* Send a chunk to all children, the largest subtree first. */
+static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_node *node,
+                                    dcomm_operand chunk, dcomm_expr tag)
+{
+    for (int i = node->nchildren - 1; i >= 0; i--) {
+        dcommi_send(b, lane, chunk, dcommi_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
+    }
+}
+
+/* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
+ * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
+ * reached c+1 (-1: at once). */
+static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
+                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
+                             int after)
+{
+    int c = dcommi_loop_many(b, lane, f->chunks);
+    if (after >= 0) {
+        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+    }
+    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
+    if (node->parent >= 0) {
+        dcommi_recv(b, lane, chunk, dcommi_const(node->parent), tag, 0);
+    }
+    if (node->nchildren > 0) {
+        dcommi_fence(b, lane);
+        dcommi_tree_to_children(b, lane, node, chunk, tag);
+    }
+    dcommi_end_many(b, lane, f->chunks);
+    if (node->nchildren > 0) {
+        dcommi_fence(b, lane);
+    }
+}
+
+/* Fold what the children send into `into`, beginning with the own input. */
+static void dcommi_tree_fold(const dcommi_shape *s, dcommi_builder *b, int lane,
+                             const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
+                             int64_t stage, dcomm_expr tag, int c)
+{
+    dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
+    for (int i = 0; i < node->nchildren; i++) {
+        bool last = node->parent < 0 && i == node->nchildren - 1;
+        dcommi_recv_reduce(b, lane, into, i == 0 ? own : into, dcommi_msg(),
+                           dcommi_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
+                           dcommi_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
+    }
+}
+
+/* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
+ * down in three, so that the directions do not wait for each other. Returns the next free lane. */
+static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int lane,
+                                 const dcommi_flow *f, const dcommi_node *node)
+{
+    int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
+    bool inner = node->nchildren > 0;
+    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    if (inner) {
+        int64_t stage = dcommi_build_scratch(b, f->chunk);
+        int c = dcommi_loop_many(b, lane, f->chunks);
+        dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
+        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcommi_linear(up, c, 1), c);
+        if (node->parent < 0) {
+            dcommi_fence(b, lane);
+            dcommi_tree_to_children(b, lane, node, chunk, dcommi_linear(down, c, 1));
+        } else {
+            dcommi_signal(b, lane, folded, dcommi_const(s->rank), dcommi_const(1));
+        }
+        dcommi_end_many(b, lane, f->chunks);
+        if (node->parent < 0) {
+            dcommi_fence(b, lane);
+        }
+        lane++;
+    }
+    if (node->parent >= 0) {
+        dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
+        int c = dcommi_loop_many(b, lane, f->chunks);
+        if (inner) {
+            dcommi_await(b, lane, folded, dcommi_linear(1, c, 1));
+        }
+        dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
+                    dcommi_linear(up, c, 1), 0);
+        if (from == DCOMM_SPACE_OUT) {
+            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+        }
+        dcommi_end_many(b, lane, f->chunks);
+        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
+                         from == DCOMM_SPACE_OUT ? sent : -1);
+        lane += 2;
+    }
+    return lane;
+}
+
+/* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
+static void dcommi_tree_up(const dcommi_shape *s, dcommi_builder *b, int lane, const dcommi_flow *f,
+                           const dcommi_node *node)
+{
+    int64_t first_tag = dcommi_build_tags(b, f->chunks);
+    int64_t stage = node->nchildren > 0 ? dcommi_build_scratch(b, f->chunk) : 0;
+    bool relay = node->nchildren > 0 && node->parent >= 0;
+    int64_t slots = relay ? dcommi_build_scratch(b, 2 * f->chunk) : 0;
+    int c = dcommi_loop_many(b, lane, f->chunks);
+    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_operand chunk =
+        dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
+    if (relay) {
+        chunk.space = DCOMM_SPACE_SCRATCH;
+        chunk.offset = dcommi_plus(dcommi_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
+    }
+    dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
+    if (node->parent >= 0) {
+        dcommi_fence(b, lane);
+        dcommi_send(b, lane, chunk, dcommi_const(node->parent), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, f->chunks);
+    if (node->parent >= 0) {
+        dcommi_fence(b, lane);
+    }
+}
+
+/* The root of a broadcast has its input in place of its output as well. */
+static void dcommi_tree_keep_own(const dcommi_shape *s, dcommi_builder *b, int64_t total)
+{
+    if (s->rank == s->root && !s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total),
+                    dcommi_span(DCOMM_SPACE_IN, 0, total), 0);
+    }
+}
+
+/* How many flows the two trees carry, at most three lanes each. */
+static int dcommi_tree_flows(const dcommi_shape *s)
+{
+    int most = DCOMM_PLAN_MAX_LANES / 6;
+    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
+}
+
+static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int lane = 0, flows = dcommi_tree_flows(s);
+    for (int i = 0; i < flows; i++) {
+        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
+        lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
+    dcommi_tree_both_ways(s, b, 0, &f, &node);
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int flows = dcommi_tree_flows(s);
+    for (int i = 0; i < flows; i++) {
+        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
+        dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
+                         dcommi_build_tags(b, f.chunks), -1);
+    }
+    dcommi_tree_keep_own(s, b, total);
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+                     -1);
+    dcommi_tree_keep_own(s, b, total);
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int flows = dcommi_tree_flows(s);
+    for (int i = 0; i < flows; i++) {
+        dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
+        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
+        dcommi_tree_up(s, b, i, &f, &node);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
+    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
+    dcommi_tree_up(s, b, 0, &f, &node);
+    return b->status;
+}
+
+#endif
+
+/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
+ * which beats two steps until many of them cross a package boundary. */
+#define DCOMMI_HIER_DIVIDE_MIN 8
+
+/* The coarsest level that divides the ranks, as one of them sees it. */
+typedef struct dcommi_hier {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    bool between_hosts;     /* the groups are hosts */
+    int ngroups, smallest;  /* smallest: ranks of the smallest group */
+    int group, index, size; /* this rank's group, its place there, ranks there */
+    int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
+    int *member;            /* [nranks]: the ranks, group by group */
+    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
+} dcommi_hier;
+
+static void dcommi_hier_close(dcommi_hier *h)
+{
+    dcommi_free(h->begin);
+    dcommi_groups_free(&h->inner);
+}
+
+static int dcommi_hier_size(const dcommi_hier *h, int group)
+{
+    return h->begin[group + 1] - h->begin[group];
+}
+
+static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
+{
+    return h->member[h->begin[group] + index];
+}
+
+/* The first level, if any, that divides the ranks into groups of which one has several. */
+static int dcommi_hier_level(const dcommi_groups *g, int nranks)
+{
+    for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
+        if (g->count[l] > 1) {
+            return g->count[l] < nranks ? l : -1;
+        }
+    }
+    return -1;
+}
+
+/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
+ * call must need as many tags, counters and slots. */
+static bool dcommi_hier_divides(const dcommi_groups *g)
+{
+    int first = dcommi_hier_level(g, g->nranks);
+    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
+        return false;
+    }
+    for (int l = first; l < g->nlevels; l++) {
+        for (int r = 0; r < g->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < g->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            if (n * g->count[l] != g->nranks) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* *flat: no level divides the ranks. Close it in any case. */
+static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
+                                     bool *flat)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    memset(h, 0, sizeof *h);
+    h->s = s;
+    h->b = b;
+    *flat = level < 0;
+    if (*flat) {
+        h->between_hosts = g == NULL || g->count[0] > 1;
+        return DCOMM_OK;
+    }
+    h->between_hosts = g->kind[level] == DCOMMI_LEVEL_HOST;
+    h->ngroups = g->count[level];
+    h->begin = dcommi_calloc((size_t)h->ngroups + 1 + 2 * (size_t)s->nranks, sizeof *h->begin);
+    if (h->begin == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    h->member = h->begin + h->ngroups + 1;
+    int at = 0, most = 0;
+    for (int k = 0; k < h->ngroups; k++) {
+        h->begin[k] = at;
+        for (int r = 0; r < s->nranks; r++) {
+            if (dcommi_group_of(g, level, r) == k) {
+                h->group = r == s->rank ? k : h->group;
+                h->index = r == s->rank ? at - h->begin[k] : h->index;
+                h->member[at++] = r;
+            }
+        }
+        h->begin[k + 1] = at;
+        int size = dcommi_hier_size(h, k);
+        h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
+        most = size > most ? size : most;
+    }
+    h->size = dcommi_hier_size(h, h->group);
+    h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
+    if (h->inner == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (!dcommi_hier_divides(h->inner)) {
+        dcommi_groups_free(&h->inner);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the plans of the levels ---- */
+
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+
+typedef struct dcommi_hier_choice {
+    const char *name;
+    dcommi_algo_fn make;
+} dcommi_hier_choice;
+
+#define DCOMMI_HIER_CHOICE(condition, name, make) \
+    if (condition) {                              \
+        return (dcommi_hier_choice){name, make};  \
+    }
+
+/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
+ * what decides: the same on all ranks. */
+static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
+{
+    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        /* What counts between hosts is how much is sent in all. */
+        DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes < DCOMMI_PEER_READ_MIN, "one_shot",
+                           dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
+                           dcommi_doubling_allreduce)
+        DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
+                           dcommi_halving_doubling)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
+    case DCOMM_COLL_REDUCE_SCATTER:
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_reduce_scatter)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_reduce_scatter)
+    case DCOMM_COLL_ALLGATHER:
+    case DCOMM_COLL_ALLGATHERV:
+        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_allgather)
+        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allgather)
+    case DCOMM_COLL_REDUCE:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_reduce)
+        DCOMMI_HIER_CHOICE(true, "binomial", dcommi_tree_reduce_binomial)
+    case DCOMM_COLL_BROADCAST:
+        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
+        DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
+        DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
+    default:
+        DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
+        DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
+    }
+}
+#undef DCOMMI_HIER_CHOICE
+
+/* How much one rank brings or gets, alike on all ranks. */
+static int64_t dcommi_hier_bytes(const dcommi_shape *s)
+{
+    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
+}
+
+/* No level divides the ranks: the algorithm of the one level that there is. */
+static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
+{
+    int64_t bytes = dcommi_hier_bytes(h->s);
+    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
+}
+
+/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
+static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
+                                      bool last)
+{
+    dcommi_shape s = *h->s;
+    s.coll = coll;
+    s.rank = rank;
+    s.nranks = size;
+    s.root = 0;
+    s.in_place = false;
+    s.chunk_bytes = 0;
+    s.groups = NULL;
+    s.coding = NULL;
+    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
+    s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
+    return s;
+}
+
+/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
+ * `inside`: of this rank's group, else across groups. */
+static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
+                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = *sub;
+    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
+    if (inside && h->inner != NULL &&
+        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
+        s.groups = h->inner;
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    if (s.coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
+        choice = s.nranks == 2 || s.coding->whole
+                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
+                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
+    }
+    if (h->b->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = choice.make(&s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(h->b, status);
+    }
+    return plan;
+}
+
+/* This rank's group as a table for CALL. */
+static int64_t dcommi_hier_local_table(dcommi_hier *h)
+{
+    int64_t first = (int64_t)h->b->ntable;
+    for (int i = 0; i < h->size; i++) {
+        int64_t rank = dcommi_hier_rank(h, h->group, i);
+        dcommi_build_table(h->b, &rank, 1);
+    }
+    return first;
+}
+
+#endif
+
+#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
+#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
+
+enum {
+    DCOMMI_HIER_LANE_CALL, /* calls within the group */
+    DCOMMI_HIER_LANE_SEND,
+    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
+};
+
+/* What the rounds of one operation have in common. */
+typedef struct dcommi_hier_rounds {
+    dcommi_hier *h;
+    int64_t table;         /* this rank's group */
+    int64_t pieces, piece; /* of a block; how long */
+    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
+    uint16_t called;       /* counter of calls that are complete */
+    int64_t calls;
+    uint16_t came[2]; /* counters of messages that have come, by lane */
+    int64_t messages;
+    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
+    size_t *counts;
+    /* The sub-plan made last and what it was made of: it mostly serves again. */
+    dcomm_plan *plan;
+    size_t *made; /* as counts */
+    int64_t made_extent;
+} dcommi_hier_rounds;
+
+/* Times that the ranks of a group of `size` must stand in for those of group k. */
+static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
+{
+    return (dcommi_hier_size(h, k) + size - 1) / size;
+}
+
+/* A rank's block of the operation, in bytes. */
+static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
+{
+    const dcommi_shape *s = h->s;
+    if (s->counts == NULL) {
+        *length = dcommi_shape_bytes(s, s->count);
+        return rank * *length;
+    }
+    *length = dcommi_shape_bytes(s, s->counts[rank]);
+    return dcommi_shape_bytes(s, s->displs[rank]);
+}
+
+/* Piece c of a rank's block. */
+static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
+{
+    int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
+    *length = dcommi_min64(r->piece, dcommi_max64(0, whole - c * r->piece));
+    return at + c * r->piece;
+}
+
+static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
+{
+    const dcommi_shape *s = h->s;
+    int64_t longest = dcommi_hier_bytes(s), rounds = 0;
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    if (r->counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    r->made = r->counts + 4 * h->size;
+    r->made_extent = -1;
+    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
+        rounds += dcommi_hier_passes(h, k, h->smallest);
+    }
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
+    int64_t most = dcommi_max64(1, DCOMMI_HIER_CALLS / rounds);
+    wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
+    r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    r->pieces = dcommi_chunks_of(longest, r->piece);
+    /* All-to-all sends the blocks of a whole group in one piece. */
+    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
+    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
+    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
+    r->called = dcommi_build_counter(h->b);
+    r->came[0] = dcommi_build_counter(h->b);
+    r->came[1] = dcommi_build_counter(h->b);
+    r->table = dcommi_hier_local_table(h);
+    if (h->b->status < 0) {
+        dcommi_free(r->counts);
+    }
+    return h->b->status;
+}
+
+static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
+{
+    const dcommi_builder *b = r->h->b;
+    dcommi_free(r->counts);
+    return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
+               ? b->status
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "%s: %d groups need %" PRIu32 " exposed regions, more than %d",
+                             b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+}
+
+/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
+ * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
+ * 0: none has a byte. */
+static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
+{
+    const dcommi_hier *h = r->h;
+    size_t *counts = r->counts, *displs = counts + h->size;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    int64_t first = INT64_MAX, end = 0, length;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < h->size; i++) {
+            int index = q * h->size + i;
+            counts[i] = displs[i] = 0;
+            if (index >= dcommi_hier_size(h, k)) {
+                continue;
+            }
+            int64_t at = dcommi_hier_piece(r, dcommi_hier_rank(h, k, index), c, &length);
+            if (length <= 0) {
+                continue;
+            }
+            first = dcommi_min64(first, at);
+            end = dcommi_max64(end, at + length);
+            counts[i] = (size_t)length / element;
+            displs[i] = (size_t)(at - first) / element;
+        }
+    }
+    *extent = end > 0 ? end - first : 0;
+    return first;
+}
+
+/* Call an operation within the group, and count it. The shape's counts and displacements are
+ * those of the pattern. */
+static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
+                                    int64_t out_bytes, dcomm_operand in, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    dcommi_builder *b = h->b;
+    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
+    sub->counts = r->counts;
+    sub->displs = r->counts + h->size;
+    if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
+        r->plan =
+            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        if (r->plan != NULL) {
+            r->plan = dcommi_build_adopt(b, r->plan);
+        }
+        memcpy(r->made, r->counts, bytes);
+        r->made_extent = extent;
+    }
+    if (r->plan == NULL) {
+        return;
+    }
+    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
+    dcomm_step *call =
+        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
+    if (call != NULL) {
+        call->value = dcommi_const(b->head.ncounters);
+        call->peer = dcommi_const(b->head.nslots);
+        b->head.ncounters += r->plan->ncounters;
+        b->head.nslots += r->plan->nslots;
+    }
+}
+
+static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
+{
+    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
+                  dcommi_const(1));
+    r->calls++;
+}
+
+/* The lane that takes a message. */
+static int dcommi_hier_rounds_lane(int64_t message)
+{
+    return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
+}
+
+/* ---- messages across groups ---- */
+
+static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
+{
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
+                             depth);
+}
+
+static int64_t dcommi_hier_parts(dcomm_operand o)
+{
+    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
+}
+
+/* Send piece c to a rank, without waiting. */
+static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(what);
+    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
+                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+}
+
+/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
+static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
+                             dcomm_operand stage, int64_t c, int64_t from)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(into);
+    int d = dcommi_loop_many(b, lane, parts);
+    dcomm_operand part = dcommi_hier_part(into, d);
+    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    if (stage.space == DCOMM_SPACE_NONE) {
+        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
+                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, parts);
+    dcommi_fence(b, lane);
+}
+
+/* ---- reduce-scatter ---- */
+
+static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    int64_t out = s->in_place ? begin : 0;
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
+    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
+    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (extent == 0) {
+                    continue;
+                }
+                if (target >= 0) {
+                    at = dcommi_hier_piece(&r, target, c, &bytes);
+                }
+                dcomm_operand part = dcommi_span(input, at, bytes);
+                if (h->size > 1) {
+                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
+                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
+                    dcommi_hier_rounds_call(&r, &sub, extent, bytes,
+                                            dcommi_span(input, first, extent), part);
+                    dcommi_hier_rounds_called(&r);
+                }
+                if (k != h->group && bytes > 0) {
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                    }
+                    dcommi_hier_send(&r, part, c, target);
+                }
+            }
+        }
+    }
+    if (length == 0) {
+        return dcommi_hier_rounds_close(&r);
+    }
+    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
+     * each has one sum and one stage. */
+    int64_t sum = dcommi_build_scratch(b, length);
+    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
+    for (int64_t c = 0; c < r.pieces; c++) {
+        int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
+        int lane = dcommi_hier_rounds_lane(c);
+        if (bytes == 0) {
+            continue;
+        }
+        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
+        for (int t = 1; t < h->ngroups; t++) {
+            int k = (h->group - t + h->ngroups) % h->ngroups;
+            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                 stage + c % 2 * r.piece, bytes);
+            dcommi_hier_recv(&r, lane, total, stage_of, c,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+        }
+        dcomm_operand parts[2] = {
+            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
+                               : dcommi_span(input, at, bytes)};
+        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
+        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
+                      DCOMM_STEP_FINAL);
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-gather ---- */
+
+static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    dcommi_input in = dcommi_input_of(s, begin);
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHERV, h->index, h->size, false);
+    sub.in_place = true;
+    for (int t = 1; t < h->ngroups && length > 0; t++) {
+        int k = (h->group + t) % h->ngroups;
+        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+        for (int64_t c = 0; c < r.pieces; c++) {
+            int64_t bytes;
+            dcommi_hier_piece(&r, s->rank, c, &bytes);
+            if (bytes > 0) {
+                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
+                                 target);
+            }
+        }
+    }
+    if (!s->in_place && length > 0) {
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
+                    dcommi_span(in.space, in.base, length), 0);
+    }
+    for (int t = 0; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (from >= 0) {
+                    at = dcommi_hier_piece(&r, from, c, &bytes);
+                }
+                if (k != h->group && bytes > 0) {
+                    int lane = dcommi_hier_rounds_lane(r.messages);
+                    uint16_t came = r.came[r.messages % 2];
+                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                                     (dcomm_operand){0}, c, from);
+                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
+                                     dcommi_const(r.messages / 2 + 1));
+                    }
+                    r.messages++;
+                }
+                if (h->size > 1 && extent > 0) {
+                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
+                    dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
+                }
+            }
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-to-all ---- */
+
+/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
+static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
+{
+    for (int i = 1; i < n; i++) {
+        if (index + i >= dcommi_hier_size(h, k) ||
+            dcommi_hier_rank(h, k, index + i) != dcommi_hier_rank(h, k, index) + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
+{
+    dcommi_builder *b = h->b;
+    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
+    int size = dcommi_hier_size(h, k);
+    for (int i = 0; i < size; i++) {
+        int64_t rank = dcommi_hier_rank(h, k, i);
+        dcommi_build_table(b, &rank, 1);
+    }
+    int d = dcommi_loop_many(b, lane, size);
+    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    to.scale = one;
+    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcommi_end_many(b, lane, size);
+}
+
+/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
+ * those for its own target, one behind the other, at `out`. */
+static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
+                                int q, bool served, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    size_t size = (size_t)h->size, block = h->s->count;
+    int64_t one = dcommi_shape_bytes(h->s, block), extent;
+    int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
+    bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
+    size_t *send = r->counts + 2 * size;
+    dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
+                                         h->index, h->size, false);
+    sub.count = block;
+    memcpy(send, r->counts, 2 * size * sizeof *send);
+    for (size_t i = 0; i < size; i++) {
+        r->counts[i] = served ? block : 0;
+        r->counts[size + i] = i * block;
+    }
+    if (!equal) {
+        sub.send_counts = send;
+        sub.send_displs = send + size;
+    }
+    dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
+                            dcommi_span(input, base + first, extent), out);
+}
+
+static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
+    int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (s->in_place) { /* all of it leaves before any of it is overwritten */
+        base = dcommi_build_scratch(b, all);
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
+                    dcommi_span(input, 0, all), 0);
+        input = DCOMM_SPACE_SCRATCH;
+        dcommi_hier_rounds_called(&r);
+    }
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int64_t bytes = target >= 0 ? h->size * one : 0;
+            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
+            bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
+            if (k == h->group && !scattered) {
+                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
+            } else if (h->size > 1) {
+                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            }
+            if (h->size > 1) {
+                dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
+                dcommi_hier_rounds_called(&r);
+            } else if (k == h->group) {
+                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
+                            dcommi_span(input, base + s->rank * one, one), 0);
+            }
+            if (scattered) {
+                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
+            }
+            if (k != h->group && bytes > 0) {
+                if (r.calls > 0) {
+                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                }
+                dcommi_hier_send(&r, part, 0, target);
+            }
+        }
+    }
+    for (int t = 1; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups, size = dcommi_hier_size(h, k);
+        int lane = dcommi_hier_rounds_lane(r.messages++);
+        bool together = dcommi_hier_together(h, k, 0, size);
+        dcomm_operand into =
+            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
+        if (!together) {
+            into =
+                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
+        }
+        if (s->in_place && t <= 2) { /* the copy of the input is complete */
+            dcommi_await(b, lane, r.called, dcommi_const(1));
+        }
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
+                         dcommi_hier_rank(h, k, h->index % size));
+        if (!together) {
+            dcommi_hier_scatter(h, lane, k, into.offset.add);
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+#endif
+
+#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
+#define DCOMMI_HIER_DEFAULT_CHUNKS 16
+#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
+#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
+#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
+
+/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
+ * all chunks but the last, 1: the last, which may be shorter. */
+typedef struct dcommi_hier_phase {
+    const dcomm_plan *plan[2];
+    bool copies;
+    int64_t group;
+    dcomm_operand in[2], out[2];   /* of chunk 0 */
+    int64_t tags, counters, slots; /* that a call may need */
+    int64_t tag, counter, slot;    /* of the call for chunk 0 */
+} dcommi_hier_phase;
+
+enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
+
+/* How the buffer is cut. */
+typedef struct dcommi_hier_cut {
+    int64_t chunk, chunks;
+    int64_t length[2]; /* of a chunk; the last's */
+    int shards;
+} dcommi_hier_cut;
+
+static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
+    if (wanted <= 0) {
+        wanted = DCOMMI_HIER_CHUNK;
+        most = DCOMMI_HIER_DEFAULT_CHUNKS;
+    }
+    wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
+    dcommi_hier_cut cut = {.shards = shards};
+    cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    cut.chunks = dcommi_ceil_div(total, cut.chunk);
+    cut.length[0] = cut.chunk;
+    cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
+    cut.shards = (int)dcommi_max64(
+        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
+    return cut;
+}
+
+/* Where shard k of a chunk of `length` bytes begins, and how long it is. */
+static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
+                                 int k, int64_t *bytes)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(h->s->dtype);
+    int64_t block = dcommi_partition_make(length, cut->shards, 0, element).block;
+    int64_t begin = dcommi_min64(k * block, length);
+    *bytes = dcommi_min64(block, length - begin);
+    return begin;
+}
+
+static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+{
+    return p->copies || p->plan[kind] != NULL;
+}
+
+/* Chunk `first`, `first` + step * i[depth]. */
+static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
+                                       int64_t step, int depth)
+{
+    o.offset = dcommi_plus(o.offset, first * cut->chunk);
+    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
+    return o;
+}
+
+static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
+                                     int depth)
+{
+    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
+                    : dcommi_const(base + per * first);
+}
+
+/* One phase of the chunks first, first + step, ... */
+static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
+                                   const dcommi_hier_cut *cut, int lane, int64_t first,
+                                   int64_t step, int depth)
+{
+    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
+    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
+    if (p->plan[kind] == NULL) {
+        dcommi_copy(h->b, lane, out, in, 0);
+        return;
+    }
+    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
+                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
+    if (call != NULL) {
+        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
+        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
+        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
+            call->index = dcommi_coded_number(in.offset);
+        }
+    }
+}
+
+/* All phases of every flows-th chunk from `flow` on. */
+static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
+                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
+{
+    dcommi_builder *b = h->b;
+    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
+    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
+    bool last = whole < cut->chunks && whole % flows == flow;
+    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
+        int lane = DCOMMI_HIER_PHASES * flow + i;
+        for (int kind = 0; kind < 2; kind++) {
+            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
+                continue;
+            }
+            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
+            int before = i - 1;
+            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
+                before--;
+            }
+            int d = dcommi_loop_many(b, lane, count);
+            if (before >= 0) {
+                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
+                dcommi_await(b, lane, done[before],
+                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+            }
+            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
+            if (i + 1 < DCOMMI_HIER_PHASES) {
+                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
+            }
+            dcommi_end_many(b, lane, count);
+        }
+    }
+}
+
+/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
+ * it needs is the same in groups of any size. */
+static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
+                                         const dcommi_hier_cut *cut)
+{
+    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
+                                                  DCOMMI_HIER_AFTER};
+    dcommi_builder *b = h->b;
+    int flows = cut->chunks > 1 ? 2 : 1;
+    if (b->status < 0) {
+        return b->status;
+    }
+    uint16_t done[2][DCOMMI_HIER_PHASES];
+    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
+        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
+    }
+    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
+        dcommi_hier_phase *p = &phase[order[i]];
+        for (int kind = 0; kind < 2; kind++) {
+            const dcomm_plan *plan = p->plan[kind];
+            if (plan != NULL) {
+                p->tags = dcommi_max64(p->tags, plan->ntags);
+                p->counters = dcommi_max64(p->counters, plan->ncounters);
+                p->slots = dcommi_max64(p->slots, plan->nslots);
+            }
+        }
+        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
+        p->counter = b->head.ncounters;
+        p->slot = b->head.nslots;
+        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
+        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
+    }
+    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: %" PRIu32
+                           " exposed regions, more than %d; use a larger chunk_bytes",
+                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+    }
+    for (int flow = 0; flow < flows; flow++) {
+        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
+    }
+    return b->status;
+}
+
+/* ---- the phases ---- */
+
+/* All of a chunk, from chunk 0 on. */
+static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
+{
+    return dcommi_span(space, 0, cut->length[kind]);
+}
+
+/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
+ * broadcast's root. from: where the root's shard lies. */
+static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
+                               const int64_t *owners, int index, int root, dcomm_space from,
+                               dcommi_hier_phase *p)
+{
+    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t longest, bytes, begin;
+        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
+        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
+        sub.root = root;
+        sub.coding = h->s->coding;
+        sub.chunk_bytes = sub.coding != NULL ? 0 : DCOMMI_HIER_GRAIN;
+        sub.in_place = from == DCOMM_SPACE_OUT;
+        /* The first shard is the longest: its counters and slots are enough for all. */
+        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
+        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
+        if (plan == NULL) {
+            return;
+        }
+        p->tags = dcommi_max64(p->tags, plan->ntags);
+        p->counters = dcommi_max64(p->counters, plan->ncounters);
+        p->slots = dcommi_max64(p->slots, plan->nslots);
+        bytes = 0;
+        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
+        if (bytes != longest) {
+            dcommi_free(plan);
+            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
+            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
+        }
+        if (plan == NULL) {
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_span(from, begin, bytes);
+        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    }
+}
+
+/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
+ * of the group. in: where the chunk lies before; OUT means in place. */
+static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
+                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
+{
+    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
+    if (counts == NULL) {
+        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    p->group = group;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t length = cut->length[kind], at = 0, bytes;
+        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
+        sub.root = root;
+        sub.in_place = in == DCOMM_SPACE_OUT;
+        sub.count = (size_t)length / element;
+        if (shards) {
+            for (int i = 0; i < h->size; i++) {
+                bytes = 0;
+                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
+                counts[i] = (size_t)bytes / element;
+                counts[h->size + i] = (size_t)at / element;
+            }
+            sub.counts = counts;
+            sub.displs = counts + h->size;
+        }
+        int64_t out = length;
+        p->in[kind] = dcommi_hier_whole(cut, in, kind);
+        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
+        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
+            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
+            out = dcommi_shape_bytes(&sub, counts[h->index]);
+            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
+        }
+        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
+        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
+    }
+    dcommi_free(counts);
+}
+
+/* ---- all-reduce ---- */
+
+static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
+{
+    for (int k = 0; k < h->ngroups; k++) {
+        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
+    }
+}
+
+static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
+{
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    memset(phase, 0, sizeof phase);
+    dcomm_space in = dcommi_input_of(h->s, 0).space;
+    int index = h->index < cut.shards ? h->index : -1;
+    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
+    if (owners == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_hier_owners(h, index, owners);
+    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
+                       &phase[DCOMMI_HIER_ACROSS]);
+    dcommi_free(owners);
+    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
+    if (h->size > 1) {
+        bool one = cut.shards == 1;
+        int64_t group = dcommi_hier_local_table(h);
+        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
+                           group, before);
+        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
+                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
+    } else if (!h->s->in_place) {
+        before->copies = true;
+        for (int kind = 0; kind < 2; kind++) {
+            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
+            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
+        }
+    }
+    return dcommi_hier_pipeline(h, phase, &cut);
+}
+
+/* ---- broadcast ---- */
+
+static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    memset(phase, 0, sizeof phase);
+    int home = 0, place = 0; /* the root's group, and its place there */
+    for (int k = 0; k < h->ngroups; k++) {
+        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
+            if (dcommi_hier_rank(h, k, i) == s->root) {
+                home = k;
+                place = i;
+            }
+        }
+    }
+    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
+    if (owners == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    bool one = cut.shards == 1, at_home = h->group == home;
+    int index = h->index < cut.shards ? h->index : -1;
+    int leader = at_home ? place : 0;
+    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
+    dcommi_hier_owners(h, index, owners);
+    if (one) { /* the root leads its group */
+        owners[home] = s->root;
+        index = h->index == leader ? 0 : -1;
+    }
+    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
+                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
+    dcommi_free(owners);
+    if (h->size > 1) {
+        int64_t group = dcommi_hier_local_table(h);
+        if (one) {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
+                               &phase[DCOMMI_HIER_AFTER]);
+        } else if (at_home) {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
+                               &phase[DCOMMI_HIER_BEFORE]);
+        } else {
+            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
+                               &phase[DCOMMI_HIER_AFTER]);
+        }
+    }
+    return dcommi_hier_pipeline(h, phase, &cut);
+}
+
+/* ---- what is in the table ---- */
+
+typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
+
+static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
+                                    bool leader)
+{
+    dcommi_hier h;
+    bool flat;
+    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
+    if (status == DCOMM_OK) {
+        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
+    }
+    dcommi_hier_close(&h);
+    return status;
+}
+
+static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
+}
+
+static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
+}
+
+static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
+}
+
+static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
+}
+
+static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
+}
+
+static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+}
+
+/* The hierarchical algorithm of any operation that a group may divide again. */
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
+{
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        return dcommi_hier_reduce_scatter(s, b);
+    case DCOMM_COLL_ALLGATHERV:
+        return dcommi_hier_allgather(s, b);
+    case DCOMM_COLL_BROADCAST:
+        return dcommi_hier_broadcast(s, b);
+    case DCOMM_COLL_ALLTOALL:
+        return dcommi_hier_alltoall(s, b);
+    default:
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "no hierarchical form of operation %d",
+                           (int)s->coll);
+    }
+}
+
+#endif
+
+static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_hier h;
+    bool flat;
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
+    if (status == DCOMM_OK && (flat || !h.between_hosts)) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier is for several hosts of which one has several ranks");
+    } else if (status == DCOMM_OK && s->coding->feedback) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier encodes sums of a host, for which no rank has feedback");
+    } else if (status == DCOMM_OK) {
+        status = dcommi_hier_allreduce_of(&h, h.smallest);
+    }
+    dcommi_hier_close(&h);
+    return status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_coded_linear.h =============================================== */
+/* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
+ * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
+ * P, from which, made orthonormal, each rank makes its Q, and of Q (Vogels, Karimireddy and Jaggi,
+ * NeurIPS 2019). */
+#ifndef DCOMMI_ALGO_CODED_LINEAR_H
+#define DCOMMI_ALGO_CODED_LINEAR_H
+
+
+/* Whether there are several hosts of several ranks each, and of equally many: only then do the
+ * ranks' plans need equally many tags, counters and slots, so that a second call has them apart on
+ * all. */
+static bool dcommi_coded_linear_even(const dcommi_shape *s)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    for (int r = 0; level >= 0 && r < s->nranks; r++) {
+        int n = 0;
+        for (int q = 0; q < s->nranks; q++) {
+            n += dcommi_group_of(g, level, q) == dcommi_group_of(g, level, r);
+        }
+        level = n * g->count[level] == s->nranks ? level : -1;
+    }
+    return level >= 0;
+}
+
+/* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
+static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
+                                    int64_t at, int64_t bytes)
+{
+    dcommi_shape sub = *s;
+    dcommi_builder inner;
+    dcomm_plan *plan = NULL;
+    bool near = s->groups != NULL && s->groups->count[0] == 1;
+    sub.count = (size_t)bytes / sizeof(float);
+    sub.op = DCOMM_SUM;
+    sub.in_place = true;
+    sub.coding = NULL;
+    dcommi_hier_choice choice = dcommi_hier_plain(&sub, near, bytes);
+    if (!near && dcommi_coded_linear_even(s)) {
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
+    }
+    if (bytes == 0 || b->status < 0) {
+        return;
+    }
+    dcommi_build_begin(&inner, choice.name, s->rank, s->nranks, DCOMM_F32, DCOMM_SUM);
+    inner.head.in_bytes = inner.head.out_bytes = bytes;
+    dcomm_status status = choice.make(&sub, &inner);
+    if (status < 0) {
+        dcommi_build_discard(&inner);
+    } else {
+        status = dcommi_build_finish(&inner, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(b, status);
+        return;
+    }
+    dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
+    int64_t tag = dcommi_build_tags(b, plan->ntags);
+    uint16_t counter = (uint16_t)b->head.ncounters;
+    int32_t slot = (int32_t)b->head.nslots;
+    b->head.ncounters += plan->ncounters;
+    b->head.nslots += plan->nslots;
+    plan = dcommi_build_adopt(b, plan);
+    dcomm_step *call =
+        plan != NULL ? dcommi_call(b, 0, plan, group, values, values, dcommi_const(tag)) : NULL;
+    if (call != NULL) {
+        call->slot = counter;
+        call->word = slot;
+    }
+}
+
+static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dcomm_operand src,
+                                       int round)
+{
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->slot = (uint16_t)round;
+        dcommi_build_sources(b, step, &src, 1);
+    }
+}
+
+static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    const dcommi_coding *coding = s->coding;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    size_t most = coding->max_bytes(coding->sizes, s->count);
+    if (coding->parts == 0 || most > (size_t)INT64_MAX / 4096) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "coded_linear is for codecs that are linear");
+    }
+    b->head.codec = coding->codec;
+    b->head.codec_linear = true;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    int64_t at = dcommi_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    dcomm_operand wire = dcommi_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(b, &r, 1);
+    }
+    dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
+    for (int i = 0; i < coding->parts; i++) {
+        if (i > 0) { /* from what was summed, in place */
+            dcommi_coded_linear_encode(b, wire, wire, i);
+        }
+        dcommi_coded_linear_sum(s, b, group, at + coding->part[i],
+                                coding->part[i + 1] - coding->part[i]);
+    }
+    dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_coded_ring.h ================================================= */
+/* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
+ * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
+ * shots, but N roundings of growing sums: the error grows with N (docs/codecs.md). The all-gather
+ * passes encodings on as they are, so all ranks end with the same bits. */
+#ifndef DCOMMI_ALGO_CODED_RING_H
+#define DCOMMI_ALGO_CODED_RING_H
+
+
+/* Two slots per track take turns: step v receives into slot (v + 1) mod 2 and sends from the other.
+ */
+typedef struct dcommi_coded_hops {
+    const dcommi_coded_track *t;
+    dcommi_coded_slots slots;
+    int64_t sum; /* scratch for a partial sum */
+    int64_t tag;
+    int u; /* depth of the loop over chunks */
+} dcommi_coded_hops;
+
+/* Slot (first + i[v]) mod 2: its room, or what it holds. */
+static inline dcomm_operand dcommi_coded_hop_slot(const dcommi_coded_hops *h, bool held,
+                                                  int64_t first, int v)
+{
+    dcomm_expr turn = dcommi_modular(1, first, v, 1, 2), offset = turn;
+    offset.scale = h->t->k->stride;
+    dcomm_operand o =
+        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, h->slots.at), h->t->k->encoded);
+    if (held) {
+        o.length = turn;
+        o.length.kind = DCOMM_EXPR_WORD;
+        o.length.first = h->slots.word;
+    }
+    return o;
+}
+
+/* A block's chunk: of rank `first` - i[v]. */
+static inline dcomm_operand dcommi_coded_hop_block(const dcommi_coded_hops *h, dcomm_space space,
+                                                   int64_t first, int v)
+{
+    dcommi_turn turn = {first, v, -1};
+    return dcommi_coded_piece(h->t, space, h->u, turn);
+}
+
+/* Send what slot `first` holds and receive into the other; both in step i[v] + `number`. */
+static void dcommi_coded_hop(const dcommi_coded_hops *h, int64_t first, int64_t number, int v)
+{
+    const dcommi_shape *s = h->t->k->s;
+    dcommi_builder *b = h->t->k->b;
+    int lane = h->t->lane;
+    int64_t n = s->nranks;
+    dcomm_expr tag = dcommi_coded_chunk(h->t, h->u, 2 * (n - 1), h->tag + number);
+    tag = dcommi_plus_loop(tag, v, 1);
+    dcommi_send(b, lane, dcommi_coded_hop_slot(h, true, first, v), dcommi_const((s->rank + 1) % n),
+                tag, DCOMM_STEP_ASYNC);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
+    if (step != NULL) {
+        step->dst = dcommi_coded_hop_slot(h, false, first + 1, v);
+        step->peer = dcommi_const((s->rank + n - 1) % n);
+        step->tag = tag;
+        step->word = (int32_t)h->slots.word;
+        step->value = dcommi_modular(1, first + 1, v, 1, 2);
+    }
+    dcommi_fence(b, lane);
+}
+
+/* Encode `src`, block `block` - i[v], into slot `first`. */
+static void dcommi_coded_hop_encode(const dcommi_coded_hops *h, dcomm_operand src, int64_t block,
+                                    int64_t first, int v)
+{
+    const dcommi_coded_cut *k = h->t->k;
+    dcomm_step *step = dcommi_build_step(k->b, h->t->lane, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->dst = dcommi_coded_hop_slot(h, false, first, v);
+        step->word = (int32_t)h->slots.word;
+        step->value = dcommi_modular(1, first, v, 1, 2);
+        step->index =
+            dcommi_coded_number(dcommi_coded_hop_block(h, DCOMM_SPACE_NONE, block, v).offset);
+        dcommi_build_sources(k->b, step, &src, 1);
+    }
+}
+
+/* Hops `number` to `number` + trips of the reduce-scatter. */
+static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h, int64_t number, int64_t trips,
+                                     unsigned flags)
+{
+    const dcommi_shape *s = h->t->k->s;
+    dcommi_builder *b = h->t->k->b;
+    int lane = h->t->lane;
+    if (trips < 1) {
+        return;
+    }
+    int v = dcommi_loop_many(b, lane, trips);
+    int64_t block = s->rank - number - 1;
+    dcommi_coded_hop(h, number, number, v);
+    dcomm_operand in = dcommi_coded_hop_block(h, dcommi_input_of(s, 0).space, block, v), sum = in;
+    sum.space = DCOMM_SPACE_SCRATCH;
+    sum.offset = dcommi_const(h->sum);
+    sum.clip = 0;
+    /* As long as the block's chunk, which is cut off at the end of the buffer. */
+    sum.length = dcommi_plus(in.offset, -h->t->k->total);
+    sum.length.scale = -sum.length.scale;
+    sum.length.add = -sum.length.add;
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        sum.length.post[d] = -sum.length.post[d];
+    }
+    dcommi_copy(b, lane, sum, in, 0);
+    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, number + 1, v);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE_REDUCE);
+    if (step != NULL) {
+        step->dst = sum;
+        step->flags = (uint8_t)flags;
+        dcommi_build_sources(b, step, &arrived, 1);
+    }
+    dcommi_coded_hop_encode(h, sum, block, number + 1, v);
+    dcommi_end_many(b, lane, trips);
+}
+
+static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
+{
+    const dcommi_shape *s = t->k->s;
+    dcommi_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    dcommi_coded_track one = *t;
+    one.window = 1;
+    dcommi_coded_hops h = {.t = t, .slots = dcommi_coded_slots_make(&one, 2), .tag = tag};
+    h.sum = dcommi_build_scratch(b, t->k->chunk);
+    h.u = dcommi_loop_many(b, t->lane, t->trips);
+    int idle = DCOMM_LOOP_DEPTH - 1; /* of a loop that nobody opens */
+    dcomm_operand in = dcommi_coded_hop_block(&h, dcommi_input_of(s, 0).space, s->rank, idle);
+    dcommi_coded_hop_encode(&h, in, s->rank, 0, idle);
+    dcommi_coded_hops_reduce(&h, 0, n - 2, 0);
+    dcommi_coded_hops_reduce(&h, n - 2, 1, DCOMM_STEP_FINAL);
+    dcomm_operand own = dcommi_coded_hop_slot(&h, true, n - 1, idle);
+    dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank + 1, idle),
+                        &own, 1, 0);
+    int v = dcommi_loop_many(b, t->lane, n - 1);
+    dcommi_coded_hop(&h, n - 1, n - 1, v);
+    dcomm_operand arrived = dcommi_coded_hop_slot(&h, true, n, v);
+    dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank, v),
+                        &arrived, 1, 0);
+    dcommi_end_many(b, t->lane, n - 1);
+    dcommi_end_many(b, t->lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    if (s->coding->feedback) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "coded_ring encodes partial sums, for which no rank has feedback");
+    }
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, 2 * (s->nranks - 1) * k.chunks);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 1);
+        dcommi_coded_ring_track(&t, tag);
+    }
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
+/* algo_misc.h - barrier, gather, scatter, send and receive.
+ *
+ * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+ * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
+ * carry whole subtrees, ceil(log2 N) steps. */
+#ifndef DCOMMI_ALGO_MISC_H
+#define DCOMMI_ALGO_MISC_H
+
+
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
+{
+    for (int64_t d = 1; d < s->nranks; d *= 2) {
+        uint16_t step = dcommi_build_counter(b);
+        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
+        dcommi_await(b, 0, step, dcommi_const(1));
+    }
+    return b->status;
+}
+
+/* The peer of a send or receive is shape->root; one message, whatever its length. */
+static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t bytes = dcommi_shape_bytes(s, s->count);
+    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
+    if (s->coll == DCOMM_COLL_SEND) {
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
+    } else {
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
+    }
+    return b->status;
+}
+
+/* ---- linear ---- */
+
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root) {
+        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
+                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root) {
+        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
+                tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* ---- binomial ---- */
+
+/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
+ * as two where the numbers wrap around, so that the root needs no copy of them. */
+typedef struct dcommi_subtree {
+    int64_t from, to;
+} dcommi_subtree;
+
+static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
+{
+    int64_t low = v == 0 ? s->nranks : v & -v;
+    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
+    return t;
+}
+
+/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
+ * order from its start, the others' scratch in order of the relative rank `first` on. */
+static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
+                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
+                                int64_t peer_v, int64_t tag)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
+    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
+                             {dcommi_max64(t.from, wrap), t.to}};
+    for (int i = 0; i < 2; i++) {
+        if (run[i].from >= run[i].to) {
+            continue;
+        }
+        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
+        dcomm_operand blocks =
+            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
+        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
+        if (send) {
+            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        }
+    }
+}
+
+static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
+    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0 && leaf) {
+        space = DCOMM_SPACE_IN;
+    } else if (v > 0) {
+        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+    }
+    for (int64_t d = 1; v + d < mine.to; d *= 2) {
+        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
+    }
+    dcommi_fence(b, 0);
+    if (v > 0) {
+        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
+    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0) {
+        if (leaf) {
+            space = DCOMM_SPACE_OUT;
+        } else {
+            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+        }
+        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    while (v + 2 * top < mine.to) {
+        top *= 2;
+    }
+    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
+        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+#endif
+
+static const dcommi_algo dcommi_algo_table[] = {
+    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
+     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
+    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
+     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
+    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
+     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
+     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
+     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, "1 step; (N-1) S per rank",
+     "direct exchange"},
+    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, "2 steps; 2(N-1)/N S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
+     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
+    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false,
+     "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
+     "Jia et al. 2018; Cho et al. 2019"},
+    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
+     "as hier, by one rank of each host; 2(M-1)/M S per host between hosts", "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
+     "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
+     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
+     "1 step; all blocks but one per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
+     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
+     "1 step; N-1 times the own block per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
+     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
+     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
+     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
+    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false,
+     "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
+     "across hosts by one rank of each, within; about S per host between hosts",
+     "Karonis et al. 2000"},
+    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
+     "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
+     "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
+     "direct exchange"},
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, "1 step; the own block per rank",
+     "direct exchange"},
+    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
+     "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
+     "1 step; all blocks but one at the root", "direct exchange"},
+    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
+     "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, "1 step; the own block per rank",
+     "direct exchange"},
+    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
+     "1 step; all blocks but one at the root", "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
+     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false,
+     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
+    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
+     "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
+     "Traeff and Hunold 2020"},
+    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
+     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false,
+     "1 step; all blocks but the own per rank", "direct exchange"},
+    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
+     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
+    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
+};
+
+enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
+
+/* Those of compressed calls. */
+static const dcommi_algo dcommi_coded_table[] = {
+    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true,
+     "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
+    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true,
+     "2 steps; 2(N-1)/N encodings of S per rank, two roundings",
+     "Tang et al. 2019 (DoubleSqueeze)"},
+    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
+     "exact within hosts, coded_two_shot or coded_allgather across M of them",
+     "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
+     "one or two exact all-reduces of an encoding, for randk and powersgd",
+     "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
+    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false,
+     "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
+};
+
+enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
+
+/* Those that a call has to do with. */
+static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
+{
+    *n = coded ? (int)DCOMMI_CODED_COUNT : (int)DCOMMI_ALGO_COUNT;
+    return coded ? dcommi_coded_table : dcommi_algo_table;
+}
+
+/* The i-th algorithm of an operation, NULL past the last one. */
+static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+/* The i-th algorithm of a compressed operation. */
+static inline const dcommi_algo *dcommi_coded_at(dcomm_coll coll, int i)
+{
+    return coll == DCOMM_COLL_ALLREDUCE && i < (int)DCOMMI_CODED_COUNT ? &dcommi_coded_table[i]
+                                                                       : NULL;
+}
+
+/* The algorithm of a compressed operation by its name, with or without "coded_". */
+static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
+{
+    const dcommi_algo *algo;
+    for (int i = 0; (algo = dcommi_coded_at(coll, i)) != NULL; i++) {
+        if (strcmp(algo->name, name) == 0 || strcmp(algo->name + strlen("coded_"), name) == 0) {
+            return algo;
+        }
+    }
+    return NULL;
+}
+
+/* An algorithm by name, NULL when the operation has none such. */
+static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && strcmp(dcommi_algo_table[k].name, name) == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+#endif
+
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain;
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+} dcommi_chooser;
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p);
+static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->tuning = *tuning;
+    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+}
+
+/* ---- what is priced ---- */
+
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+
+/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
+ * (which ranks need not agree on), from rank 0. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = DCOMMI_CHOICE_UNKNOWN;
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.in_place = false;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
+ */
+static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "it cannot fold in rank order, which deterministic asks for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    return dcommi_price_plans(t, &plans, limit, budget, price);
+}
+
+/* ---- the choice ---- */
+
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash) : key;
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+
+/* The model is not so exact that a price a little lower meant anything. */
+#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
+ * not quite hide behind a link that is busy. */
+#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
+
+/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
+ * what passes everything through some ranks, whose queues the model takes for boundless. */
+static int dcommi_choice_favour(const dcommi_algo *algo)
+{
+    static const char *const names[] = {"coded_allgather",
+                                        "coded_two_shot",
+                                        "coded_hier",
+                                        "one_shot",
+                                        "direct",
+                                        "halving_doubling",
+                                        "linear",
+                                        "pairwise",
+                                        "recursive_doubling",
+                                        "hier",
+                                        "ring",
+                                        "recursive_halving",
+                                        "two_shot",
+                                        "bruck",
+                                        "hier_leader"};
+    int n = (int)(sizeof names / sizeof *names);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(algo->name, names[i]) == 0) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
+ * twice, what is sparse is not made sparse again, and what can be summed is. */
+static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
+}
+
+/* The cheapest algorithm; NULL without memory, or where there is none. */
+static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+{
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
+        return dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        return known->algo;
+    }
+    const dcommi_algo *best = NULL;
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
+    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
+    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
+        dcommi_price price;
+        const dcommi_algo *algo = &table[i];
+        prices[i] = INT64_MAX;
+        if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
+            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            !price.over) {
+            prices[i] = price.ps;
+            ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
+            cheapest = dcommi_min64(cheapest, price.ps);
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
+            least = dcommi_min64(least, ranked[i]);
+        } else {
+            ranked[i] = INT64_MAX;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
+            (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
+        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
+        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    return best;
+}
+
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
+static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
+    dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
+    if (last.key == key) {
+        return last.algo;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
+        dcommi_free(c);
+        return NULL;
+    }
+    last.algo = dcommi_choose(c, s);
+    last.key = key;
+    dcommi_free(c);
+    return last.algo;
+}
+
+#endif
+
+/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
+ * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
+static int64_t dcommi_shape_size(const dcommi_shape *s)
+{
+    size_t count = s->count;
+    if (s->coll == DCOMM_COLL_ALLTOALLV) {
+        return 0;
+    }
+    if (s->counts != NULL) {
+        count = 0;
+        for (int r = 0; r < s->nranks; r++) {
+            count = s->counts[r] > count ? s->counts[r] : count;
+        }
+    }
+    return dcommi_shape_bytes(s, count);
+}
+
+/* Names of the algorithms of an operation, or of those that fold in rank order. */
+static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    for (int i = 0; i < n && at + 1 < len; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (algo->coll == s->coll && (algo->rank_order || !rank_order)) {
+            at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
+        }
+    }
+}
+
+/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
+ * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
+ * is no communicator. */
+static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
+                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
+{
+    char names[256];
+    bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
+    const dcommi_algo *algo = NULL;
+    if (!chosen && s->coding == NULL) {
+        algo = dcommi_algo_find(s->coll, name);
+    } else if (!chosen && !soft) {
+        algo = dcommi_coded_find(s->coll, name);
+    }
+    if (algo == NULL && !chosen && !soft) {
+        bool coded = s->coding == NULL && dcommi_coded_find(s->coll, name) != NULL;
+        dcommi_algo_names(s, false, names, sizeof names);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s%s has no algorithm \"%s\"%s; it has %s",
+                           s->coding != NULL ? "compressed " : "", dcomm_coll_name(s->coll), name,
+                           coded ? " without a codec" : "", names);
+    }
+    if (algo == NULL) {
+        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
+    }
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
+                           dcomm_coll_name(s->coll));
+    }
+    if (s->rank_order && !algo->rank_order) {
+        dcommi_algo_names(s, true, names, sizeof names);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "algorithm %s cannot fold in rank order, which deterministic asks for; "
+                           "%s can",
+                           algo->name, names);
+    }
+    *algo_p = algo;
+    return DCOMM_OK;
+}
+
+/* Whether the result of an operation depends on the order of folds. */
+static inline bool dcommi_coll_folds(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
+           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
+}
+
+/* ---- the plan ---- */
+
+/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
+static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
+    int64_t mine = 0, total = 0, end = 0, send_end = 0;
+    bool root = s->rank == s->root;
+    if (s->counts != NULL) {
+        mine = (int64_t)s->counts[s->rank] * element;
+        for (int r = 0; r < s->nranks; r++) {
+            total += (int64_t)s->counts[r] * element;
+            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
+            if (s->send_counts != NULL) {
+                send_end = dcommi_max64(send_end,
+                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
+            }
+        }
+    }
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        *in = *out = one;
+        break;
+    case DCOMM_COLL_REDUCE:
+        *in = one;
+        *out = root ? one : 0;
+        break;
+    case DCOMM_COLL_BROADCAST:
+        *in = root ? one : 0;
+        *out = one;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+        *in = all;
+        *out = one;
+        break;
+    case DCOMM_COLL_ALLGATHER:
+        *in = one;
+        *out = all;
+        break;
+    case DCOMM_COLL_GATHER:
+        *in = one;
+        *out = root ? all : 0;
+        break;
+    case DCOMM_COLL_SCATTER:
+        *in = root ? all : 0;
+        *out = one;
+        break;
+    case DCOMM_COLL_ALLTOALL:
+        *in = *out = all;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        *in = total;
+        *out = mine;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        *in = mine;
+        *out = end;
+        break;
+    case DCOMM_COLL_GATHERV:
+        *in = mine;
+        *out = root ? end : 0;
+        break;
+    case DCOMM_COLL_SCATTERV:
+        *in = root ? end : 0;
+        *out = mine;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        *in = send_end;
+        *out = end;
+        break;
+    case DCOMM_COLL_SEND:
+        *in = one;
+        *out = 0;
+        break;
+    case DCOMM_COLL_RECV:
+        *in = 0;
+        *out = one;
+        break;
+    default:
+        *in = *out = 0;
+        break;
+    }
+    if (s->in_place) { /* both lie in OUT, which is the longer one */
+        *out = dcommi_max64(*in, *out);
+    }
+}
+
+/* Whether no rank moves a byte. Every rank comes to the same answer. */
+static bool dcommi_shape_empty(const dcommi_shape *s)
+{
+    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
+        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
+        return false; /* counts may differ between ranks, which only a message shows */
+    }
+    return dcommi_shape_size(s) == 0;
+}
+
+/* One rank alone: its output is its input. */
+static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
+    if (s->counts != NULL) {
+        bytes = (int64_t)s->counts[0] * element;
+        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
+        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                     s->coll == DCOMM_COLL_ALLTOALLV
+                 ? (int64_t)s->displs[0] * element
+                 : 0;
+        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
+    }
+    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, to, bytes),
+                    dcommi_span(DCOMM_SPACE_IN, from, bytes), 0);
+    }
+}
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    if (s->nranks == 1) {
+        dcommi_make_alone(s, &b);
+    } else if (!dcommi_shape_empty(s)) {
+        dcomm_status status = algo->make(s, &b);
+        if (status < 0) {
+            dcommi_build_discard(&b);
+            return status;
+        }
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+/* ---- pre-multiplied sum ---- */
+
+static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    double factor;
+    (void)nsrc;
+    if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor);
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
+
+/* scratch <- factor * input, then the sum of that: word 0 is the factor, which may differ by rank.
+ * `inner` reads its input from IN. */
+static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
+                                       dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    b.head.nwords = 1;
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_scale_kernels;
+    b.head.nkernels = 1;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    int64_t bytes = b.head.in_bytes;
+    int64_t scratch = dcommi_build_scratch(&b, bytes);
+    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    if (step != NULL) {
+        dcomm_operand src[2] = {
+            dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+        step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(&b, &r, 1);
+    }
+    dcommi_call(&b, 0, inner, group, dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                dcommi_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcommi_const(0));
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif
+/* ==== include/dcomm/impl/types.h =========================================================== */
+/* types.h - contexts, communicators and runs as the engine sees them. */
+#ifndef DCOMMI_TYPES_H
+#define DCOMMI_TYPES_H
+
+/* ==== include/dcomm/impl/host.h ============================================================ */
+/* host.h - a string that is equal on two ranks exactly where they can share memory. */
+#ifndef DCOMMI_HOST_H
+#define DCOMMI_HOST_H
+
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define DCOMMI_HOST_ID_MAX 256
+
+/* The first line of a small file without its newline; "" where it cannot be read. */
+static void dcommi_host_line(const char *path, char *line, size_t max)
+{
+    line[0] = '\0';
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return;
+    }
+    ssize_t n = read(fd, line, max - 1);
+    close(fd);
+    line[n > 0 ? n : 0] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+}
+
+static uint64_t dcommi_host_namespace(const char *name)
+{
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
+ * whether memory can be shared:
+ *   boot id            one running kernel;
+ *   pid namespace      process_vm_readv names the peer by its pid;
+ *   ipc namespace      System V segments;
+ *   user namespace     process_vm_readv asks for rights in the target's;
+ *   effective user     segments are made for their owner alone;
+ *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
+ *                      through different mount namespaces;
+ *   host name          keeps apart what a faked or missing boot id does not. */
+static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
+{
+    if (wanted == NULL || wanted[0] == '\0') {
+        wanted = getenv("DCOMM_HOSTID");
+    }
+    if (wanted != NULL && wanted[0] != '\0') {
+        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
+        return;
+    }
+    char boot[64], name[65] = "";
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (gethostname(name, sizeof name - 1) != 0) {
+        name[0] = '\0';
+    }
+    struct stat shm;
+    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
+    snprintf(id, DCOMMI_HOST_ID_MAX,
+             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
+             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
+             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
+}
+
+#endif
+/* ==== include/dcomm/impl/message.h ========================================================= */
+/* message.h - the header of every message between engines, and its validation. All ranks of a
+ * communicator run on machines of one byte order (checked when it is created). */
+#ifndef DCOMMI_MESSAGE_H
+#define DCOMMI_MESSAGE_H
+
+/* ==== include/dcomm/impl/transport.h ======================================================= */
+/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
+ * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
+ * integers of the context's own. One thread at a time calls into a transport. */
+#ifndef DCOMMI_TRANSPORT_H
+#define DCOMMI_TRANSPORT_H
+
+
+#include <sys/random.h>
+
+typedef struct dcommi_transport dcommi_transport;
+
+/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
+ * until done has been called, exactly once, from within progress or close. */
+typedef struct dcommi_op {
+    void (*done)(struct dcommi_op *op, dcomm_status status);
+    void *handle; /* the transport's own */
+} dcommi_op;
+
+/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
+ * on_message must return DCOMMI_KEEP and later either fetch or release it. */
+typedef struct dcommi_arrival {
+    int peer; /* who sent it, if the transport knows, else -1: the header tells */
+    const void *header;
+    size_t header_len;
+    const void *data;
+    size_t len;
+    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
+    bool stays; /* it may be left for later */
+} dcommi_arrival;
+
+typedef enum dcommi_verdict {
+    DCOMMI_CONSUMED = 0, /* done with it */
+    DCOMMI_LATER =
+        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
+    DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
+} dcommi_verdict;
+
+typedef struct dcommi_transport_handlers {
+    void *user;
+    /* Called from within progress. */
+    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
+    /* A peer is lost; called once per peer from within progress. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+} dcommi_transport_handlers;
+
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
+/* Memory that peers on this host may map. */
+typedef struct dcommi_region {
+    void *base;
+    size_t len;
+    void *handle;
+    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
+    size_t key_len;
+} dcommi_region;
+
+#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
+
+struct dcommi_transport {
+    const char *name; /* "local", "net" */
+    const struct dcommi_transport_vtable *call;
+    dcommi_transport_handlers handlers;
+    const void *address; /* how peers reach us; owned by the transport */
+    size_t address_len;
+    size_t eager_max; /* a payload up to this long comes with its message */
+};
+
+typedef struct dcommi_transport_vtable {
+    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
+    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
+    /* Send header and payload as one message. The header is copied; the payload must stay until
+     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
+     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
+     * order; longer ones may be overtaken. */
+    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                         const void *data, size_t len, dcommi_op *op);
+    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
+     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
+     * very next call must be commit, with the message's header. */
+    void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
+    void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                   size_t len);
+    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
+     */
+    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
+    /* Drop a kept payload. */
+    void (*release)(dcommi_transport *t, void *desc);
+    /* Never blocks; returns how much happened. */
+    unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
+    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
+    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
+    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
+    /* Map a peer's region by its key; *map is for unmap. */
+    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
+                               void *remote_base, void **ptr, void **map);
+    void (*region_unmap)(dcommi_transport *t, void *map);
+    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
+    void (*close)(dcommi_transport *t, double timeout_s, bool force);
+} dcommi_transport_vtable;
+
+#endif
+
+/* a, b and the payload by type:
+ *   DATA        payload of a send                         a = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
+ *               reserved = its region's number, low and high bits (0: in no region)
+ *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
+ *   FIN         the receiver has read what RTS offered
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
+ *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
+ *   READ_REPLY  the part                                  a = length, tag = reader's id
+ *   SIGNAL      counter `slot` grows                      a = by how much
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
+ *   QUERY       have you entered `seq`?                   payload = the asker's description of it
+ *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   ABORT       a = status (two's complement)             payload = sentence
+ *   GOODBYE     a = number of collectives it took part in
+ *   REGION_ASK  how is region `tag` mapped?
+ *   REGION      so                                        payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more */
+enum dcommi_message_type {
+    DCOMMI_MSG_DATA = 1,
+    DCOMMI_MSG_RTS,
+    DCOMMI_MSG_PULL,
+    DCOMMI_MSG_FIN,
+    DCOMMI_MSG_EXPOSE,
+    DCOMMI_MSG_READ,
+    DCOMMI_MSG_READ_REPLY,
+    DCOMMI_MSG_SIGNAL,
+    DCOMMI_MSG_CREDIT,
+    DCOMMI_MSG_QUERY,
+    DCOMMI_MSG_REPLY,
+    DCOMMI_MSG_ABORT,
+    DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_REGION_ASK,
+    DCOMMI_MSG_REGION,
+    DCOMMI_MSG_REGION_GONE,
+    DCOMMI_MSG_TYPE_END
+};
+
+/* Collectives and point-to-point count their sequence numbers apart. */
+enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
+
+enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
+
+typedef struct dcommi_header {
+    uint8_t type;
+    uint8_t stream;
+    uint16_t stage;
+    uint16_t slot;
+    uint16_t reserved; /* 0, but in an RTS */
+    uint32_t signature;
+    uint32_t src; /* rank in the communicator */
+    uint64_t comm;
+    uint64_t seq;
+    uint32_t tag;
+    uint32_t done; /* low bits of the number of collectives that src has completed */
+    uint64_t a, b;
+} dcommi_header;
+
+_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
+_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
+
+#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
+
+/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
+ * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
+                                dcommi_header *header)
+{
+    if (bytes_len != sizeof *header) {
+        return false;
+    }
+    memcpy(header, bytes, sizeof *header);
+    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
+        header->stream > DCOMMI_STREAM_P2P ||
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
+        return false;
+    }
+    switch (header->type) {
+    case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_READ_REPLY:
+        return header->a == len;
+    case DCOMMI_MSG_QUERY:
+    case DCOMMI_MSG_REPLY:
+    case DCOMMI_MSG_ABORT:
+        return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_REGION:
+        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
+    default:
+        return len == 0;
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/place.h =========================================================== */
+/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
+ * from all ranks' places. Knows nothing of how a place is found. */
+#ifndef DCOMMI_PLACE_H
+#define DCOMMI_PLACE_H
+
+
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
+#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
+
+/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
+ * machine, so that ranks of one machine mean the same by them. */
+typedef struct dcommi_site {
+    int32_t package, numa, cache, core;
+    int32_t cpus;                          /* hardware threads that the rank may run on */
+    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    char nic[16], gpu[16];                 /* "": none */
+} dcommi_site;
+
+_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+
+/* A place that comes from another rank; strings are ended in any case. */
+static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
+{
+    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
+    bool good = place->cpus >= 0;
+    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
+        good = good && index[i] >= DCOMMI_PLACE_MANY;
+    }
+    char *const names[] = {place->nic, place->gpu};
+    for (size_t i = 0; i < 2; i++) {
+        names[i][sizeof place->nic - 1] = 0;
+        for (char *c = names[i]; *c != 0; c++) {
+            *c = *c < ' ' || *c > '~' ? '?' : *c;
+        }
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_CORRUPT,
+                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
+                              "core %d on %d hardware threads",
+                              rank, place->package, place->numa, place->cache, place->core,
+                              place->cpus);
+}
+
+static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
+{
+    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
+}
+
+/* Whether two ranks of one host may get the same hardware thread. */
+static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        both |= a->mask[i] & b->mask[i];
+    }
+    return both != 0;
+}
+
+/* ---- groups ---- */
+
+static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
+                                             DCOMMI_LEVEL_CORE};
+enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
+
+static int32_t dcommi_place_index(const dcommi_site *p, int level)
+{
+    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
+    return index[level];
+}
+
+/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
+ * say, share with those alone that may run on exactly the same hardware threads. */
+static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int r = 0; r < n; r++) {
+        int twin = 0; /* the first rank of the same host with the same hardware threads */
+        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
+            twin++;
+        }
+        ids[r] = host[r];
+        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
+            int32_t index = dcommi_place_index(&places[r], l);
+            ids[(size_t)l * (size_t)n + (size_t)r] =
+                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
+        }
+    }
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    dcommi_free(ids);
+    return groups;
+}
+
+/* ---- ranks that may be moved ---- */
+
+/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
+ * or hardware threads that nobody else of us uses, stays out of the others' way. */
+static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    const dcommi_site *mine = &places[rank];
+    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
+        return false;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_overlap(mine, &places[r])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
+                                     size_t len)
+{
+    size_t at = 0;
+    int found = 0, first = -1;
+    text[0] = 0;
+    for (int r = 0; r <= g->nranks; r++) {
+        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
+        found += unbound;
+        if (unbound && first < 0) {
+            first = r;
+        } else if (!unbound && first >= 0) {
+            char range[32];
+            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
+                                  : snprintf(range, sizeof range, "%d", first);
+            bool fits = at + (size_t)n + 8 < len;
+            const char *comma = at > 0 ? ", " : "";
+            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
+            if (!fits) { /* count the rest only */
+                len = at + 1;
+                for (; r + 1 < g->nranks; r++) {
+                    found += dcommi_place_unbound(g, places, r + 1);
+                }
+            }
+            first = -1;
+        }
+    }
+    return found;
+}
+
+/* Once per process, in rank 0 of a communicator. */
+static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
+{
+    static _Atomic int said;
+    char list[128];
+    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
+    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+        return;
+    }
+    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
+    if (n > 0 && atomic_exchange(&said, 1) == 0) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
+            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
+            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
+            "DCOMM_WARN_UNBOUND=0",
+            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
+    }
+}
+
+/* ---- as text ---- */
+
+/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
+        int end = cpu;
+        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
+            end++;
+        }
+        if (end == cpu) {
+            continue;
+        }
+        char range[32];
+        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
+                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
+        bool fits = at + (size_t)n + 5 < len;
+        at +=
+            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
+        if (!fits) {
+            return;
+        }
+        cpu = end;
+    }
+}
+
+#endif
+
+#define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
+#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
+#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
+#define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
+#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
+#define DCOMMI_PAST_RESULT                                                         \
+    ((int64_t)1 << 20)          /* outputs from here on are stored past the caches \
+                                 */
+#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
+
+typedef struct dcommi_run dcommi_run;
+typedef struct dcommi_frame dcommi_frame;
+typedef struct dcommi_lane dcommi_lane;
+typedef struct dcommi_move dcommi_move;
+typedef struct dcommi_pull dcommi_pull;
+typedef struct dcommi_script dcommi_script;
+
+/* ---- matching ---- */
+
+enum dcommi_node_class {
+    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
+    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
+    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
+    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
+    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
+    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
+};
+
+typedef struct dcommi_match_node {
+    struct dcommi_match_node *next;
+    uint64_t seq;
+    uint32_t tag; /* EXPOSED: the slot */
+    int32_t peer; /* EARLY_RUN: 0 */
+    uint16_t stage;
+    uint8_t stream;
+    uint8_t cls;
+} dcommi_match_node;
+
+/* A message that came before anybody asked for it. */
+typedef struct dcommi_early {
+    dcommi_match_node node;
+    dcommi_header header;
+    dcommi_transport *transport;
+    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
+    void *data; /* NULL: still at the sender */
+    size_t len;
+} dcommi_early;
+
+/* A peer's memory that this run may read. */
+typedef struct dcommi_exposed {
+    dcommi_match_node node;
+    struct dcommi_exposed *next_of_run;
+    uint64_t address, len;
+    uint32_t region; /* that it lies in, of the peer's; 0: none */
+} dcommi_exposed;
+
+/* ---- runs ---- */
+
+enum dcommi_lane_state {
+    DCOMMI_LANE_READY = 0,
+    DCOMMI_LANE_MOVE,    /* the step's move is under way */
+    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
+    DCOMMI_LANE_COUNTER, /* a counter is too low */
+    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
+    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
+    DCOMMI_LANE_CALL,    /* a sub-plan runs */
+    DCOMMI_LANE_DONE
+};
+
+struct dcommi_lane {
+    dcommi_frame *frame;
+    dcommi_lane *next_ready;
+    const dcomm_step *steps;
+    uint32_t count, pc;
+    int64_t index[DCOMM_LOOP_DEPTH];
+    int64_t trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint8_t state;
+    bool queued;
+    bool forwarded;   /* the SEND that comes next has been done */
+    uint32_t pending; /* asynchronous moves under way */
+    uint32_t counter; /* what it waits for, where it waits */
+    uint64_t target;
+    int32_t peer;
+};
+
+/* A plan being executed: the run's own, or a sub-plan's. */
+struct dcommi_frame {
+    dcommi_run *run;
+    dcommi_frame *parent;
+    dcommi_lane *caller; /* lane of the parent that waits for this frame */
+    dcommi_frame *next;  /* in run->children */
+    const dcomm_plan *plan;
+    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
+    uint8_t *space[DCOMM_SPACE_STATE + 1];
+    int64_t space_len[DCOMM_SPACE_STATE + 1];
+    uint64_t *words;
+    int64_t tag_base, index_base;
+    uint32_t counter_base, slot_base;
+    uint32_t lanes_left;
+    int depth;
+    dcommi_lane *lanes;
+};
+
+enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
+
+/* A send or receive under way. */
+struct dcommi_move {
+    dcommi_op op; /* first: the transport gives it back */
+    dcommi_match_node node;
+    dcommi_lane *lane;
+    dcommi_run *run;
+    dcommi_move *next; /* in run->moves */
+    dcommi_move **prev;
+    dcommi_pull *pull; /* of a PULL node */
+    uint8_t kind;
+    bool async, final, past, in_transport;
+    uint8_t nsrc, msg_at;
+    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
+    uint32_t forward_tag;
+    int32_t word; /* absolute pointer is lane->frame->words + word */
+    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
+    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
+    uint8_t *dst;
+    const void *src[DCOMMI_FOLD_MAX];
+    size_t arrived;
+};
+
+/* What all ranks must agree on, kept for the sentence that says they do not. */
+typedef struct dcommi_signature {
+    uint32_t hash;
+    uint8_t coll, dtype, op;
+    int32_t root;
+    uint64_t count;
+    const char *algo;
+} dcommi_signature;
+
+typedef struct dcommi_peer_state {
+    uint8_t entry; /* dcommi_entry as last heard */
+    bool replied;  /* since the last query */
+    char where[64];
+} dcommi_peer_state;
+
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
+/* A cached plan with its users counted. */
+typedef struct dcommi_cached {
+    struct dcommi_cached *next; /* in its bucket */
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    dcommi_signature signature;
+    uint64_t used; /* clock for eviction */
+    int refs;
+    bool retired; /* not in the cache any more: free at the last release */
+    dcomm_plan *plan;
+    dcomm_plan *inner;     /* called by plan; NULL without */
+    dcommi_script *script; /* NULL without */
+} dcommi_cached;
+
+struct dcommi_run {
+    dcomm_comm *comm;
+    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
+    dcommi_run *next_submitted; /* in the context's submission queue */
+    dcommi_run *next_group;     /* in the thread's group */
+    dcommi_run *next_finished;  /* in the context, until the engine has left it */
+    dcommi_cached *cached;
+    const dcomm_plan *plan; /* of the current stage */
+    dcommi_signature signature;
+    uint64_t seq;
+    uint8_t stream;
+    int32_t p2p_peer;
+    uint16_t stage;
+    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
+    void *give_back_user;
+    const void *in;
+    void *out, *state;
+    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
+    double premul;
+    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
+    bool active, blocking, queued; /* queued: in a group that has not ended */
+    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
+    double timeout_s, submitted_at, idle_since, next_query;
+    uint64_t events, events_seen;
+    dcommi_frame root;
+    dcommi_frame *children;
+    dcommi_move *moves;
+    dcommi_pull *pulls;
+    dcommi_exposed *exposed_list;
+    uint64_t *counters;
+    struct dcommi_offer {
+        uint8_t *base;
+        int64_t len;
+    } * offers;               /* [nslots] of what we exposed */
+    dcommi_peer_state *peers; /* [size], from the first query on */
+    uint32_t next_pull;
+    uint8_t *memory; /* lanes, words, counters, scratch */
+    size_t memory_len;
+};
+
+struct dcomm_request {
+    dcommi_run run; /* a request is its run */
+};
+
+/* ---- communicators ---- */
+
+typedef struct dcommi_history {
+    uint64_t seq;
+    bool known;
+    dcommi_signature signature;
+} dcommi_history;
+
+typedef struct dcommi_member {
+    int peer;                                /* the context's number for it; -1: this rank itself */
+    uint64_t done;                           /* collectives that it has told us it completed */
+    uint64_t told;                           /* what we told it of ours */
+    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
+    uint64_t p2p_done; /* of our sends, received there as far as we were told */
+    uint64_t p2p_completed, p2p_told;
+    bool heard;     /* has sent to us: gets credits and a goodbye */
+    bool addressed; /* we have sent to it: gets a goodbye */
+    bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
+    uint64_t gone_after;
+    char *hostname;
+} dcommi_member;
+
+/* A call that is likely to come again, with what it needs; a call without options, of a script. */
+#define DCOMMI_RECENT 4
+typedef struct dcommi_recent {
+    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
+    size_t count;
+    dcommi_cached *cached; /* with a reference */
+} dcommi_recent;
+
+#define DCOMMI_CACHE_PLANS 64
+#define DCOMMI_CACHE_BUCKETS 128
+
+struct dcomm_comm {
+    dcomm_context *context;
+    dcomm_comm *next; /* in the context */
+    int refs;         /* its creator, its runs; with lock */
+    uint64_t id;
+    int rank, size, nhosts;
+    dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
+    dcommi_site *places;            /* [size] */
+    dcommi_member *members;
+    double timeout_s;
+    char algo[32];
+    bool deterministic;
+    bool tunes; /* measures what things cost when it is created */
+    int64_t chunk_bytes;
+    _Atomic int lock; /* sequence numbers, plan cache, free runs */
+    dcommi_recent recent[DCOMMI_RECENT];
+    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
+    uint8_t *scratch;                 /* of scripts */
+    uint64_t next_seq;
+    uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t shrinks;
+    dcommi_run *free_runs;
+    struct dcommi_coded *free_coded; /* with lock */
+    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
+    int ncached;
+    uint64_t cache_clock;
+    /* below: only with the context's token */
+    dcommi_run *runs, *last_run;
+    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
+    uint64_t done;    /* collectives completed, without gaps */
+    dcommi_match_node *table[DCOMMI_BUCKETS];
+    dcommi_history history[DCOMMI_HISTORY];
+    size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
+    dcomm_stats stats;
+    _Atomic int abort_wanted;
+    char abort_reason[DCOMMI_TEXT_MAX];
+    _Atomic int poisoned; /* the status, 0: none */
+    char message[DCOMMI_MESSAGE_MAX];
+    /* non-blocking creation */
+    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
+    _Atomic int cancel;
+    pthread_t creator;
+    bool has_creator;
+    dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
+};
+
+/* ---- contexts ---- */
+
+typedef struct dcommi_remote {
+    uint8_t uuid[16];
+    dcommi_transport *transport;
+    pid_t pid;
+    uint64_t started; /* start time of that process, 0: unknown */
+    bool same_host, lost;
+    bool cannot_read_us; /* it asked us to send by message instead */
+    bool unreadable;     /* we may not read its memory */
+    int users;           /* communicators */
+    char why[160];
+} dcommi_remote;
+
+/* A message for a communicator that does not exist here yet. */
+typedef struct dcommi_stray {
+    struct dcommi_stray *next;
+    dcommi_early *early;
+} dcommi_stray;
+
+struct dcomm_context {
+    _Atomic int refs;    /* its creator, its communicators, its registered memory */
+    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
+    _Atomic int token;   /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    const char *owner;
+    uint8_t uuid[16];
+    char host_id[DCOMMI_HOST_ID_MAX];
+    char iface[64];
+    dcommi_site place;
+    _Atomic(dcommi_run *) submitted;
+    dcommi_transport *local, *net;
+    dcommi_remote *peers;
+    size_t npeers, peers_capacity;
+    dcomm_comm *comms;
+    dcommi_lane *ready_first, *ready_last;
+    dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
+    uint64_t buried[64]; /* ids of communicators that are no more */
+    unsigned nburied;
+    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    uint8_t *staging;               /* blocks read from peers */
+    size_t staging_len;
+    const void **pointers;
+    struct dcommi_piece *pieces;
+    size_t *lengths;
+    size_t pointers_capacity, pieces_capacity, lengths_capacity;
+    size_t active; /* runs under way */
+    dcommi_run *finished;
+    _Atomic int aborts;  /* some communicator has abort_wanted */
+    unsigned idle;       /* polls in a row in which nothing happened */
+    unsigned busy;       /* polls in which something did */
+    unsigned spin_limit; /* polls before yielding the core */
+    double next_check;
+    bool has_thread;
+    _Atomic int stop;
+    pthread_t thread;
+};
+
+/* ---- what the parts of the engine call of each other ---- */
+
+static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
+static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
+static inline void dcommi_run_event(dcommi_run *run);
+static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
+static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
+static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
+static void dcommi_coded_free_all(dcomm_comm *comm);
+static void dcommi_lane_moved(dcommi_lane *lane, bool async);
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
+static dcomm_status dcommi_context_release(dcomm_context *context);
+static void dcommi_comm_free(dcomm_comm *comm);
+
+#endif
+
+/* What one run brings along. The codec and the report are the caller's until the run is over. */
+typedef struct dcommi_coded {
+    struct dcommi_coded *next; /* among the free ones of a communicator */
+    const dcomm_codec *codec;
+    dcomm_codec_key key;
+    dcomm_feedback *feedback;   /* NULL: none */
+    dcomm_feedback_step begins; /* what it is told before the first encoding */
+    bool begun;
+    uint32_t rank;
+    dcomm_codec_report *report; /* NULL: not wanted */
+    void *workspace;
+    size_t workspace_len;
+    bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
+    const float *whole; /* of these numbers, */
+    size_t count;       /* so many */
+    float *room;        /* as many; NULL: not needed yet */
+} dcommi_coded;
+
+static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
+{
+    if (need > c->workspace_len) {
+        dcommi_free(c->workspace);
+        c->workspace = dcommi_alloc_raw(need);
+        c->workspace_len = c->workspace != NULL ? need : 0;
+    }
+    return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    c->begins.x = src - first;
+    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    c->begun = true;
+    return DCOMM_OK;
+}
+
+#endif
+
+/* The parts of a wire that ranks sum one after the other, as f32. */
+static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+{
+    if (codec->ops == &dcommi_codec_randk) {
+        coding->parts = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
+    } else if (codec->ops == &dcommi_codec_powersgd) {
+        dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+        coding->parts = 2;
+        coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
+        coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    }
+}
+
+static bool dcommi_linear_powersgd(const dcommi_coded *c)
+{
+    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+}
+
+/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t count)
+{
+    dcommi_encoding call = {.x = x, .count = count, .report = {.first_nonfinite = SIZE_MAX}};
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        return dcomm_feedback_gather(c->feedback, &c->whole);
+    }
+    dcommi_powersgd_read(&call);
+    c->whole = x;
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%zu of %zu inputs are not finite; the first is number %zu",
+                           call.report.nonfinite, count, call.report.first_nonfinite);
+    }
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
+        dcommi_free(c->room);
+        c->room = dcommi_alloc_raw(count * sizeof(float));
+        if (c->room == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
+        }
+        c->whole = c->room;
+    }
+    return DCOMM_OK;
+}
+
+/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
+    dcomm_codec_key key = c->key;
+    DCOMMI_TRY(dcommi_linear_input(c, x, count));
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
+    c->count = count;
+    memset(q, 0, q_bytes);
+    if (c->feedback != NULL) {
+        dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+        if (fb->remembered != NULL) {
+            memcpy(q, fb->remembered, q_bytes);
+        }
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    return DCOMM_OK;
+}
+
+/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
+static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t clipped = 0;
+    dcommi_powersgd_orthonormal(&m, wire);
+    dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
+    dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
+    if (c->report != NULL) {
+        c->report->clipped += clipped;
+    }
+    if (c->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_free(c->room);
+    c->room = dcommi_alloc_raw(c->count * sizeof(float));
+    if (c->room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+}
+
+static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst, size_t dst_len,
+                                         size_t *encoded)
+{
+    size_t count = src_len / sizeof(float);
+    *encoded = dst_len;
+    if (place->round > 0) {
+        return dcommi_linear_second(c, dst);
+    }
+    if (c->report != NULL) {
+        c->report->bytes += dst_len;
+        c->report->kept += count;
+    }
+    return dcommi_linear_first(c, src, count, dst);
+}
+
+/* The sum of all Q is where the next step begins. */
+static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
+    if (fb->remembered == NULL) {
+        fb->remembered = dcommi_alloc_raw(bytes);
+        if (fb->remembered == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    return DCOMM_OK;
+}
+
+#endif
+
+/* A shorter tensor is not worth two more kernels, nor the error. */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
+
+/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
+ * numbers. */
+static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    dcomm_codec_key key = c->key;
+    key.first = place->first;
+    key.rank = c->rank ^ place->round << 31;
+    return key;
+}
+
+static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
+                              const dcomm_codec_report *r)
+{
+    dcomm_codec_report *all = c->report;
+    if (all == NULL) {
+        return;
+    }
+    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
+        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
+    }
+    all->bytes += r->bytes;
+    all->kept += r->kept;
+    all->clipped += r->clipped;
+    all->nonfinite += r->nonfinite;
+}
+
+static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
+                                             const void *src, size_t src_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = src_len / sizeof(float);
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_status status;
+    if (dcommi_linear_powersgd(c)) {
+        return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
+    }
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
+        status =
+            dcomm_feedback_encode(c->feedback, place->first, count, dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+        status =
+            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+    }
+    dcommi_coded_tell(c, place, &report);
+    return status;
+}
+
+static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_place *place)
+{
+    const void *src = x;
+    return place->divisor > 1 ? dcommi_host_reduce(x, &src, 1, len / sizeof *x, DCOMM_F32,
+                                                   DCOMM_AVG, place->divisor)
+                              : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    size_t count = dst_len / sizeof(float);
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
+    DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    if (dcommi_linear_powersgd(c)) {
+        DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
+    }
+    return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
+                               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
+                                          const void *const *src, const size_t *src_len,
+                                          size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    for (size_t i = 0; i < nsrc; i++) {
+        DCOMMI_TRY(dcomm_decode_add(c->codec, src[i], src_len[i], dst, dst_len / sizeof(float)));
+    }
+    return dcommi_coded_divide(dst, dst_len, place);
+}
+
+static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *stage, size_t stage_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = stage_len / sizeof(float);
+    (void)stage;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report;
+    float factor = 1.0f / (float)place->divisor;
+    dcomm_status status;
+    if (c->feedback != NULL) {
+        status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
+                                       dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
+        status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
+                              dst_len, encoded, c->workspace, &report);
+    }
+    if (status >= 0) {
+        dcommi_coded_tell(c, place, &report);
+    }
+    return status;
+}
+
+static const dcomm_plan_codec dcommi_coded_codec = {
+    .name = "codec",
+    .encode = dcommi_coded_step_encode,
+    .decode = dcommi_coded_step_decode,
+    .decode_reduce = dcommi_coded_step_add,
+    .recode = dcommi_coded_step_recode,
+};
+
+/* ---- the call ---- */
+
+static size_t dcommi_coding_max_bytes(const void *sizes, size_t count)
+{
+    return dcomm_codec_max_bytes(sizes, count);
+}
+
+/* The codec of a call; NULL: none. While DGC warms up, it is not that of the call's options. */
+static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
+{
+    return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
+}
+
+/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
+                                     dcommi_coding *coding)
+{
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
+    memset(coding, 0, sizeof *coding);
+    coding->codec = &dcommi_coded_codec;
+    coding->max_bytes = dcommi_coding_max_bytes;
+    coding->sizes = codec;
+    coding->granule = (int64_t)info.granule;
+    coding->whole = info.sparse || info.linear;
+    dcommi_linear_parts(codec, count, coding);
+    coding->hash = 0x5851f42d4c957f2du;
+    for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
+        coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
+    }
+    if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
+        bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+        coding->feedback = true;
+        coding->hash = dcommi_mix(coding->hash, differences);
+        coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
+    }
+    return DCOMM_OK;
+}
+
+/* Whether error feedback fits a call. */
+static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    const dcomm_feedback *fb = opts->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    if (fb->count != s->count ||
+        (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           opts->codec != NULL ? opts->codec->spec : "the same");
+    }
+    if (fb->stale || fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
+                           fb->stale ? "stale, for a collective with it failed; see "
+                                       "dcomm_feedback_recover"
+                                     : "in use by another call");
+    }
+    return DCOMM_OK;
+}
+
+/* Whether a call with a codec is compressed. Its ranks decide alike. */
+static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
+    return s->nranks > 1 && s->count > 0 && s->dtype <= DCOMM_BF16 &&
+           (named || s->count >= DCOMMI_CODED_MIN);
+}
+
+/* Give a shape its codec, where there is one to be used. */
+static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *opts,
+                                       dcommi_coding *coding)
+{
+    s->coding = NULL;
+    if (opts->codec == NULL && opts->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
+    if (s->op != DCOMM_SUM && s->op != DCOMM_AVG && s->op != DCOMM_PREMUL_SUM) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.codec with operator %s; sums and averages can be compressed",
+                           dcomm_coll_name(s->coll), dcomm_op_name(s->op));
+    }
+    if (dcommi_coded_wanted(s, opts)) {
+        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
+        s->coding = coding;
+    }
+    return DCOMM_OK;
+}
+
+/* What a run brings along; with comm->lock. */
+static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                     dcommi_coded **coded_p)
+{
+    dcommi_coded *c = comm->free_coded;
+    if (c != NULL) {
+        comm->free_coded = c->next;
+    } else if ((c = dcommi_alloc(sizeof *c)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->codec = dcommi_coded_codec_of(opts);
+    c->feedback = opts->feedback;
+    c->begun = false;
+    c->rank = (uint32_t)comm->rank;
+    c->report = opts->codec_report;
+    if (c->report != NULL) {
+        *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
+    }
+    *coded_p = c;
+    return DCOMM_OK;
+}
+
+/* The call has its plan and its number. */
+static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
+                                  const dcomm_plan *plan, uint64_t seq)
+{
+    c->linear = plan->codec_linear;
+    c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
+                                      .own_count = (size_t)plan->recoded_count,
+                                      .rank = c->rank,
+                                      .nranks = (uint32_t)plan->nranks};
+    c->key = (dcomm_codec_key){.seed = opts->codec_seed,
+                               .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* The run is over: residuals are those of the next step now, or nobody knows what they are. */
+static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
+{
+    if (c->feedback == NULL) {
+        return;
+    }
+    if (status < 0) {
+        dcomm_feedback_fail(c->feedback);
+    } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
+        dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    }
+}
+
+/* With comm->lock. */
+static void dcommi_coded_drop(dcomm_comm *comm, dcommi_coded *c)
+{
+    if (c != NULL) {
+        c->next = comm->free_coded;
+        comm->free_coded = c;
+    }
+}
+
+static void dcommi_coded_free_all(dcomm_comm *comm)
+{
+    while (comm->free_coded != NULL) {
+        dcommi_coded *c = comm->free_coded;
+        comm->free_coded = c->next;
+        dcommi_free(c->workspace);
+        dcommi_free(c->room);
+        dcommi_free(c);
+    }
+}
+
+/* ---- other types than f32, and factors ---- */
+
+/* f32 <- factor * src. */
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    size_t count = dst_len / sizeof(float), element = dcomm_dtype_size(dtype);
+    double factor;
+    float *to = dst;
+    const unsigned char *from = src[0];
+    if (nsrc != 2 || src_len[0] != count * element || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        double wide;
+        switch (dtype) {
+        case DCOMM_F64:
+            memcpy(&wide, from + 8 * i, 8);
+            to[i] = (float)(factor != 0 ? wide * factor : wide);
+            continue;
+        case DCOMM_F16:
+            memcpy(&half, from + 2 * i, 2);
+            to[i] = dcommi_f16_to_f32(half);
+            break;
+        case DCOMM_BF16:
+            memcpy(&half, from + 2 * i, 2);
+            to[i] = dcommi_bf16_to_f32(half);
+            break;
+        default:
+            memcpy(&to[i], from + 4 * i, 4);
+            break;
+        }
+        to[i] = factor != 0 ? (float)((double)to[i] * factor) : to[i];
+    }
+    return DCOMM_OK;
+}
+
+/* dst <- f32, rounded to nearest even. */
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    size_t element = dcomm_dtype_size(dtype), count = dst_len / element;
+    const float *from = src[0];
+    unsigned char *to = dst;
+    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
+        return DCOMM_ERR_PLAN;
+    }
+    for (size_t i = 0; i < count; i++) {
+        double wide = (double)from[i];
+        uint16_t half =
+            dtype == DCOMM_F16 ? dcommi_f32_to_f16(from[i]) : dcommi_f32_to_bf16(from[i]);
+        const void *what = dtype == DCOMM_F64   ? (const void *)&wide
+                           : dtype == DCOMM_F32 ? (const void *)&from[i]
+                                                : (const void *)&half;
+        memcpy(to + element * i, what, element);
+    }
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
+
+/* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
+    int64_t wide = (int64_t)(s->count * sizeof(float));
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
+    b.head.in_bytes = b.head.out_bytes = bytes;
+    b.head.nwords = 1;
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_coded_kernels;
+    b.head.nkernels = 2;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
+    b.head.recoded_first = inner->recoded_first;
+    b.head.recoded_count = inner->recoded_count;
+    dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
+    dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
+                            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->dst = scratch;
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(&b, &r, 1);
+    }
+    dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
+    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->kernel = 1;
+        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+        dcommi_build_sources(&b, step, &scratch, 1);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif
 /* ==== include/dcomm/impl/express.h ========================================================= */
 /* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
  * no run, no moves, no table. It is the same plan with the same messages; only the way through the
@@ -12261,926 +27072,6 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
 #ifndef DCOMMI_CACHE_H
 #define DCOMMI_CACHE_H
 
-/* ==== include/dcomm/impl/types.h =========================================================== */
-/* types.h - contexts, communicators and runs as the engine sees them. */
-#ifndef DCOMMI_TYPES_H
-#define DCOMMI_TYPES_H
-
-/* ==== include/dcomm/impl/algo.h ============================================================ */
-/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
-#ifndef DCOMMI_ALGO_H
-#define DCOMMI_ALGO_H
-
-
-/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
- * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
-typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
-
-typedef struct dcommi_algo {
-    const char *name;
-    dcomm_coll coll;
-    dcommi_algo_fn make;
-    bool rank_order; /* can fold in rank order */
-    const char *cost;
-    const char *source;
-} dcommi_algo;
-
-/* Bytes of one element, and of `count`. */
-static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
-{
-    return (int64_t)(count * dcomm_dtype_size(s->dtype));
-}
-
-/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
- * (0, or rank*block for all-gather and gather). */
-typedef struct dcommi_input {
-    dcomm_space space;
-    int64_t base;
-} dcommi_input;
-
-static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
-{
-    dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
-    return in;
-}
-
-/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
- * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
-typedef struct dcommi_partition {
-    int64_t total, block, chunk;
-    int64_t nblocks, chunks;
-} dcommi_partition;
-
-static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
-                                                     int64_t chunk_bytes, int64_t element)
-{
-    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
-    int64_t share = dcommi_ceil_div(total, nblocks);
-    if (chunk_bytes > 0) {
-        p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
-    }
-    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
-    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
-    p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
-    p.block = p.chunk * p.chunks;
-    return p;
-}
-
-#endif
-/* ==== include/dcomm/impl/host.h ============================================================ */
-/* host.h - a string that is equal on two ranks exactly where they can share memory. */
-#ifndef DCOMMI_HOST_H
-#define DCOMMI_HOST_H
-
-
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#define DCOMMI_HOST_ID_MAX 256
-
-/* The first line of a small file without its newline; "" where it cannot be read. */
-static void dcommi_host_line(const char *path, char *line, size_t max)
-{
-    line[0] = '\0';
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return;
-    }
-    ssize_t n = read(fd, line, max - 1);
-    close(fd);
-    line[n > 0 ? n : 0] = '\0';
-    line[strcspn(line, "\n")] = '\0';
-}
-
-static uint64_t dcommi_host_namespace(const char *name)
-{
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
-    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether memory can be shared:
- *   boot id            one running kernel;
- *   pid namespace      process_vm_readv names the peer by its pid;
- *   ipc namespace      System V segments;
- *   user namespace     process_vm_readv asks for rights in the target's;
- *   effective user     segments are made for their owner alone;
- *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
- *                      through different mount namespaces;
- *   host name          keeps apart what a faked or missing boot id does not. */
-static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
-{
-    if (wanted == NULL || wanted[0] == '\0') {
-        wanted = getenv("DCOMM_HOSTID");
-    }
-    if (wanted != NULL && wanted[0] != '\0') {
-        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
-        return;
-    }
-    char boot[64], name[65] = "";
-    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    if (gethostname(name, sizeof name - 1) != 0) {
-        name[0] = '\0';
-    }
-    struct stat shm;
-    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
-    snprintf(id, DCOMMI_HOST_ID_MAX,
-             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
-             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
-}
-
-#endif
-/* ==== include/dcomm/impl/message.h ========================================================= */
-/* message.h - the header of every message between engines, and its validation. All ranks of a
- * communicator run on machines of one byte order (checked when it is created). */
-#ifndef DCOMMI_MESSAGE_H
-#define DCOMMI_MESSAGE_H
-
-/* ==== include/dcomm/impl/transport.h ======================================================= */
-/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
- * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
- * integers of the context's own. One thread at a time calls into a transport. */
-#ifndef DCOMMI_TRANSPORT_H
-#define DCOMMI_TRANSPORT_H
-
-
-#include <sys/random.h>
-
-typedef struct dcommi_transport dcommi_transport;
-
-/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
- * until done has been called, exactly once, from within progress or close. */
-typedef struct dcommi_op {
-    void (*done)(struct dcommi_op *op, dcomm_status status);
-    void *handle; /* the transport's own */
-} dcommi_op;
-
-/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
- * on_message must return DCOMMI_KEEP and later either fetch or release it. */
-typedef struct dcommi_arrival {
-    int peer; /* who sent it, if the transport knows, else -1: the header tells */
-    const void *header;
-    size_t header_len;
-    const void *data;
-    size_t len;
-    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
-    bool stays; /* it may be left for later */
-} dcommi_arrival;
-
-typedef enum dcommi_verdict {
-    DCOMMI_CONSUMED = 0, /* done with it */
-    DCOMMI_LATER =
-        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
-    DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
-} dcommi_verdict;
-
-typedef struct dcommi_transport_handlers {
-    void *user;
-    /* Called from within progress. */
-    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* A peer is lost; called once per peer from within progress. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
-} dcommi_transport_handlers;
-
-/* Names a transport among all: random. */
-static uint64_t dcommi_transport_id(void)
-{
-    static _Atomic uint64_t counter;
-    uint64_t id = 0;
-    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
-        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
-    }
-    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
-}
-
-/* Memory that peers on this host may map. */
-typedef struct dcommi_region {
-    void *base;
-    size_t len;
-    void *handle;
-    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
-    size_t key_len;
-} dcommi_region;
-
-#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
-
-struct dcommi_transport {
-    const char *name; /* "local", "net" */
-    const struct dcommi_transport_vtable *call;
-    dcommi_transport_handlers handlers;
-    const void *address; /* how peers reach us; owned by the transport */
-    size_t address_len;
-    size_t eager_max; /* a payload up to this long comes with its message */
-};
-
-typedef struct dcommi_transport_vtable {
-    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
-    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer);
-    /* Send header and payload as one message. The header is copied; the payload must stay until
-     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
-     * order; longer ones may be overtaken. */
-    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
-                         const void *data, size_t len, dcommi_op *op);
-    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
-     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
-     * very next call must be commit, with the message's header. */
-    void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
-    void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
-                   size_t len);
-    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
-     */
-    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
-    /* Drop a kept payload. */
-    void (*release)(dcommi_transport *t, void *desc);
-    /* Never blocks; returns how much happened. */
-    unsigned (*progress)(dcommi_transport *t);
-    /* Look for a peer's next message without handling it; not within progress. False: none has
-     * come, or it is one that progress must handle. What is shown stays valid until pass, which
-     * takes it away, or any other call. */
-    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
-    void (*pass)(dcommi_transport *t, int peer);
-    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
-    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
-    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
-    /* Map a peer's region by its key; *map is for unmap. */
-    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
-                               void *remote_base, void **ptr, void **map);
-    void (*region_unmap)(dcommi_transport *t, void *map);
-    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
-    void (*close)(dcommi_transport *t, double timeout_s, bool force);
-} dcommi_transport_vtable;
-
-#endif
-
-/* a, b and the payload by type:
- *   DATA        payload of a send                         a = length
- *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
- *               reserved = its region's number, low and high bits (0: in no region)
- *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
- *   FIN         the receiver has read what RTS offered
- *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
- *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
- *   READ_REPLY  the part                                  a = length, tag = reader's id
- *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   payload = the asker's description of it
- *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
- *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in
- *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more */
-enum dcommi_message_type {
-    DCOMMI_MSG_DATA = 1,
-    DCOMMI_MSG_RTS,
-    DCOMMI_MSG_PULL,
-    DCOMMI_MSG_FIN,
-    DCOMMI_MSG_EXPOSE,
-    DCOMMI_MSG_READ,
-    DCOMMI_MSG_READ_REPLY,
-    DCOMMI_MSG_SIGNAL,
-    DCOMMI_MSG_CREDIT,
-    DCOMMI_MSG_QUERY,
-    DCOMMI_MSG_REPLY,
-    DCOMMI_MSG_ABORT,
-    DCOMMI_MSG_GOODBYE,
-    DCOMMI_MSG_REGION_ASK,
-    DCOMMI_MSG_REGION,
-    DCOMMI_MSG_REGION_GONE,
-    DCOMMI_MSG_TYPE_END
-};
-
-/* Collectives and point-to-point count their sequence numbers apart. */
-enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
-
-enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
-
-typedef struct dcommi_header {
-    uint8_t type;
-    uint8_t stream;
-    uint16_t stage;
-    uint16_t slot;
-    uint16_t reserved; /* 0, but in an RTS */
-    uint32_t signature;
-    uint32_t src; /* rank in the communicator */
-    uint64_t comm;
-    uint64_t seq;
-    uint32_t tag;
-    uint32_t done; /* low bits of the number of collectives that src has completed */
-    uint64_t a, b;
-} dcommi_header;
-
-_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
-_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
-
-#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
-#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
-#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
-
-/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
- * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
-static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
-                                dcommi_header *header)
-{
-    if (bytes_len != sizeof *header) {
-        return false;
-    }
-    memcpy(header, bytes, sizeof *header);
-    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
-        header->stream > DCOMMI_STREAM_P2P ||
-        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
-        return false;
-    }
-    switch (header->type) {
-    case DCOMMI_MSG_DATA:
-    case DCOMMI_MSG_READ_REPLY:
-        return header->a == len;
-    case DCOMMI_MSG_QUERY:
-    case DCOMMI_MSG_REPLY:
-    case DCOMMI_MSG_ABORT:
-        return len <= DCOMMI_TEXT_MAX;
-    case DCOMMI_MSG_REGION:
-        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
-    default:
-        return len == 0;
-    }
-}
-
-#endif
-/* ==== include/dcomm/impl/place.h =========================================================== */
-/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
- * from all ranks' places. Knows nothing of how a place is found. */
-#ifndef DCOMMI_PLACE_H
-#define DCOMMI_PLACE_H
-
-
-#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
-#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
-#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
-
-/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
- * machine, so that ranks of one machine mean the same by them. */
-typedef struct dcommi_site {
-    int32_t package, numa, cache, core;
-    int32_t cpus;                          /* hardware threads that the rank may run on */
-    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
-    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
-    char nic[16], gpu[16];                 /* "": none */
-} dcommi_site;
-
-_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
-
-/* A place that comes from another rank; strings are ended in any case. */
-static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
-{
-    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
-    bool good = place->cpus >= 0;
-    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
-        good = good && index[i] >= DCOMMI_PLACE_MANY;
-    }
-    char *const names[] = {place->nic, place->gpu};
-    for (size_t i = 0; i < 2; i++) {
-        names[i][sizeof place->nic - 1] = 0;
-        for (char *c = names[i]; *c != 0; c++) {
-            *c = *c < ' ' || *c > '~' ? '?' : *c;
-        }
-    }
-    return good ? DCOMM_OK
-                : dcommi_fail(DCOMM_ERR_CORRUPT,
-                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
-                              "core %d on %d hardware threads",
-                              rank, place->package, place->numa, place->cache, place->core,
-                              place->cpus);
-}
-
-static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
-{
-    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
-}
-
-/* Whether two ranks of one host may get the same hardware thread. */
-static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
-{
-    uint64_t both = 0;
-    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
-        both |= a->mask[i] & b->mask[i];
-    }
-    return both != 0;
-}
-
-/* ---- groups ---- */
-
-static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
-                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
-                                             DCOMMI_LEVEL_CORE};
-enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
-
-static int32_t dcommi_place_index(const dcommi_site *p, int level)
-{
-    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
-    return index[level];
-}
-
-/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
- * say, share with those alone that may run on exactly the same hardware threads. */
-static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
-{
-    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
-    if (ids == NULL) {
-        return NULL;
-    }
-    for (int r = 0; r < n; r++) {
-        int twin = 0; /* the first rank of the same host with the same hardware threads */
-        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
-            twin++;
-        }
-        ids[r] = host[r];
-        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
-            int32_t index = dcommi_place_index(&places[r], l);
-            ids[(size_t)l * (size_t)n + (size_t)r] =
-                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
-        }
-    }
-    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
-    dcommi_free(ids);
-    return groups;
-}
-
-/* ---- ranks that may be moved ---- */
-
-/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
- * or hardware threads that nobody else of us uses, stays out of the others' way. */
-static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
-{
-    const dcommi_site *mine = &places[rank];
-    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
-        return false;
-    }
-    for (int r = 0; r < g->nranks; r++) {
-        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
-            dcommi_place_overlap(mine, &places[r])) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
-static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
-                                     size_t len)
-{
-    size_t at = 0;
-    int found = 0, first = -1;
-    text[0] = 0;
-    for (int r = 0; r <= g->nranks; r++) {
-        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
-        found += unbound;
-        if (unbound && first < 0) {
-            first = r;
-        } else if (!unbound && first >= 0) {
-            char range[32];
-            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
-                                  : snprintf(range, sizeof range, "%d", first);
-            bool fits = at + (size_t)n + 8 < len;
-            const char *comma = at > 0 ? ", " : "";
-            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
-            if (!fits) { /* count the rest only */
-                len = at + 1;
-                for (; r + 1 < g->nranks; r++) {
-                    found += dcommi_place_unbound(g, places, r + 1);
-                }
-            }
-            first = -1;
-        }
-    }
-    return found;
-}
-
-/* Once per process, in rank 0 of a communicator. */
-static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
-{
-    static _Atomic int said;
-    char list[128];
-    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
-    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
-        return;
-    }
-    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
-    if (n > 0 && atomic_exchange(&said, 1) == 0) {
-        dcommi_log(
-            DCOMMI_LOG_WARN,
-            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
-            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
-            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
-            "DCOMM_WARN_UNBOUND=0",
-            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
-    }
-}
-
-/* ---- as text ---- */
-
-/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
-static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
-        int end = cpu;
-        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
-            end++;
-        }
-        if (end == cpu) {
-            continue;
-        }
-        char range[32];
-        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
-                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
-        bool fits = at + (size_t)n + 5 < len;
-        at +=
-            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
-        if (!fits) {
-            return;
-        }
-        cpu = end;
-    }
-}
-
-#endif
-
-#define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
-#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
-#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
-#define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
-#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
-#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
-#define DCOMMI_PAST_RESULT                                                         \
-    ((int64_t)1 << 20)          /* outputs from here on are stored past the caches \
-                                 */
-#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
-
-typedef struct dcommi_run dcommi_run;
-typedef struct dcommi_frame dcommi_frame;
-typedef struct dcommi_lane dcommi_lane;
-typedef struct dcommi_move dcommi_move;
-typedef struct dcommi_pull dcommi_pull;
-typedef struct dcommi_script dcommi_script;
-
-/* ---- matching ---- */
-
-enum dcommi_node_class {
-    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
-    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
-    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
-    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
-    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
-    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
-};
-
-typedef struct dcommi_match_node {
-    struct dcommi_match_node *next;
-    uint64_t seq;
-    uint32_t tag; /* EXPOSED: the slot */
-    int32_t peer; /* EARLY_RUN: 0 */
-    uint16_t stage;
-    uint8_t stream;
-    uint8_t cls;
-} dcommi_match_node;
-
-/* A message that came before anybody asked for it. */
-typedef struct dcommi_early {
-    dcommi_match_node node;
-    dcommi_header header;
-    dcommi_transport *transport;
-    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
-    void *data; /* NULL: still at the sender */
-    size_t len;
-} dcommi_early;
-
-/* A peer's memory that this run may read. */
-typedef struct dcommi_exposed {
-    dcommi_match_node node;
-    struct dcommi_exposed *next_of_run;
-    uint64_t address, len;
-    uint32_t region; /* that it lies in, of the peer's; 0: none */
-} dcommi_exposed;
-
-/* ---- runs ---- */
-
-enum dcommi_lane_state {
-    DCOMMI_LANE_READY = 0,
-    DCOMMI_LANE_MOVE,    /* the step's move is under way */
-    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
-    DCOMMI_LANE_COUNTER, /* a counter is too low */
-    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
-    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
-    DCOMMI_LANE_CALL,    /* a sub-plan runs */
-    DCOMMI_LANE_DONE
-};
-
-struct dcommi_lane {
-    dcommi_frame *frame;
-    dcommi_lane *next_ready;
-    const dcomm_step *steps;
-    uint32_t count, pc;
-    int64_t index[DCOMM_LOOP_DEPTH];
-    int64_t trips[DCOMM_LOOP_DEPTH];
-    int depth;
-    uint8_t state;
-    bool queued;
-    bool forwarded;   /* the SEND that comes next has been done */
-    uint32_t pending; /* asynchronous moves under way */
-    uint32_t counter; /* what it waits for, where it waits */
-    uint64_t target;
-    int32_t peer;
-};
-
-/* A plan being executed: the run's own, or a sub-plan's. */
-struct dcommi_frame {
-    dcommi_run *run;
-    dcommi_frame *parent;
-    dcommi_lane *caller; /* lane of the parent that waits for this frame */
-    dcommi_frame *next;  /* in run->children */
-    const dcomm_plan *plan;
-    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
-    uint8_t *space[DCOMM_SPACE_STATE + 1];
-    int64_t space_len[DCOMM_SPACE_STATE + 1];
-    uint64_t *words;
-    int64_t tag_base;
-    uint32_t counter_base, slot_base;
-    uint32_t lanes_left;
-    int depth;
-    dcommi_lane *lanes;
-};
-
-enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
-
-/* A send or receive under way. */
-struct dcommi_move {
-    dcommi_op op; /* first: the transport gives it back */
-    dcommi_match_node node;
-    dcommi_lane *lane;
-    dcommi_run *run;
-    dcommi_move *next; /* in run->moves */
-    dcommi_move **prev;
-    dcommi_pull *pull; /* of a PULL node */
-    uint8_t kind;
-    bool async, final, past, in_transport;
-    uint8_t nsrc, msg_at;
-    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
-    uint32_t forward_tag;
-    int32_t word; /* absolute pointer is lane->frame->words + word */
-    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
-    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
-    uint8_t *dst;
-    const void *src[DCOMMI_FOLD_MAX];
-    size_t arrived;
-};
-
-/* What all ranks must agree on, kept for the sentence that says they do not. */
-typedef struct dcommi_signature {
-    uint32_t hash;
-    uint8_t coll, dtype, op;
-    int32_t root;
-    uint64_t count;
-    const char *algo;
-} dcommi_signature;
-
-typedef struct dcommi_peer_state {
-    uint8_t entry; /* dcommi_entry as last heard */
-    bool replied;  /* since the last query */
-    char where[64];
-} dcommi_peer_state;
-
-/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
-typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, dtype, operator, root */
-    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
-    uint64_t count, chunk;
-    uint64_t counts[2];
-} dcommi_plan_key;
-
-/* A cached plan with its users counted. */
-typedef struct dcommi_cached {
-    struct dcommi_cached *next; /* in its bucket */
-    dcommi_plan_key key;
-    const dcommi_algo *algo;
-    dcommi_signature signature;
-    uint64_t used; /* clock for eviction */
-    int refs;
-    bool retired; /* not in the cache any more: free at the last release */
-    dcomm_plan *plan;
-    dcomm_plan *inner;     /* called by plan; NULL without */
-    dcommi_script *script; /* NULL without */
-} dcommi_cached;
-
-struct dcommi_run {
-    dcomm_comm *comm;
-    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
-    dcommi_run *next_submitted; /* in the context's submission queue */
-    dcommi_run *next_group;     /* in the thread's group */
-    dcommi_run *next_finished;  /* in the context, until the engine has left it */
-    dcommi_cached *cached;
-    const dcomm_plan *plan; /* of the current stage */
-    dcommi_signature signature;
-    uint64_t seq;
-    uint8_t stream;
-    int32_t p2p_peer;
-    uint16_t stage;
-    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
-    void *give_back_user;
-    const void *in;
-    void *out, *state;
-    double premul;
-    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
-    bool active, blocking, queued; /* queued: in a group that has not ended */
-    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
-    double timeout_s, submitted_at, idle_since, next_query;
-    uint64_t events, events_seen;
-    dcommi_frame root;
-    dcommi_frame *children;
-    dcommi_move *moves;
-    dcommi_pull *pulls;
-    dcommi_exposed *exposed_list;
-    uint64_t *counters;
-    struct dcommi_offer {
-        uint8_t *base;
-        int64_t len;
-    } * offers;               /* [nslots] of what we exposed */
-    dcommi_peer_state *peers; /* [size], from the first query on */
-    uint32_t next_pull;
-    uint8_t *memory; /* lanes, words, counters, scratch */
-    size_t memory_len;
-};
-
-struct dcomm_request {
-    dcommi_run run; /* a request is its run */
-};
-
-/* ---- communicators ---- */
-
-typedef struct dcommi_history {
-    uint64_t seq;
-    bool known;
-    dcommi_signature signature;
-} dcommi_history;
-
-typedef struct dcommi_member {
-    int peer;                                /* the context's number for it; -1: this rank itself */
-    uint64_t done;                           /* collectives that it has told us it completed */
-    uint64_t told;                           /* what we told it of ours */
-    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
-    uint64_t p2p_done; /* of our sends, received there as far as we were told */
-    uint64_t p2p_completed, p2p_told;
-    bool heard;     /* has sent to us: gets credits and a goodbye */
-    bool addressed; /* we have sent to it: gets a goodbye */
-    bool gone;      /* has said goodbye */
-    bool asked;     /* for credit, and has not answered */
-    uint64_t gone_after;
-    char *hostname;
-} dcommi_member;
-
-/* A call that is likely to come again, with what it needs; a call without options, of a script. */
-#define DCOMMI_RECENT 4
-typedef struct dcommi_recent {
-    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
-    size_t count;
-    dcommi_cached *cached; /* with a reference */
-} dcommi_recent;
-
-#define DCOMMI_CACHE_PLANS 64
-#define DCOMMI_CACHE_BUCKETS 128
-
-struct dcomm_comm {
-    dcomm_context *context;
-    dcomm_comm *next; /* in the context */
-    int refs;         /* its creator, its runs; with lock */
-    uint64_t id;
-    int rank, size, nhosts;
-    dcommi_groups *groups;
-    struct dcommi_chooser *chooser; /* with lock */
-    dcommi_site *places;            /* [size] */
-    dcommi_member *members;
-    double timeout_s;
-    char algo[32];
-    bool deterministic;
-    bool tunes; /* measures what things cost when it is created */
-    int64_t chunk_bytes;
-    _Atomic int lock; /* sequence numbers, plan cache, free runs */
-    dcommi_recent recent[DCOMMI_RECENT];
-    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
-    uint8_t *scratch;                 /* of scripts */
-    uint64_t next_seq;
-    uint64_t children; /* communicators derived so far, for their ids */
-    uint64_t shrinks;
-    dcommi_run *free_runs;
-    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
-    int ncached;
-    uint64_t cache_clock;
-    /* below: only with the context's token */
-    dcommi_run *runs, *last_run;
-    uint64_t entered; /* one more than the highest number that has reached the engine */
-    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
-    uint64_t done;    /* collectives completed, without gaps */
-    dcommi_match_node *table[DCOMMI_BUCKETS];
-    dcommi_history history[DCOMMI_HISTORY];
-    size_t early_bytes, early_count;
-    size_t in_transport; /* moves whose buffers the transport may still touch */
-    dcomm_stats stats;
-    _Atomic int abort_wanted;
-    char abort_reason[DCOMMI_TEXT_MAX];
-    _Atomic int poisoned; /* the status, 0: none */
-    char message[DCOMMI_MESSAGE_MAX];
-    /* non-blocking creation */
-    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
-    _Atomic int cancel;
-    pthread_t creator;
-    bool has_creator;
-    dcomm_comm_opts opts;
-    char *names[2]; /* the strings of opts.context_opts */
-};
-
-/* ---- contexts ---- */
-
-typedef struct dcommi_remote {
-    uint8_t uuid[16];
-    dcommi_transport *transport;
-    pid_t pid;
-    uint64_t started; /* start time of that process, 0: unknown */
-    bool same_host, lost;
-    bool cannot_read_us; /* it asked us to send by message instead */
-    bool unreadable;     /* we may not read its memory */
-    int users;           /* communicators */
-    char why[160];
-} dcommi_remote;
-
-/* A message for a communicator that does not exist here yet. */
-typedef struct dcommi_stray {
-    struct dcommi_stray *next;
-    dcommi_early *early;
-} dcommi_stray;
-
-struct dcomm_context {
-    _Atomic int refs;    /* its creator, its communicators, its registered memory */
-    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
-    _Atomic int token;   /* who holds it progresses (token.h) */
-    _Atomic int sharing, owner_in;
-    const char *owner;
-    uint8_t uuid[16];
-    char host_id[DCOMMI_HOST_ID_MAX];
-    char iface[64];
-    dcommi_site place;
-    _Atomic(dcommi_run *) submitted;
-    dcommi_transport *local, *net;
-    dcommi_remote *peers;
-    size_t npeers, peers_capacity;
-    dcomm_comm *comms;
-    dcommi_lane *ready_first, *ready_last;
-    dcommi_move *free_moves;
-    struct dcommi_control *free_controls;
-    dcommi_stray *strays, *last_stray;
-    size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of communicators that are no more */
-    unsigned nburied;
-    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
-    uint8_t *staging;               /* blocks read from peers */
-    size_t staging_len;
-    const void **pointers;
-    struct dcommi_piece *pieces;
-    size_t pointers_capacity, pieces_capacity;
-    size_t active; /* runs under way */
-    dcommi_run *finished;
-    _Atomic int aborts;  /* some communicator has abort_wanted */
-    unsigned idle;       /* polls in a row in which nothing happened */
-    unsigned busy;       /* polls in which something did */
-    unsigned spin_limit; /* polls before yielding the core */
-    double next_check;
-    bool has_thread;
-    _Atomic int stop;
-    pthread_t thread;
-};
-
-/* ---- what the parts of the engine call of each other ---- */
-
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
-static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
-static inline void dcommi_run_event(dcommi_run *run);
-static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
-static void dcommi_lane_ready(dcommi_lane *lane);
-static void dcommi_lane_moved(dcommi_lane *lane, bool async);
-static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
-                                       const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
-                                    size_t len);
-static dcomm_status dcommi_context_release(dcomm_context *context);
-static void dcommi_comm_free(dcomm_comm *comm);
-
-#endif
 
 static void dcommi_cached_free(dcommi_cached *cached)
 {
@@ -15322,10 +29213,16 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     return DCOMMI_GONE;
 }
 
-/* Whether the word that a step writes to is one of the plan's. */
-static inline bool dcommi_word_fits(const dcommi_lane *lane, const dcomm_step *step)
+/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
+static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
 {
-    return step->word < 0 || (uint32_t)step->word < lane->frame->plan->nwords;
+    *fits = true;
+    if (step->word < 0) {
+        return -1;
+    }
+    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
+    *fits = word >= 0 && word < lane->frame->plan->nwords;
+    return (int32_t)word;
 }
 
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
@@ -15402,8 +29299,10 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "receives from rank %d", rank);
     }
     size_t len;
+    bool fits;
+    int32_t word = dcommi_word_of(lane, step, &fits);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL || !dcommi_word_fits(lane, step)) {
+    if (dst == NULL || !fits) {
         return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
     dcommi_move *move = dcommi_move_new(run, lane);
@@ -15418,7 +29317,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     move->buf = dst;
     move->dst = dst;
     move->len = len;
-    move->word = step->word;
+    move->word = word;
     if (step->kind == DCOMM_STEP_RECV_REDUCE) {
         move->kind = DCOMMI_MOVE_FOLD;
         for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
@@ -15630,48 +29529,134 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     return DCOMMI_NEXT;
 }
 
-static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
-    size_t src_len, dst_len, encoded = 0;
-    const uint8_t *src = dcommi_lane_piece(lane, &plan->operands[step->src], 0, &src_len);
+    size_t src_len, dst_len;
+    const uint8_t *src =
+        dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &src_len);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
     if (src == NULL || dst == NULL) {
         return dcommi_outside(lane, src == NULL ? "source" : "destination");
     }
-    dcomm_status status = DCOMM_ERR_PLAN;
-    if (step->kind == DCOMM_STEP_COMMIT) {
-        if (src_len != dst_len) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
-                                     dst_len);
-        }
-        memmove(dst, src, src_len);
-        return DCOMMI_NEXT;
+    if (src_len != dst_len) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
+                                 dst_len);
     }
-    if (plan->codec == NULL) {
+    memmove(dst, src, src_len);
+    return DCOMMI_NEXT;
+}
+
+/* The operands of a step of the codec's, repeats unfolded. */
+typedef struct dcommi_step_operands {
+    const void **src; /* the context's */
+    size_t *len;
+    size_t n;
+    dcomm_codec_place place;
+} dcommi_step_operands;
+
+/* NULL, or what lies outside its space. */
+static const char *dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
+                                           dcommi_step_operands *o)
+{
+    const dcommi_frame *frame = lane->frame;
+    dcomm_context *context = frame->run->comm->context;
+    size_t n = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        n += dcommi_max64(frame->plan->operands[step->src + i].repeat, 1);
+    }
+    if (dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
+            0 ||
+        dcommi_grow((void **)&context->lengths, &context->lengths_capacity, n, sizeof(size_t)) <
+            0) {
+        return dcommi_message;
+    }
+    o->src = context->pointers;
+    o->len = context->lengths;
+    o->n = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *operand = &frame->plan->operands[step->src + i];
+        for (uint32_t r = 0; r == 0 || r < operand->repeat; r++, o->n++) {
+            o->src[o->n] = dcommi_lane_piece(lane, operand, r, &o->len[o->n]);
+            if (o->src[o->n] == NULL) {
+                return "source lies outside its space";
+            }
+        }
+    }
+    int64_t first = frame->index_base + dcommi_lane_value(lane, &step->index);
+    bool final = (step->flags & DCOMM_STEP_FINAL) && frame->plan->op == DCOMM_AVG;
+    o->place.first = (uint64_t)first;
+    o->place.round = step->slot;
+    o->place.divisor = final ? (uint32_t)frame->run->plan->nranks : 1;
+    return first < 0 ? "index is negative" : NULL;
+}
+
+static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
+                                       const dcommi_step_operands *o, uint8_t *dst, size_t len,
+                                       size_t *encoded)
+{
+    const dcomm_plan_codec *codec = lane->frame->plan->codec;
+    size_t room;
+    uint8_t *stage = dcommi_lane_piece(lane, &step->stage, 0, &room);
+    if (stage == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "stage lies outside its space");
+    }
+    if (codec->recode != NULL) {
+        return codec->recode(user, &o->place, o->src, o->len, o->n, stage, room, dst, len, encoded);
+    }
+    DCOMMI_TRY(codec->decode(user, &o->place, o->src, o->len, o->n, stage, room));
+    return codec->encode(user, &o->place, stage, room, dst, len, encoded);
+}
+
+static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan_codec *codec = plan->codec;
+    void *user = lane->frame->run->coded != NULL ? lane->frame->run->coded : plan->codec_user;
+    size_t dst_len, encoded = 0;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
+    bool fits, encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
+    int32_t word = dcommi_word_of(lane, step, &fits);
+    dcommi_step_operands o;
+    if (codec == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
     }
-    if (!dcommi_word_fits(lane, step)) {
-        return dcommi_outside(lane, "word");
+    if (dst == NULL || !fits) {
+        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
-    if (step->kind == DCOMM_STEP_ENCODE) {
-        status = plan->codec->encode(plan->codec_user, src, src_len, dst, dst_len, &encoded);
-        if (status == DCOMM_OK && encoded > dst_len) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu",
-                                     plan->codec->name, encoded, dst_len);
-        }
-        if (step->word >= 0) {
-            lane->frame->words[step->word] = encoded;
-        }
-    } else if (step->kind == DCOMM_STEP_DECODE) {
-        status = plan->codec->decode(plan->codec_user, src, src_len, dst, dst_len);
-    } else {
-        status = plan->codec->decode_reduce(plan->codec_user, src, src_len, dst, dst_len);
+    const char *wrong = dcommi_step_operands_of(lane, step, &o);
+    if (wrong != NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    return status < 0
-               ? dcommi_step_error(lane, status, "%s cannot %s %zu bytes", plan->codec->name,
-                                   step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", src_len)
-               : DCOMMI_NEXT;
+    dcomm_status status;
+    dcommi_message[0] = 0;
+    switch (step->kind) {
+    case DCOMM_STEP_ENCODE:
+        status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
+        break;
+    case DCOMM_STEP_RECODE:
+        status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
+        break;
+    case DCOMM_STEP_DECODE:
+        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        break;
+    default:
+        status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        break;
+    }
+    if (status < 0) {
+        return dcommi_step_error(
+            lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,
+            step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
+            o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
+    }
+    if (encoded > dst_len || (encodes && word < 0 && encoded != dst_len)) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
+                                 encoded, dst_len);
+    }
+    if (encodes && word >= 0) {
+        lane->frame->words[word] = encoded;
+    }
+    return DCOMMI_NEXT;
 }
 
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
@@ -15747,6 +29732,7 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->space_len[DCOMM_SPACE_SCRATCH] = sub->scratch_bytes;
     frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
     frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
+    frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
     lane->state = DCOMMI_LANE_CALL;
@@ -15799,8 +29785,10 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
     case DCOMM_STEP_DECODE_REDUCE:
-    case DCOMM_STEP_COMMIT:
+    case DCOMM_STEP_RECODE:
         return dcommi_step_codec(lane, step);
+    case DCOMM_STEP_COMMIT:
+        return dcommi_step_commit(lane, step);
     case DCOMM_STEP_COMPUTE:
         return dcommi_step_compute(lane, step);
     case DCOMM_STEP_CALL:
@@ -16386,6 +30374,8 @@ static void dcommi_run_unref(dcommi_run *run)
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
     }
+    dcommi_coded_drop(comm, run->coded);
+    run->coded = NULL;
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
@@ -16506,6 +30496,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
                 dcommi_move_free(move);
             }
         }
+    }
+    if (run->coded != NULL) {
+        dcommi_coded_end(run->coded, status);
     }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);
@@ -20366,6 +34359,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
+    dcommi_free(context->lengths);
     dcommi_free(context->pieces);
     dcommi_free(context->peers);
     dcommi_context_unhold(context);
@@ -20397,3996 +34391,6 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 }
 
 #endif
-/* ==== include/dcomm/impl/select.h ========================================================== */
-/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
- * share. */
-#ifndef DCOMMI_SELECT_H
-#define DCOMMI_SELECT_H
-
-/* ==== include/dcomm/impl/choose.h ========================================================== */
-/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
- * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
-#ifndef DCOMMI_CHOOSE_H
-#define DCOMMI_CHOOSE_H
-
-/* ==== include/dcomm/impl/algo_table.h ====================================================== */
-/* algo_table.h - the table of all algorithms. */
-#ifndef DCOMMI_ALGO_TABLE_H
-#define DCOMMI_ALGO_TABLE_H
-
-/* ==== include/dcomm/impl/algo_alltoall.h =================================================== */
-/* algo_alltoall.h - all-to-all: pairwise, linear and Bruck's.
- *
- * pairwise: in round k = 1 .. N/2 each rank exchanges with the ranks k ahead and k behind, so that
- * few messages are under way at a time; (N-1) blocks per rank, N/2 rounds. In place, only the
- * blocks of the round are set aside.
- * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
- * they lie.
- * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
- * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
- * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
-#ifndef DCOMMI_ALGO_ALLTOALL_H
-#define DCOMMI_ALGO_ALLTOALL_H
-
-/* ==== include/dcomm/impl/algo_parts.h ====================================================== */
-/* algo_parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
- * the ranks, chunk loops, folds in rank order. */
-#ifndef DCOMMI_ALGO_PARTS_H
-#define DCOMMI_ALGO_PARTS_H
-
-
-#define DCOMMI_CHUNK_FAR (256 << 10)
-#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
-
-/* The grain of pipelines where the caller names none. */
-static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
-{
-    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
-}
-/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
- * that every rank decides alike. */
-#define DCOMMI_PEER_READ_MIN 4097
-
-/* The rank at a position of the order that keeps neighbours together, and the reverse. */
-static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
-{
-    return s->groups != NULL ? s->groups->order[position] : position;
-}
-
-static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
-{
-    int64_t position = 0;
-    while (dcommi_order_rank(s, position) != rank) {
-        position++;
-    }
-    return position;
-}
-
-/* Whether that is the order of ranks, which needs no table. */
-static inline bool dcommi_order_plain(const dcommi_shape *s)
-{
-    int64_t position = 0;
-    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
-        position++;
-    }
-    return position == s->nranks;
-}
-
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
- * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
- * part of each block that begins at `skip`. */
-typedef struct dcommi_blocks {
-    int64_t n;
-    int64_t base;   /* where the blocks begin in their space */
-    int64_t stride; /* equal blocks: bytes from one to the next */
-    int64_t length; /* equal blocks: bytes of each */
-    int64_t clip;   /* cut all off here, 0: never */
-    int64_t skip;
-    bool listed, ordered;
-    int64_t offsets, lengths; /* listed: first index in the table */
-    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
-} dcommi_blocks;
-
-/* A block number that depends on a loop: index + coef * i[depth]. */
-typedef struct dcommi_turn {
-    int64_t index;
-    int depth;
-    int64_t coef;
-} dcommi_turn;
-
-static inline dcommi_turn dcommi_turn_at(int64_t index)
-{
-    dcommi_turn t = {index, 0, 0};
-    return t;
-}
-
-/* Length of all of block `turn`. */
-static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
-{
-    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
-                     : dcommi_const(k->length);
-}
-
-/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
-static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
-                                               dcommi_turn turn, int64_t chunk, int chunk_depth)
-{
-    dcomm_expr offset = k->listed
-                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
-                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
-    if (k->ordered && !k->listed) {
-        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
-        offset.scale = k->stride;
-    }
-    dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
-    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
-    o.length =
-        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
-    return o;
-}
-
-/* All of block `turn`, at most max_length bytes. */
-static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
-                                               dcommi_turn turn, int64_t max_length)
-{
-    dcomm_operand o = dcommi_block_chunk(k, space, turn, 0, 0);
-    o.max_length = max_length;
-    return o;
-}
-
-/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
-static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
-                                              int64_t chunk, int depth)
-{
-    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
-    o.length = dcommi_linear(length, depth, -chunk);
-    return o;
-}
-
-/* Rank number (index + coef * i[depth]) mod n. */
-static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
-{
-    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
-}
-
-/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
- * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
-static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
-{
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
-}
-
-static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
-{
-    if (trips > 1) {
-        dcommi_end(b, lane);
-    }
-}
-
-/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
- * the element, at least one element. */
-static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
-{
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
-    return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-}
-
-/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
-static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
-{
-    return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
-}
-
-/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
- * ranks; returns the first index. */
-static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
-                                      const size_t *elements, bool ordered)
-{
-    int64_t first = (int64_t)b->ntable;
-    for (int i = 0; i < s->nranks; i++) {
-        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
-        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
-        dcommi_build_table(b, &bytes, 1);
-    }
-    return first;
-}
-
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
-                                         const size_t *elements)
-{
-    return dcommi_table_by(s, b, elements, false);
-}
-
-/* The longest of n counts, in bytes. */
-static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
-{
-    size_t longest = 0;
-    for (int i = 0; i < s->nranks; i++) {
-        longest = elements[i] > longest ? elements[i] : longest;
-    }
-    return dcommi_shape_bytes(s, longest);
-}
-
-/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
-static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
-{
-    dcommi_turn t = {s->rank + 1, depth, 1};
-    return t;
-}
-
-/* Send `what` to every other rank, without waiting. */
-static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
-                                         dcomm_operand what, int64_t tag)
-{
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
-    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-}
-
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
- * numbered by rank, or by position in the order of ranks. */
-static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
-                                             int64_t *longest)
-{
-    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
-    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
-        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
-        blocks.listed = true;
-        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
-        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
-        *longest = dcommi_longest(s, s->counts);
-    } else {
-        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
-        blocks.order = (int64_t)b->ntable;
-        for (int i = 0; i < s->nranks && ordered; i++) {
-            int64_t rank = dcommi_order_rank(s, i);
-            dcommi_build_table(b, &rank, 1);
-        }
-    }
-    return blocks;
-}
-
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
-                                             int64_t *longest)
-{
-    return dcommi_blocks_by(s, b, false, longest);
-}
-
-/* Where this rank's own block begins, and how long it is. */
-static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
-{
-    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
-}
-
-static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
-{
-    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
-}
-
-/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
- * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
- */
-static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
-                                          int64_t stride, dcomm_operand own, dcomm_operand out[3])
-{
-    size_t n = 0;
-    if (s->rank > 0) {
-        out[n] = others;
-        out[n].repeat = (uint32_t)s->rank;
-        out[n].stride = stride;
-        n++;
-    }
-    out[n++] = own;
-    if (s->rank + 1 < s->nranks) {
-        out[n] = others;
-        out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
-        out[n].stride = stride;
-        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
-        out[n].peer = dcommi_const(s->rank + 1);
-        n++;
-    }
-    return n;
-}
-
-#endif
-
-/* The two sides of an all-to-all: blocks to send and blocks to receive, by rank. */
-typedef struct dcommi_a2a {
-    dcommi_blocks send, recv;
-    int64_t longest_send, longest_recv;
-    dcomm_space space; /* of the blocks to send */
-} dcommi_a2a;
-
-static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_a2a a = {.send = {.n = s->nranks}, .recv = {.n = s->nranks}};
-    a.space = dcommi_input_of(s, 0).space;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        a.send.listed = a.recv.listed = true;
-        a.send.offsets = dcommi_table_bytes(s, b, s->send_displs);
-        a.send.lengths = dcommi_table_bytes(s, b, s->send_counts);
-        a.recv.offsets = dcommi_table_bytes(s, b, s->displs);
-        a.recv.lengths = dcommi_table_bytes(s, b, s->counts);
-        a.longest_send = dcommi_longest(s, s->send_counts);
-        a.longest_recv = dcommi_longest(s, s->counts);
-    } else {
-        int64_t block = dcommi_shape_bytes(s, s->count);
-        a.send.stride = a.send.length = a.recv.stride = a.recv.length = block;
-        a.longest_send = a.longest_recv = block;
-    }
-    return a;
-}
-
-/* This rank's block for itself. */
-static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a)
-{
-    if (!s->in_place) {
-        dcommi_turn own = dcommi_turn_at(s->rank);
-        dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
-                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv), 0);
-    }
-}
-
-/* Start the exchange with rank `to` (send) and rank `from` (receive). */
-static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
-                             dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
-{
-    dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
-    dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
-                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC);
-}
-
-/* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
-static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
-                                         const dcommi_a2a *a, dcommi_turn to, int64_t aside)
-{
-    dcomm_operand block = dcommi_block_whole(&a->send, a->space, to, a->longest_send);
-    if (!s->in_place) {
-        return block;
-    }
-    dcomm_operand copy = dcommi_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
-    dcommi_copy(b, 0, copy, block, 0);
-    return copy;
-}
-
-static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_a2a a = dcommi_a2a_make(s, b);
-    int64_t n = s->nranks, rounds = (n - 1) / 2;
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    int64_t aside[2] = {0, 0};
-    if (s->in_place) {
-        aside[0] = dcommi_build_scratch(b, a.longest_send);
-        aside[1] = dcommi_build_scratch(b, a.longest_send);
-    }
-    dcommi_a2a_own(s, b, &a);
-    if (rounds > 0) {
-        int d = dcommi_loop(b, 0, dcommi_const(rounds));
-        dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
-        dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
-        dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
-        dcommi_a2a_start(s, b, &a, up, ahead, behind, tag);
-        dcommi_a2a_start(s, b, &a, down, behind, ahead, tag);
-        dcommi_fence(b, 0);
-        dcommi_end(b, 0);
-    }
-    if (n % 2 == 0) {
-        dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
-        dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
-        dcommi_a2a_start(s, b, &a, across, opposite, opposite, tag);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_a2a a = dcommi_a2a_make(s, b);
-    int64_t n = s->nranks, block = a.longest_send;
-    bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
-    if (s->in_place) {
-        /* All of it has to leave before any of it may be overwritten. */
-        int64_t aside = dcommi_build_scratch(b, n * block);
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, aside, n * block),
-                    dcommi_span(a.space, 0, n * block), 0);
-        a.space = DCOMM_SPACE_SCRATCH;
-        a.send.base = aside;
-    }
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, readers = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    if (read) {
-        dcommi_expose(b, 0, dcommi_span(a.space, a.send.base, n * block), slot,
-                      dcommi_const(DCOMM_ALL_PEERS));
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn to = dcommi_others(s, d), from = {s->rank - 1, d, -1};
-    if (read) {
-        dcommi_copy(
-            b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
-            dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
-            DCOMM_STEP_ASYNC);
-    } else {
-        dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
-                         dcommi_const(tag));
-    }
-    dcommi_end(b, 0);
-    dcommi_a2a_own(s, b, &a);
-    dcommi_fence(b, 0);
-    if (read) {
-        dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-        dcommi_await(b, 0, readers, dcommi_const(n - 1));
-    }
-    return b->status;
-}
-
-/* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
- * after the other: runs of `bit` blocks, of which the last may be shorter. */
-static void dcommi_bruck_pack(dcommi_builder *b, int64_t n, int64_t block, int64_t bit,
-                              int64_t blocks, int64_t packed, int64_t length, bool unpack)
-{
-    int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
-    int d = dcommi_loop_many(b, 0, runs);
-    dcomm_operand spread = dcommi_at(
-        DCOMM_SPACE_SCRATCH, dcommi_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
-    dcomm_operand dense =
-        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(packed, d, bit * block), bit * block);
-    spread.length = dense.length = dcommi_linear(length, d, -bit * block);
-    dcommi_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
-    dcommi_end_many(b, 0, runs);
-}
-
-/* Blocks with bit `bit` among the distances 0 .. n-1. */
-static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
-{
-    return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
-}
-
-static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank, block = dcommi_shape_bytes(s, s->count);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t half = dcommi_bruck_count(n, 1);
-    for (int64_t bit = 2; bit < n; bit *= 2) {
-        half = dcommi_max64(half, dcommi_bruck_count(n, bit));
-    }
-    int64_t blocks = dcommi_build_scratch(b, n * block);
-    int64_t leaving = dcommi_build_scratch(b, half * block);
-    int64_t coming = dcommi_build_scratch(b, half * block);
-    int64_t tag = 0;
-
-    /* Block i is the one that has distance i to go: rotate the input by rank. */
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
-                dcommi_span(input, rank * block, (n - rank) * block), 0);
-    if (rank > 0) {
-        dcommi_copy(b, 0,
-                    dcommi_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
-                    dcommi_span(input, 0, rank * block), 0);
-    }
-    for (int64_t bit = 1; bit < n; bit *= 2) {
-        int64_t length = dcommi_bruck_count(n, bit) * block;
-        tag = dcommi_build_tags(b, 1);
-        dcommi_bruck_pack(b, n, block, bit, blocks, leaving, length, false);
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, length),
-                    dcommi_const((rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, length),
-                    dcommi_const((rank - bit + n) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_fence(b, 0);
-        dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
-    }
-    /* What travelled distance i came from rank-i. */
-    int d = dcommi_loop(b, 0, dcommi_const(n));
-    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, rank, d, -1, n), block),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
-    dcommi_end(b, 0);
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_direct.h ===================================================== */
-/* algo_direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
- * folds in rank order.
- *
- * Short blocks travel as messages. Long ones are offered to the peers (EXPOSE), who read them where
- * they lie, so that a reduction of N inputs passes over memory once; then everybody says that it
- * has read, because memory must stay until then.
- *
- * one_shot: all-reduce in one step, (N-1) S per rank. two_shot: direct reduce-scatter and direct
- * all-gather, 2 steps, 2(N-1)/N S per rank, as in Thakur, Rabenseifner and Gropp, "Optimization of
- * collective communication operations in MPICH", IJHPCA 19 (2005). star: all to rank 0 and back,
- * what a parameter server does (Li et al., OSDI 2014): (N-1) S in and out of rank 0. */
-#ifndef DCOMMI_ALGO_DIRECT_H
-#define DCOMMI_ALGO_DIRECT_H
-
-
-/* Nobody leaves before everybody has read what it needs. */
-static void dcommi_direct_read_barrier(const dcommi_shape *s, dcommi_builder *b)
-{
-    uint16_t readers = dcommi_build_counter(b);
-    dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, readers, dcommi_const(s->nranks - 1));
-}
-
-/* All-reduce of two ranks: one message, folded as it arrives. */
-static void dcommi_direct_pair(const dcommi_shape *s, dcommi_builder *b, int64_t bytes)
-{
-    dcommi_input in = dcommi_input_of(s, 0);
-    dcomm_operand own = dcommi_span(in.space, 0, bytes), sent = own;
-    int64_t stage = dcommi_build_scratch(b, bytes);
-    dcomm_expr peer = dcommi_const(1 - s->rank);
-    int64_t tag = dcommi_build_tags(b, 1);
-    if (s->in_place) {
-        sent = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-        dcommi_copy(b, 0, sent, own, 0);
-    }
-    dcommi_send(b, 0, sent, peer, dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_recv_reduce(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes),
-                       s->rank == 0 ? own : dcommi_msg(), s->rank == 0 ? dcommi_msg() : own,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcommi_const(tag),
-                       DCOMM_STEP_FINAL);
-    dcommi_fence(b, 0);
-}
-
-/* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
-static void dcommi_direct_into_slots(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
-                                     int64_t length, int64_t tag)
-{
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_expr slot = dcommi_modular(length, peer.index, d, 1, s->nranks);
-    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(slot, slots), length),
-                dcommi_rank_at(s->nranks, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-}
-
-/* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
-static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
-                                     int64_t slots, int64_t length, dcomm_operand own)
-{
-    dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_span(DCOMM_SPACE_SCRATCH, slots, length);
-    size_t count = dcommi_in_rank_order(s, others, length, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
-}
-
-/* The same where the others' pieces lie at `offset` of what they have exposed. */
-static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
-                                     uint16_t slot, int64_t offset, int64_t length,
-                                     dcomm_operand own)
-{
-    dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
-    size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
-}
-
-/* ---- all-reduce ---- */
-
-static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
-    if (bytes >= DCOMMI_PEER_READ_MIN) {
-        uint16_t slot = dcommi_build_slot(b);
-        if (s->in_place) {
-            /* Others still read the input while the result is written. */
-            own = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-            dcommi_copy(b, 0, own, out, 0);
-        }
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own);
-        dcommi_direct_read_barrier(s, b);
-    } else if (s->nranks == 2) {
-        dcommi_direct_pair(s, b, bytes);
-    } else {
-        int64_t slots = dcommi_build_scratch(b, s->nranks * bytes);
-        int64_t tag = dcommi_build_tags(b, 1);
-        dcommi_send_to_others(s, b, own, tag);
-        dcommi_direct_into_slots(s, b, slots, bytes, tag);
-        dcommi_fence(b, 0);
-        dcommi_direct_fold_slots(s, b, out, slots, bytes, own);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    dcommi_partition p = dcommi_partition_make(total, n, 0, (int64_t)dcomm_dtype_size(s->dtype));
-    dcommi_blocks blocks = {.n = n, .stride = p.block, .length = p.block, .clip = total};
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t begin = dcommi_min64(s->rank * p.block, total);
-    int64_t length = dcommi_min64(p.block, total - begin);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
-    if (p.block >= DCOMMI_PEER_READ_MIN) {
-        uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own);
-        dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
-        int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-        dcommi_turn peer = dcommi_others(s, d);
-        dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
-        dcomm_operand theirs =
-            dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
-        /* The last blocks are shorter: total - block*rank. */
-        theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
-        dcommi_end(b, 0);
-        dcommi_fence(b, 0);
-        dcommi_direct_read_barrier(s, b);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 2);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
-    dcommi_send_to_others(s, b, out, tag + 1);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
-                dcommi_rank_at(n, peer), dcommi_const(tag + 1), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* ---- reduce-scatter and all-gather ---- */
-
-static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
-    if (longest >= DCOMMI_PEER_READ_MIN) {
-        uint16_t slot = dcommi_build_slot(b);
-        int64_t total = n * blocks.stride;
-        for (int64_t i = 0; blocks.listed && i < n; i++) {
-            total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
-        }
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own);
-        dcommi_direct_read_barrier(s, b);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 1);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
-    return b->status;
-}
-
-static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcommi_input in = dcommi_input_of(s, begin);
-    dcomm_operand own = dcommi_span(in.space, in.base, length);
-    bool read = longest >= DCOMMI_PEER_READ_MIN;
-    uint16_t slot = read ? dcommi_build_slot(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-    } else {
-        dcommi_send_to_others(s, b, own, tag);
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
-    if (read) {
-        dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
-        theirs.length = dcommi_block_length(&blocks, peer);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
-    } else {
-        dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
-    }
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    }
-    dcommi_fence(b, 0);
-    if (read) {
-        dcommi_direct_read_barrier(s, b);
-    }
-    return b->status;
-}
-
-/* ---- all to one, one to all ---- */
-
-/* Chunks for which the root of a star has room from everybody. */
-static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
-{
-    int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
-    return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
-}
-
-/* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
-static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
-    int64_t tag = dcommi_build_tags(b, chunks);
-    uint16_t sent = dcommi_build_counter(b);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    if (s->rank > 0) {
-        int c = dcommi_loop_many(b, 0, chunks);
-        dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
-        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
-        dcommi_end_many(b, 0, chunks);
-        c = dcommi_loop_many(b, 1, chunks);
-        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
-        dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
-        dcommi_end_many(b, 1, chunks);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, (n - 1) * chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_expr length = dcommi_linear(total, c, -chunk), order = dcommi_linear(tag, c, 1);
-    dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcomm_operand slot = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(slots, d, chunk), chunk);
-    slot.length = length;
-    dcommi_recv(b, 0, slot, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
-    dcomm_operand pieces[2] = {dcommi_span_chunk(input, 0, total, chunk, c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
-    pieces[1].repeat = (uint32_t)(n - 1);
-    pieces[1].stride = chunk;
-    pieces[1].length = length;
-    dcommi_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_send(b, 0, out, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* Reduction at the root, in rank order: it reads long inputs where they lie. */
-static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
-    if (read) {
-        uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
-        if (root) {
-            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own);
-            dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-        } else {
-            dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
-            dcommi_await(b, 0, done, dcommi_const(1));
-        }
-        return b->status;
-    }
-    int64_t tag = dcommi_build_tags(b, 1);
-    if (!root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), dcommi_const(tag), 0);
-        return b->status;
-    }
-    int64_t slots = dcommi_build_scratch(b, s->nranks * total);
-    dcommi_direct_into_slots(s, b, slots, total, tag);
-    dcommi_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, total, own);
-    return b->status;
-}
-
-static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
-    if (!root) {
-        if (read) {
-            dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
-                        0);
-            dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
-        } else {
-            dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
-        }
-        return b->status;
-    }
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
-    if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-    } else {
-        dcommi_send_to_others(s, b, own, tag);
-    }
-    if (!s->in_place) {
-        dcommi_copy(b, 0, out, own, 0);
-    }
-    if (read) {
-        dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
-    } else {
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
-/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
- *
- * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
- * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
- * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
- * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
- * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
- * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
- * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
- * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
- * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
- * need the same number of bytes as for powers of two and no step before or after. */
-#ifndef DCOMMI_ALGO_DOUBLING_H
-#define DCOMMI_ALGO_DOUBLING_H
-
-
-static bool dcommi_is_power_of_two(int64_t n)
-{
-    return (n & (n - 1)) == 0;
-}
-
-/* A constant run of bytes. */
-typedef struct dcommi_range {
-    dcomm_space space;
-    int64_t offset, length;
-} dcommi_range;
-
-static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
-{
-    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
-}
-
-/* What the exchanges of one plan have in common. */
-typedef struct dcommi_exchange {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    int64_t chunk, stage;
-    int64_t tags; /* that one message may take */
-    int64_t tag;  /* next free one; counted alike on every rank */
-} dcommi_exchange;
-
-/* `messages` of at most `longest` bytes to come. */
-static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
-                                            int64_t longest, int64_t messages, bool folds)
-{
-    dcommi_exchange x = {.s = s, .b = b};
-    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
-    x.tags = dcommi_chunks_of(longest, x.chunk);
-    x.tag = dcommi_build_tags(b, x.tags * messages);
-    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
-    return x;
-}
-
-static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
-{
-    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
-{
-    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-/* into <- fold(own, message), or fold(message, own) where the message comes first. */
-static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
-                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
-{
-    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
-                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
-                       dcommi_linear(tag, c, 1), flags);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-/* ---- recursive doubling ---- */
-
-/* Each step reads one buffer and writes another, because what is being sent must not change. The
- * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
- * first, which makes their bits equal. */
-static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
-    int steps = 0;
-    while (2 * power <= n) {
-        power *= 2;
-        steps++;
-    }
-    int64_t paired = 2 * (n - power), rank = s->rank;
-    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
-    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
-    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
-    int64_t back = x.tag + (steps + 1) * x.tags;
-    if (rank < paired && rank % 2 == 0) {
-        dcommi_exchange_send(&x, input, rank + 1, x.tag);
-        dcommi_fence(b, 0);
-        dcommi_exchange_recv(&x, out, rank + 1, back);
-        dcommi_fence(b, 0);
-        return b->status;
-    }
-    bool turns = steps > 1 || paired > 0 || s->in_place;
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
-    dcommi_range current = input;
-    if (rank < paired) {
-        current = steps % 2 == 0 ? out : scratch;
-        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
-    } else if (s->in_place && steps % 2 == 1) {
-        current = scratch;
-        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
-                    dcommi_span(input.space, input.offset, bytes), 0);
-    }
-    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
-    for (int k = 0; k < steps; k++) {
-        int64_t other = number ^ ((int64_t)1 << k);
-        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
-        int64_t tag = x.tag + (k + 1) * x.tags;
-        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
-        dcommi_exchange_send(&x, current, peer, tag);
-        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
-                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(b, 0);
-        current = next;
-    }
-    if (rank < paired) {
-        dcommi_exchange_send(&x, out, rank - 1, back);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-/* ---- recursive halving and its reverse ---- */
-
-/* How a packed buffer is cut into one block per rank. */
-typedef struct dcommi_cut {
-    const dcommi_shape *s;
-    bool listed;
-    int64_t stride, total;
-} dcommi_cut;
-
-/* Where block i (0 .. n) begins. */
-static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
-{
-    if (!cut->listed) {
-        return dcommi_min64(i * cut->stride, cut->total);
-    }
-    int64_t sum = 0;
-    for (int64_t k = 0; k < i; k++) {
-        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
-    }
-    return sum;
-}
-
-static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
-{
-    dcommi_cut cut = {.s = s};
-    if (s->coll == DCOMM_COLL_ALLREDUCE) {
-        cut.total = dcommi_shape_bytes(s, s->count);
-        cut.stride =
-            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
-                .block;
-    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
-        cut.listed = true;
-        cut.total = dcommi_cut_at(&cut, s->nranks);
-    } else {
-        cut.stride = dcommi_shape_bytes(s, s->count);
-        cut.total = cut.stride * s->nranks;
-    }
-    return cut;
-}
-
-/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
- * before a space that has only some of them), or, `rotated`, this rank's own block first. */
-typedef struct dcommi_place {
-    dcomm_space space;
-    int64_t offset;
-    bool rotated;
-} dcommi_place;
-
-/* Blocks first .. first+count-1, which must not wrap around. */
-static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
-                                     int64_t count)
-{
-    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
-    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
-    if (place.rotated) {
-        int64_t own = dcommi_cut_at(cut, rank);
-        r.offset += first >= rank ? -own : cut->total - own;
-    }
-    return r;
-}
-
-/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
- * last one writes to `result`. */
-static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                               dcommi_place work, dcommi_place result)
-{
-    int64_t rank = x->s->rank;
-    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
-        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
-        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
-        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
-                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
-                             d == 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(x->b, 0);
-        x->tag += x->tags;
-        input = work;
-    }
-}
-
-static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
-{
-    int64_t rank = x->s->rank;
-    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
-        int64_t have = rank & ~(d - 1), peer = rank ^ d;
-        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
-        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
-        dcommi_fence(x->b, 0);
-        x->tag += x->tags;
-    }
-}
-
-/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
-static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
-                                 int64_t count[2])
-{
-    int64_t n = s->nranks;
-    first[0] = (s->rank + from) % n;
-    count[0] = dcommi_min64(to - from, n - first[0]);
-    first[1] = 0;
-    count[1] = to - from - count[0];
-    return count[1] > 0 ? 2 : 1;
-}
-
-/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
-static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
-                                  int64_t from, int64_t to, int64_t peer)
-{
-    int64_t first[2], count[2];
-    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
-    for (int i = 0; i < runs; i++) {
-        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
-                             x->tag + i * x->tags);
-    }
-}
-
-/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
- * step with distance (reach+1)/2. */
-static int64_t dcommi_circulant_reach(int64_t n, int step)
-{
-    while (step-- > 0) {
-        n = (n + 1) / 2;
-    }
-    return n;
-}
-
-static int dcommi_circulant_steps(int64_t n)
-{
-    int steps = 0;
-    for (; n > 1; n = (n + 1) / 2) {
-        steps++;
-    }
-    return steps;
-}
-
-static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                                     dcommi_place work, dcommi_place result)
-{
-    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
-    int steps = dcommi_circulant_steps(n);
-    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
-        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
-        int64_t block = (rank + n / 2) % n;
-        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
-        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
-        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
-                    dcommi_span(from.space, from.offset, from.length), 0);
-    }
-    for (int k = 0; k < steps; k++) {
-        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
-        bool last = k == steps - 1;
-        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
-        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
-        for (int i = 0; i < runs; i++) {
-            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
-                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
-                                 (rank - d + n) % n, x->tag + i * x->tags,
-                                 last ? DCOMM_STEP_FINAL : 0);
-        }
-        dcommi_fence(x->b, 0);
-        x->tag += 2 * x->tags;
-        input = work;
-    }
-}
-
-static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
-{
-    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
-    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
-        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
-        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
-        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
-        for (int i = 0; i < runs; i++) {
-            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
-                                 x->tag + i * x->tags);
-        }
-        dcommi_fence(x->b, 0);
-        x->tag += 2 * x->tags;
-    }
-}
-
-/* Messages of one half: a step's range may be two runs on the circulant graph. */
-static int64_t dcommi_halving_messages(int64_t n)
-{
-    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
-}
-
-/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
-static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                                dcommi_place out)
-{
-    dcommi_builder *b = x->b;
-    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
-    dcomm_expr peer = dcommi_const(other);
-    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
-    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
-    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
-    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
-    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
-    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(
-        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
-        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
-        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
-    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
-    chunks = dcommi_chunks_of(theirs.length, x->chunk);
-    c = dcommi_loop_many(b, 1, chunks);
-    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
-                0);
-    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-    dcommi_end_many(b, 1, chunks);
-    dcommi_fence(b, 1);
-}
-
-static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x =
-        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
-    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
-    if (s->nranks == 2 && cut.stride > x.chunk) {
-        dcommi_halving_pair(&x, &cut, input, out);
-    } else if (dcommi_is_power_of_two(s->nranks)) {
-        dcommi_halving_xor(&x, &cut, input, out, out);
-        dcommi_doubling_xor(&x, &cut, out);
-    } else {
-        dcommi_halving_circulant(&x, &cut, input, out, out);
-        dcommi_doubling_circulant(&x, &cut, out);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank;
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
-    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
-    /* The one block of the result, placed so that its position in the packed buffer fits. */
-    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
-    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
-    if (dcommi_is_power_of_two(n)) {
-        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
-        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
-        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
-        dcommi_halving_xor(&x, &cut, input, work, result);
-    } else {
-        int64_t first[2], count[2], length = 0;
-        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
-        for (int i = 0; i < runs; i++) {
-            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
-        }
-        work.rotated = true;
-        work.offset = dcommi_build_scratch(b, length);
-        dcommi_halving_circulant(&x, &cut, input, work, result);
-    }
-    return b->status;
-}
-
-/* Do the blocks of an all-gather lie one after the other? */
-static bool dcommi_doubling_packed(const dcommi_shape *s)
-{
-    size_t next = 0;
-    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
-        if (s->counts[i] > 0 && s->displs[i] != next) {
-            return false;
-        }
-        next += s->counts[i];
-    }
-    return true;
-}
-
-/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
- * gathered in scratch first. */
-static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank;
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
-    bool packed = dcommi_doubling_packed(s);
-    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
-    if (!packed) {
-        work.space = DCOMM_SPACE_SCRATCH;
-        work.offset = dcommi_build_scratch(b, cut.total);
-    }
-    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
-    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
-                                                    : dcommi_cut_at(&cut, rank));
-    if (!s->in_place || !packed) {
-        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
-                    dcommi_span(in.space, in.base, own.length), 0);
-    }
-    if (dcommi_is_power_of_two(n)) {
-        dcommi_doubling_xor(&x, &cut, work);
-    } else {
-        dcommi_doubling_circulant(&x, &cut, work);
-    }
-    if (!packed) {
-        int64_t longest = dcommi_longest(s, s->counts);
-        dcommi_blocks blocks = {.n = n, .listed = true};
-        blocks.offsets = (int64_t)b->ntable;
-        int64_t at = work.offset;
-        for (int64_t i = 0; i < n; i++) {
-            dcommi_build_table(b, &at, 1);
-            at += dcommi_shape_bytes(s, s->counts[i]);
-        }
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
-        int d = dcommi_loop(b, 0, dcommi_const(n));
-        dcommi_turn each = {0, d, 1};
-        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
-        dcommi_end(b, 0);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_hier.h ======================================================= */
-/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
- * chunk.
- *
- * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
- * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
- * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
- * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
- * shard is broadcast across hosts, and the other hosts all-gather.
- * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
- * broadcasts.
- *
- * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
- * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
-#ifndef DCOMMI_ALGO_HIER_H
-#define DCOMMI_ALGO_HIER_H
-
-/* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
-/* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
- * cross between groups once.
- *
- * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
- * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
- * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
- * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
- * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
- * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message. What a round does within the group overlaps with other rounds' messages. */
-#ifndef DCOMMI_ALGO_HIER_BLOCKS_H
-#define DCOMMI_ALGO_HIER_BLOCKS_H
-
-/* ==== include/dcomm/impl/algo_hier_parts.h ================================================= */
-/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
- * sub-plans of the levels. */
-#ifndef DCOMMI_ALGO_HIER_PARTS_H
-#define DCOMMI_ALGO_HIER_PARTS_H
-
-/* ==== include/dcomm/impl/algo_ring.h ======================================================= */
-/* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
- *
- * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
- * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
- * sends a partial block to its neighbour and folds the one that comes from the other side; after
- * N-1 steps rank r holds block r complete. The all-gather passes complete blocks on in the same
- * way. Per rank: (N-1)/N of the buffer in each half, 2(N-1)/N for all-reduce; N-1 or 2(N-1) steps.
- *
- * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
- * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards.
- *
- * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
- * package and so on once, however the ranks are numbered. What is said above of ranks holds for
- * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
- * ranks that stand there. */
-#ifndef DCOMMI_ALGO_RING_H
-#define DCOMMI_ALGO_RING_H
-
-
-/* One ring: who the neighbours are and how far the chunks go. */
-typedef struct dcommi_ring {
-    dcommi_builder *b;
-    int64_t n, rank, next, previous;
-    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
-    int send_lane, recv_lane;
-    int64_t chunk, chunks, tag;
-    uint16_t received; /* counter of chunks that the receiving lane has */
-    uint16_t sent;     /* counter of chunks that the sending lane is done with */
-} dcommi_ring;
-
-static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
-                                    int64_t chunk, int64_t chunks, int64_t steps)
-{
-    dcommi_ring ring = {.b = b,
-                        .n = s->nranks,
-                        .rank = s->rank,
-                        .step = index % 2 == 0 ? 1 : -1,
-                        .send_lane = 2 * index,
-                        .recv_lane = 2 * index + 1,
-                        .chunk = chunk,
-                        .chunks = chunks};
-    ring.position = dcommi_order_position(s, s->rank);
-    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
-    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
-    ring.tag = dcommi_build_tags(b, steps * chunks);
-    ring.received = dcommi_build_counter(b);
-    ring.sent = dcommi_build_counter(b);
-    return ring;
-}
-
-/* Where a run of steps is: step u = first + i[u], chunk i[c]. */
-typedef struct dcommi_ring_run {
-    int64_t first, trips;
-    int u, c;
-} dcommi_ring_run;
-
-static dcommi_ring_run dcommi_ring_open(const dcommi_ring *ring, int lane, int64_t first,
-                                        int64_t trips)
-{
-    dcommi_ring_run run = {.first = first, .trips = trips};
-    run.u = dcommi_loop_many(ring->b, lane, trips);
-    run.c = dcommi_loop_many(ring->b, lane, ring->chunks);
-    return run;
-}
-
-static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ring_run *run)
-{
-    dcommi_end_many(ring->b, lane, ring->chunks);
-    dcommi_end_many(ring->b, lane, run->trips);
-}
-
-/* add + (u * chunks + c) */
-static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t add)
-{
-    dcomm_expr e = dcommi_linear(add + run->first * ring->chunks, run->c, 1);
-    return dcommi_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
-}
-
-/* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
- * the own block); the block that it receives is one further back. */
-static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t ahead)
-{
-    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
-                     run->trips > 1 ? -ring->step : 0};
-    return t;
-}
-
-/* Steps first .. first+trips-1 of the sending lane. relay: what they send was received one step
- * before. */
-static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space space, int64_t ahead, int64_t first, int64_t trips,
-                              bool relay)
-{
-    if (trips <= 0) {
-        return;
-    }
-    int lane = ring->send_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (relay) {
-        dcommi_await(ring->b, lane, ring->received,
-                     dcommi_ring_count(ring, &run, 1 - ring->chunks));
-    }
-    dcommi_send(
-        ring->b, lane,
-        dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-
-/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
- * the step N-1 before, which must be over. */
-static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips, bool overwrites)
-{
-    int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (overwrites) {
-        dcommi_await(ring->b, lane, ring->sent,
-                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
-    }
-    dcommi_recv(ring->b, lane,
-                dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
-                                   ring->chunk, run.c),
-                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-
-/* Steps of the receiving lane that fold into OUT, where the blocks lie as in the input. */
-static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space input, int64_t stage, int64_t first, int64_t trips,
-                              unsigned flags)
-{
-    if (trips <= 0) {
-        return;
-    }
-    int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(
-        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
-        dcommi_ring_count(ring, &run, ring->tag), flags);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-
-/* How many rings: two lanes each. */
-static int dcommi_ring_lanes(const dcommi_shape *s)
-{
-    int most = DCOMM_PLAN_MAX_LANES / 2;
-    return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
-}
-
-static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int rings = dcommi_ring_lanes(s);
-    int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
-        dcommi_blocks blocks = {
-            .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
-        dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
-        dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int rings = dcommi_ring_lanes(s);
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcommi_input in = dcommi_input_of(s, own);
-    for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        blocks.skip = i * p.block;
-        int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
-        dcommi_send(
-            b, ring.send_lane,
-            dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
-        dcommi_end_many(b, ring.send_lane, p.chunks);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
-        if (i == 0 && !s->in_place) {
-            dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
-                        dcommi_span(in.space, in.base, length), 0);
-        }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
-    }
-    return b->status;
-}
-
-/* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
- * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
-static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int rings = dcommi_ring_lanes(s);
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t out = s->in_place ? own : 0;
-    for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
-        int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
-        int send = ring.send_lane, recv = ring.recv_lane;
-        blocks.skip = i * p.block;
-
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
-        if (n > 2) {
-            dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
-            dcomm_operand part = dcommi_block_chunk(
-                &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_const(ring.next),
-                        dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
-            dcommi_ring_close(&ring, send, &run);
-
-            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
-            run = dcommi_ring_open(&ring, recv, 0, n - 2);
-            dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
-            part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
-            dcommi_recv_reduce(b, recv, part, dcommi_msg(),
-                               dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_const(ring.previous),
-                               dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
-            dcommi_ring_close(&ring, recv, &run);
-        }
-        dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
-        dcommi_recv_reduce(
-            b, recv,
-            dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
-                              last.c),
-            dcommi_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
-            dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
-        dcommi_ring_close(&ring, recv, &last);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_tree.h ======================================================= */
-/* algo_tree.h - trees: binomial, and two binary trees that share the work.
- *
- * binomial: ceil(log2 N) steps; the root sends or receives S in each.
- * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
- * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
- * other, and each tree carries half of the data, so that every rank sends and receives about S per
- * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further.
- *
- * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
- * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
- * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
- * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
-#ifndef DCOMMI_ALGO_TREE_H
-#define DCOMMI_ALGO_TREE_H
-
-
-#define DCOMMI_TREE_CHILDREN 32
-
-/* A rank's place in a tree. */
-typedef struct dcommi_node {
-    int parent; /* -1: root */
-    int nchildren;
-    int child[DCOMMI_TREE_CHILDREN];
-} dcommi_node;
-
-/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
- * lowest set bit. Children in order of growing distance. */
-static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
-{
-    dcommi_node node = {.parent = -1};
-    int v = (unit - root + n) % n;
-    for (int64_t bit = 1; bit < n; bit *= 2) {
-        if (v & bit) {
-            node.parent = (int)((v - bit + root) % n);
-            break;
-        }
-        if (v + bit < n) {
-            node.child[node.nchildren++] = (int)((v + bit + root) % n);
-        }
-    }
-    return node;
-}
-
-/* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
- * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
- * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
- * parent. */
-static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
-                                      int64_t units, int above)
-{
-    dcommi_node node = {.parent = above};
-    int64_t x = position + 1;
-    if (which == 1) {
-        x = n % 2 == 0 ? n - position : (position + 1) % n + 1;
-    }
-    int64_t relatives[3] = {0, 0, 0};
-    int64_t low = x & -x;
-    relatives[0] = ((x ^ low) | (2 * low)) <= n ? (x ^ low) | (2 * low) : x ^ low;
-    if (low > 1) {
-        relatives[1] = x - low / 2;
-        int64_t reach = low / 2;
-        while (reach >= 1 && x + reach > n) {
-            reach /= 2;
-        }
-        relatives[2] = reach >= 1 ? x + reach : 0;
-    }
-    for (int i = 0; i < 3; i++) {
-        if (relatives[i] == 0) {
-            continue;
-        }
-        int64_t at = relatives[i] - 1;
-        if (which == 1) {
-            at = n % 2 == 0 ? n - relatives[i] : (relatives[i] - 2 + n) % n;
-        }
-        int unit = (int)((at + shift) % units);
-        if (i == 0) {
-            node.parent = unit;
-        } else {
-            node.child[node.nchildren++] = unit;
-        }
-    }
-    return node;
-}
-
-/* The same trees over all units but `root`, which stands above both. */
-static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
-{
-    int64_t v = (unit - root + n) % n;
-    if (v > 0) {
-        return dcommi_tree_binary(n - 1, which, v - 1, root + 1, n, root);
-    }
-    dcommi_node top = {.parent = -1};
-    for (int64_t position = 0; position < n - 1; position++) {
-        dcommi_node node = dcommi_tree_binary(n - 1, which, position, root + 1, n, root);
-        if (node.parent == root) {
-            top.child[top.nchildren++] = (int)((position + root + 1) % n);
-        }
-    }
-    return top;
-}
-
-/* ---- levels ---- */
-
-enum dcommi_tree_kind { DCOMMI_TREE_FIRST = 0, DCOMMI_TREE_SECOND = 1, DCOMMI_TREE_BINOMIAL = 2 };
-
-/* The ranks at positions first .. end-1 of the order: a group of level-1, whose units are the
- * groups of `level`. */
-typedef struct dcommi_tree_span {
-    int first, end, level;
-} dcommi_tree_span;
-
-static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, int64_t b)
-{
-    const dcommi_groups *g = s->groups;
-    return a == b ||
-           (g != NULL && level < g->nlevels &&
-            dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
-}
-
-/* How many units a span has up to position `until`. */
-static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
-{
-    int units = 0;
-    for (int i = span->first; i < until; i++) {
-        units += i == span->first || !dcommi_tree_same_unit(s, span->level, i - 1, i);
-    }
-    return units;
-}
-
-static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tree_span *span,
-                                         int unit)
-{
-    dcommi_tree_span part = {span->first, span->first, span->level + 1};
-    for (; unit >= 0; unit--) {
-        part.first = part.end++;
-        while (part.end < span->end &&
-               dcommi_tree_same_unit(s, span->level, part.first, part.end)) {
-            part.end++;
-        }
-    }
-    return part;
-}
-
-/* The node of one unit in the tree over the units of a span. root: position of the rank that must
- * be on top, -1: none, or none within the span. */
-static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
-                                     const dcommi_tree_span *span, int root, int unit)
-{
-    int n = dcommi_tree_units(s, span, span->end);
-    bool inside = root >= span->first && root < span->end;
-    int top = inside ? dcommi_tree_units(s, span, root + 1) - 1 : 0;
-    if (kind == DCOMMI_TREE_BINOMIAL) {
-        return dcommi_tree_binomial(n, top, unit);
-    }
-    return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
-                  : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
-}
-
-/* The position that stands on top of the tree of a span. */
-static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
-                           int root)
-{
-    while (span.end - span.first > 1) {
-        int unit = 0, n = dcommi_tree_units(s, &span, span.end);
-        if (root >= span.first && root < span.end) {
-            return root;
-        }
-        while (kind != DCOMMI_TREE_BINOMIAL &&
-               dcommi_tree_binary(n, (int)kind, unit, 0, n, -1).parent >= 0) {
-            unit++;
-        }
-        span = dcommi_tree_unit(s, &span, unit);
-    }
-    return span.first;
-}
-
-/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
-static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
-{
-    dcommi_node all = {.parent = -1};
-    dcommi_tree_span span = {0, s->nranks, 0};
-    int position = (int)dcommi_order_position(s, s->rank);
-    root = root >= 0 ? (int)dcommi_order_position(s, root) : -1;
-    while (span.end - span.first > 1) {
-        int unit = dcommi_tree_units(s, &span, position + 1) - 1;
-        dcommi_tree_span part = dcommi_tree_unit(s, &span, unit);
-        if (dcommi_tree_top(s, kind, part, root) == position) { /* stands for its unit */
-            dcommi_node node = dcommi_tree_local(s, kind, &span, root, unit);
-            memmove(all.child + node.nchildren, all.child, (size_t)all.nchildren * sizeof(int));
-            all.nchildren += node.nchildren; /* the nearest come first */
-            for (int i = -1; i < node.nchildren; i++) {
-                int relative = i < 0 ? node.parent : node.child[i];
-                if (relative >= 0) {
-                    dcommi_tree_span other = dcommi_tree_unit(s, &span, relative);
-                    int top = dcommi_tree_top(s, kind, other, root);
-                    *(i < 0 ? &all.parent : &all.child[i]) = (int)dcommi_order_rank(s, top);
-                }
-            }
-        }
-        span = part;
-    }
-    return all;
-}
-
-/* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
-typedef struct dcommi_flow {
-    int64_t base, length, chunk, chunks;
-} dcommi_flow;
-
-static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, int depth)
-{
-    return dcommi_span_chunk(space, f->base, f->length, f->chunk, depth);
-}
-
-/* Flow i of `flows` into which `total` bytes are cut. */
-static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
-{
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};
-    f.length = dcommi_max64(0, dcommi_min64(p.block, total - f.base));
-    return f;
-}
-
-/* Send a chunk to all children, the largest subtree first. */
-static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_node *node,
-                                    dcomm_operand chunk, dcomm_expr tag)
-{
-    for (int i = node->nchildren - 1; i >= 0; i--) {
-        dcommi_send(b, lane, chunk, dcommi_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
-    }
-}
-
-/* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
- * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
- * reached c+1 (-1: at once). */
-static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
-                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
-                             int after)
-{
-    int c = dcommi_loop_many(b, lane, f->chunks);
-    if (after >= 0) {
-        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
-    }
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
-    dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
-    if (node->parent >= 0) {
-        dcommi_recv(b, lane, chunk, dcommi_const(node->parent), tag, 0);
-    }
-    if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
-        dcommi_tree_to_children(b, lane, node, chunk, tag);
-    }
-    dcommi_end_many(b, lane, f->chunks);
-    if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
-    }
-}
-
-/* Fold what the children send into `into`, beginning with the own input. */
-static void dcommi_tree_fold(const dcommi_shape *s, dcommi_builder *b, int lane,
-                             const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
-                             int64_t stage, dcomm_expr tag, int c)
-{
-    dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
-    for (int i = 0; i < node->nchildren; i++) {
-        bool last = node->parent < 0 && i == node->nchildren - 1;
-        dcommi_recv_reduce(b, lane, into, i == 0 ? own : into, dcommi_msg(),
-                           dcommi_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
-                           dcommi_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
-    }
-}
-
-/* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
- * down in three, so that the directions do not wait for each other. Returns the next free lane. */
-static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int lane,
-                                 const dcommi_flow *f, const dcommi_node *node)
-{
-    int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
-    bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
-    if (inner) {
-        int64_t stage = dcommi_build_scratch(b, f->chunk);
-        int c = dcommi_loop_many(b, lane, f->chunks);
-        dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
-        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcommi_linear(up, c, 1), c);
-        if (node->parent < 0) {
-            dcommi_fence(b, lane);
-            dcommi_tree_to_children(b, lane, node, chunk, dcommi_linear(down, c, 1));
-        } else {
-            dcommi_signal(b, lane, folded, dcommi_const(s->rank), dcommi_const(1));
-        }
-        dcommi_end_many(b, lane, f->chunks);
-        if (node->parent < 0) {
-            dcommi_fence(b, lane);
-        }
-        lane++;
-    }
-    if (node->parent >= 0) {
-        dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
-        int c = dcommi_loop_many(b, lane, f->chunks);
-        if (inner) {
-            dcommi_await(b, lane, folded, dcommi_linear(1, c, 1));
-        }
-        dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
-                    dcommi_linear(up, c, 1), 0);
-        if (from == DCOMM_SPACE_OUT) {
-            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
-        }
-        dcommi_end_many(b, lane, f->chunks);
-        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
-                         from == DCOMM_SPACE_OUT ? sent : -1);
-        lane += 2;
-    }
-    return lane;
-}
-
-/* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
-static void dcommi_tree_up(const dcommi_shape *s, dcommi_builder *b, int lane, const dcommi_flow *f,
-                           const dcommi_node *node)
-{
-    int64_t first_tag = dcommi_build_tags(b, f->chunks);
-    int64_t stage = node->nchildren > 0 ? dcommi_build_scratch(b, f->chunk) : 0;
-    bool relay = node->nchildren > 0 && node->parent >= 0;
-    int64_t slots = relay ? dcommi_build_scratch(b, 2 * f->chunk) : 0;
-    int c = dcommi_loop_many(b, lane, f->chunks);
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
-    dcomm_operand chunk =
-        dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
-    if (relay) {
-        chunk.space = DCOMM_SPACE_SCRATCH;
-        chunk.offset = dcommi_plus(dcommi_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
-    }
-    dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
-    if (node->parent >= 0) {
-        dcommi_fence(b, lane);
-        dcommi_send(b, lane, chunk, dcommi_const(node->parent), tag, DCOMM_STEP_ASYNC);
-    }
-    dcommi_end_many(b, lane, f->chunks);
-    if (node->parent >= 0) {
-        dcommi_fence(b, lane);
-    }
-}
-
-/* The root of a broadcast has its input in place of its output as well. */
-static void dcommi_tree_keep_own(const dcommi_shape *s, dcommi_builder *b, int64_t total)
-{
-    if (s->rank == s->root && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total),
-                    dcommi_span(DCOMM_SPACE_IN, 0, total), 0);
-    }
-}
-
-/* How many flows the two trees carry, at most three lanes each. */
-static int dcommi_tree_flows(const dcommi_shape *s)
-{
-    int most = DCOMM_PLAN_MAX_LANES / 6;
-    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
-}
-
-static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int lane = 0, flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
-        lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
-    dcommi_tree_both_ways(s, b, 0, &f, &node);
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
-        dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks), -1);
-    }
-    dcommi_tree_keep_own(s, b, total);
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
-                     -1);
-    dcommi_tree_keep_own(s, b, total);
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
-        dcommi_tree_up(s, b, i, &f, &node);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_up(s, b, 0, &f, &node);
-    return b->status;
-}
-
-#endif
-
-/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
- * which beats two steps until many of them cross a package boundary. */
-#define DCOMMI_HIER_DIVIDE_MIN 8
-
-/* The coarsest level that divides the ranks, as one of them sees it. */
-typedef struct dcommi_hier {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    bool between_hosts;     /* the groups are hosts */
-    int ngroups, smallest;  /* smallest: ranks of the smallest group */
-    int group, index, size; /* this rank's group, its place there, ranks there */
-    int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
-    int *member;            /* [nranks]: the ranks, group by group */
-    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
-} dcommi_hier;
-
-static void dcommi_hier_close(dcommi_hier *h)
-{
-    dcommi_free(h->begin);
-    dcommi_groups_free(&h->inner);
-}
-
-static int dcommi_hier_size(const dcommi_hier *h, int group)
-{
-    return h->begin[group + 1] - h->begin[group];
-}
-
-static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
-{
-    return h->member[h->begin[group] + index];
-}
-
-/* The first level, if any, that divides the ranks into groups of which one has several. */
-static int dcommi_hier_level(const dcommi_groups *g, int nranks)
-{
-    for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
-        if (g->count[l] > 1) {
-            return g->count[l] < nranks ? l : -1;
-        }
-    }
-    return -1;
-}
-
-/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
- * call must need as many tags, counters and slots. */
-static bool dcommi_hier_divides(const dcommi_groups *g)
-{
-    int first = dcommi_hier_level(g, g->nranks);
-    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
-        return false;
-    }
-    for (int l = first; l < g->nlevels; l++) {
-        for (int r = 0; r < g->nranks; r++) {
-            int n = 0;
-            for (int q = 0; q < g->nranks; q++) {
-                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
-            }
-            if (n * g->count[l] != g->nranks) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-/* *flat: no level divides the ranks. Close it in any case. */
-static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
-                                     bool *flat)
-{
-    const dcommi_groups *g = s->groups;
-    int level = dcommi_hier_level(g, s->nranks);
-    memset(h, 0, sizeof *h);
-    h->s = s;
-    h->b = b;
-    *flat = level < 0;
-    if (*flat) {
-        h->between_hosts = g == NULL || g->count[0] > 1;
-        return DCOMM_OK;
-    }
-    h->between_hosts = g->kind[level] == DCOMMI_LEVEL_HOST;
-    h->ngroups = g->count[level];
-    h->begin = dcommi_calloc((size_t)h->ngroups + 1 + 2 * (size_t)s->nranks, sizeof *h->begin);
-    if (h->begin == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    h->member = h->begin + h->ngroups + 1;
-    int at = 0, most = 0;
-    for (int k = 0; k < h->ngroups; k++) {
-        h->begin[k] = at;
-        for (int r = 0; r < s->nranks; r++) {
-            if (dcommi_group_of(g, level, r) == k) {
-                h->group = r == s->rank ? k : h->group;
-                h->index = r == s->rank ? at - h->begin[k] : h->index;
-                h->member[at++] = r;
-            }
-        }
-        h->begin[k + 1] = at;
-        int size = dcommi_hier_size(h, k);
-        h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
-        most = size > most ? size : most;
-    }
-    h->size = dcommi_hier_size(h, h->group);
-    h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
-    if (h->inner == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    if (!dcommi_hier_divides(h->inner)) {
-        dcommi_groups_free(&h->inner);
-    }
-    return DCOMM_OK;
-}
-
-/* ---- the plans of the levels ---- */
-
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
-
-typedef struct dcommi_hier_choice {
-    const char *name;
-    dcommi_algo_fn make;
-} dcommi_hier_choice;
-
-#define DCOMMI_HIER_CHOICE(condition, name, make) \
-    if (condition) {                              \
-        return (dcommi_hier_choice){name, make};  \
-    }
-
-/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
- * what decides: the same on all ranks. */
-static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
-{
-    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        /* What counts between hosts is how much is sent in all. */
-        DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
-        DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes < DCOMMI_PEER_READ_MIN, "one_shot",
-                           dcommi_direct_one_shot)
-        DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
-                           dcommi_doubling_allreduce)
-        DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
-                           dcommi_halving_doubling)
-        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allreduce)
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_reduce_scatter)
-        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_reduce_scatter)
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-        DCOMMI_HIER_CHOICE(near || small, "direct", dcommi_direct_allgather)
-        DCOMMI_HIER_CHOICE(true, "ring", dcommi_ring_allgather)
-    case DCOMM_COLL_REDUCE:
-        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_reduce)
-        DCOMMI_HIER_CHOICE(true, "binomial", dcommi_tree_reduce_binomial)
-    case DCOMM_COLL_BROADCAST:
-        DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
-        DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
-        DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
-    default:
-        DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
-        DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
-    }
-}
-#undef DCOMMI_HIER_CHOICE
-
-/* How much one rank brings or gets, alike on all ranks. */
-static int64_t dcommi_hier_bytes(const dcommi_shape *s)
-{
-    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
-}
-
-/* No level divides the ranks: the algorithm of the one level that there is. */
-static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
-{
-    int64_t bytes = dcommi_hier_bytes(h->s);
-    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
-}
-
-/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
-static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
-                                      bool last)
-{
-    dcommi_shape s = *h->s;
-    s.coll = coll;
-    s.rank = rank;
-    s.nranks = size;
-    s.root = 0;
-    s.in_place = false;
-    s.chunk_bytes = 0;
-    s.groups = NULL;
-    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
-    s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
-    return s;
-}
-
-/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
- * `inside`: of this rank's group, else across groups. */
-static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
-                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
-{
-    dcommi_builder b;
-    dcomm_plan *plan = NULL;
-    dcommi_shape s = *sub;
-    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
-    if (inside && h->inner != NULL &&
-        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
-        s.groups = h->inner;
-        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
-    }
-    if (h->b->status < 0) {
-        return NULL;
-    }
-    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
-    b.head.in_bytes = in_bytes;
-    b.head.out_bytes = out_bytes;
-    dcomm_status status = choice.make(&s, &b);
-    if (status < 0) {
-        dcommi_build_discard(&b);
-    } else {
-        status = dcommi_build_finish(&b, &plan);
-    }
-    if (status < 0) {
-        dcommi_build_error(h->b, status);
-    }
-    return plan;
-}
-
-/* This rank's group as a table for CALL. */
-static int64_t dcommi_hier_local_table(dcommi_hier *h)
-{
-    int64_t first = (int64_t)h->b->ntable;
-    for (int i = 0; i < h->size; i++) {
-        int64_t rank = dcommi_hier_rank(h, h->group, i);
-        dcommi_build_table(h->b, &rank, 1);
-    }
-    return first;
-}
-
-#endif
-
-#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
-#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
-#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
-
-enum {
-    DCOMMI_HIER_LANE_CALL, /* calls within the group */
-    DCOMMI_HIER_LANE_SEND,
-    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
-};
-
-/* What the rounds of one operation have in common. */
-typedef struct dcommi_hier_rounds {
-    dcommi_hier *h;
-    int64_t table;         /* this rank's group */
-    int64_t pieces, piece; /* of a block; how long */
-    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
-    uint16_t called;       /* counter of calls that are complete */
-    int64_t calls;
-    uint16_t came[2]; /* counters of messages that have come, by lane */
-    int64_t messages;
-    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
-    size_t *counts;
-    /* The sub-plan made last and what it was made of: it mostly serves again. */
-    dcomm_plan *plan;
-    size_t *made; /* as counts */
-    int64_t made_extent;
-} dcommi_hier_rounds;
-
-/* Times that the ranks of a group of `size` must stand in for those of group k. */
-static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
-{
-    return (dcommi_hier_size(h, k) + size - 1) / size;
-}
-
-/* A rank's block of the operation, in bytes. */
-static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
-{
-    const dcommi_shape *s = h->s;
-    if (s->counts == NULL) {
-        *length = dcommi_shape_bytes(s, s->count);
-        return rank * *length;
-    }
-    *length = dcommi_shape_bytes(s, s->counts[rank]);
-    return dcommi_shape_bytes(s, s->displs[rank]);
-}
-
-/* Piece c of a rank's block. */
-static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
-{
-    int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
-    *length = dcommi_min64(r->piece, dcommi_max64(0, whole - c * r->piece));
-    return at + c * r->piece;
-}
-
-static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
-{
-    const dcommi_shape *s = h->s;
-    int64_t longest = dcommi_hier_bytes(s), rounds = 0;
-    memset(r, 0, sizeof *r);
-    r->h = h;
-    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
-    if (r->counts == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    r->made = r->counts + 4 * h->size;
-    r->made_extent = -1;
-    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
-        rounds += dcommi_hier_passes(h, k, h->smallest);
-    }
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
-    int64_t most = dcommi_max64(1, DCOMMI_HIER_CALLS / rounds);
-    wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
-    r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-    r->pieces = dcommi_chunks_of(longest, r->piece);
-    /* All-to-all sends the blocks of a whole group in one piece. */
-    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
-    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
-    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
-    r->called = dcommi_build_counter(h->b);
-    r->came[0] = dcommi_build_counter(h->b);
-    r->came[1] = dcommi_build_counter(h->b);
-    r->table = dcommi_hier_local_table(h);
-    if (h->b->status < 0) {
-        dcommi_free(r->counts);
-    }
-    return h->b->status;
-}
-
-static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
-{
-    const dcommi_builder *b = r->h->b;
-    dcommi_free(r->counts);
-    return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
-               ? b->status
-               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "%s: %d groups need %" PRIu32 " exposed regions, more than %d",
-                             b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
-}
-
-/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
- * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
- * 0: none has a byte. */
-static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
-{
-    const dcommi_hier *h = r->h;
-    size_t *counts = r->counts, *displs = counts + h->size;
-    size_t element = dcomm_dtype_size(h->s->dtype);
-    int64_t first = INT64_MAX, end = 0, length;
-    for (int pass = 0; pass < 2; pass++) {
-        for (int i = 0; i < h->size; i++) {
-            int index = q * h->size + i;
-            counts[i] = displs[i] = 0;
-            if (index >= dcommi_hier_size(h, k)) {
-                continue;
-            }
-            int64_t at = dcommi_hier_piece(r, dcommi_hier_rank(h, k, index), c, &length);
-            if (length <= 0) {
-                continue;
-            }
-            first = dcommi_min64(first, at);
-            end = dcommi_max64(end, at + length);
-            counts[i] = (size_t)length / element;
-            displs[i] = (size_t)(at - first) / element;
-        }
-    }
-    *extent = end > 0 ? end - first : 0;
-    return first;
-}
-
-/* Call an operation within the group, and count it. The shape's counts and displacements are
- * those of the pattern. */
-static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
-                                    int64_t out_bytes, dcomm_operand in, dcomm_operand out)
-{
-    dcommi_hier *h = r->h;
-    dcommi_builder *b = h->b;
-    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
-    sub->counts = r->counts;
-    sub->displs = r->counts + h->size;
-    if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
-        r->plan =
-            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
-        if (r->plan != NULL) {
-            r->plan = dcommi_build_adopt(b, r->plan);
-        }
-        memcpy(r->made, r->counts, bytes);
-        r->made_extent = extent;
-    }
-    if (r->plan == NULL) {
-        return;
-    }
-    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
-    dcomm_step *call =
-        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
-    if (call != NULL) {
-        call->value = dcommi_const(b->head.ncounters);
-        call->peer = dcommi_const(b->head.nslots);
-        b->head.ncounters += r->plan->ncounters;
-        b->head.nslots += r->plan->nslots;
-    }
-}
-
-static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
-{
-    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
-                  dcommi_const(1));
-    r->calls++;
-}
-
-/* The lane that takes a message. */
-static int dcommi_hier_rounds_lane(int64_t message)
-{
-    return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
-}
-
-/* ---- messages across groups ---- */
-
-static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
-{
-    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
-                             depth);
-}
-
-static int64_t dcommi_hier_parts(dcomm_operand o)
-{
-    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
-}
-
-/* Send piece c to a rank, without waiting. */
-static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
-{
-    dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(what);
-    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
-    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
-                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
-}
-
-/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
-static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
-                             dcomm_operand stage, int64_t c, int64_t from)
-{
-    dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(into);
-    int d = dcommi_loop_many(b, lane, parts);
-    dcomm_operand part = dcommi_hier_part(into, d);
-    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
-    if (stage.space == DCOMM_SPACE_NONE) {
-        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
-    } else {
-        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
-                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
-    }
-    dcommi_end_many(b, lane, parts);
-    dcommi_fence(b, lane);
-}
-
-/* ---- reduce-scatter ---- */
-
-static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    dcommi_hier_rounds r;
-    (void)shards;
-    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
-    int64_t out = s->in_place ? begin : 0;
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
-    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
-    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
-    for (int t = 1; t <= h->ngroups; t++) {
-        int k = (h->group + t) % h->ngroups;
-        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
-            for (int64_t c = 0; c < r.pieces; c++) {
-                int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
-                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
-                if (extent == 0) {
-                    continue;
-                }
-                if (target >= 0) {
-                    at = dcommi_hier_piece(&r, target, c, &bytes);
-                }
-                dcomm_operand part = dcommi_span(input, at, bytes);
-                if (h->size > 1) {
-                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
-                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
-                    dcommi_hier_rounds_call(&r, &sub, extent, bytes,
-                                            dcommi_span(input, first, extent), part);
-                    dcommi_hier_rounds_called(&r);
-                }
-                if (k != h->group && bytes > 0) {
-                    if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
-                    }
-                    dcommi_hier_send(&r, part, c, target);
-                }
-            }
-        }
-    }
-    if (length == 0) {
-        return dcommi_hier_rounds_close(&r);
-    }
-    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
-     * each has one sum and one stage. */
-    int64_t sum = dcommi_build_scratch(b, length);
-    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
-    for (int64_t c = 0; c < r.pieces; c++) {
-        int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
-        int lane = dcommi_hier_rounds_lane(c);
-        if (bytes == 0) {
-            continue;
-        }
-        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
-        for (int t = 1; t < h->ngroups; t++) {
-            int k = (h->group - t + h->ngroups) % h->ngroups;
-            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
-                                                 stage + c % 2 * r.piece, bytes);
-            dcommi_hier_recv(&r, lane, total, stage_of, c,
-                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
-        }
-        dcomm_operand parts[2] = {
-            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
-                               : dcommi_span(input, at, bytes)};
-        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
-        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
-                      DCOMM_STEP_FINAL);
-    }
-    return dcommi_hier_rounds_close(&r);
-}
-
-/* ---- all-gather ---- */
-
-static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    dcommi_hier_rounds r;
-    (void)shards;
-    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
-    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
-    dcommi_input in = dcommi_input_of(s, begin);
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHERV, h->index, h->size, false);
-    sub.in_place = true;
-    for (int t = 1; t < h->ngroups && length > 0; t++) {
-        int k = (h->group + t) % h->ngroups;
-        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
-        for (int64_t c = 0; c < r.pieces; c++) {
-            int64_t bytes;
-            dcommi_hier_piece(&r, s->rank, c, &bytes);
-            if (bytes > 0) {
-                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
-                                 target);
-            }
-        }
-    }
-    if (!s->in_place && length > 0) {
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
-                    dcommi_span(in.space, in.base, length), 0);
-    }
-    for (int t = 0; t < h->ngroups; t++) {
-        int k = (h->group - t + h->ngroups) % h->ngroups;
-        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
-            for (int64_t c = 0; c < r.pieces; c++) {
-                int64_t extent, bytes = 0, at = 0;
-                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
-                if (from >= 0) {
-                    at = dcommi_hier_piece(&r, from, c, &bytes);
-                }
-                if (k != h->group && bytes > 0) {
-                    int lane = dcommi_hier_rounds_lane(r.messages);
-                    uint16_t came = r.came[r.messages % 2];
-                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
-                                     (dcomm_operand){0}, c, from);
-                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
-                    if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
-                                     dcommi_const(r.messages / 2 + 1));
-                    }
-                    r.messages++;
-                }
-                if (h->size > 1 && extent > 0) {
-                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
-                    dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
-                }
-            }
-        }
-    }
-    return dcommi_hier_rounds_close(&r);
-}
-
-/* ---- all-to-all ---- */
-
-/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
-static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
-{
-    for (int i = 1; i < n; i++) {
-        if (index + i >= dcommi_hier_size(h, k) ||
-            dcommi_hier_rank(h, k, index + i) != dcommi_hier_rank(h, k, index) + i) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
-static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
-{
-    dcommi_builder *b = h->b;
-    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
-    int size = dcommi_hier_size(h, k);
-    for (int i = 0; i < size; i++) {
-        int64_t rank = dcommi_hier_rank(h, k, i);
-        dcommi_build_table(b, &rank, 1);
-    }
-    int d = dcommi_loop_many(b, lane, size);
-    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
-    to.scale = one;
-    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
-    dcommi_end_many(b, lane, size);
-}
-
-/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
- * those for its own target, one behind the other, at `out`. */
-static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
-                                int q, bool served, dcomm_operand out)
-{
-    dcommi_hier *h = r->h;
-    size_t size = (size_t)h->size, block = h->s->count;
-    int64_t one = dcommi_shape_bytes(h->s, block), extent;
-    int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
-    bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
-    size_t *send = r->counts + 2 * size;
-    dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
-                                         h->index, h->size, false);
-    sub.count = block;
-    memcpy(send, r->counts, 2 * size * sizeof *send);
-    for (size_t i = 0; i < size; i++) {
-        r->counts[i] = served ? block : 0;
-        r->counts[size + i] = i * block;
-    }
-    if (!equal) {
-        sub.send_counts = send;
-        sub.send_displs = send + size;
-    }
-    dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
-                            dcommi_span(input, base + first, extent), out);
-}
-
-static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    dcommi_hier_rounds r;
-    (void)shards;
-    DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
-    int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    if (s->in_place) { /* all of it leaves before any of it is overwritten */
-        base = dcommi_build_scratch(b, all);
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
-                    dcommi_span(input, 0, all), 0);
-        input = DCOMM_SPACE_SCRATCH;
-        dcommi_hier_rounds_called(&r);
-    }
-    for (int t = 1; t <= h->ngroups; t++) {
-        int k = (h->group + t) % h->ngroups;
-        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
-            int64_t bytes = target >= 0 ? h->size * one : 0;
-            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
-            bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
-            if (k == h->group && !scattered) {
-                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
-            } else if (h->size > 1) {
-                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-            }
-            if (h->size > 1) {
-                dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
-                dcommi_hier_rounds_called(&r);
-            } else if (k == h->group) {
-                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
-                            dcommi_span(input, base + s->rank * one, one), 0);
-            }
-            if (scattered) {
-                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
-            }
-            if (k != h->group && bytes > 0) {
-                if (r.calls > 0) {
-                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
-                }
-                dcommi_hier_send(&r, part, 0, target);
-            }
-        }
-    }
-    for (int t = 1; t < h->ngroups; t++) {
-        int k = (h->group - t + h->ngroups) % h->ngroups, size = dcommi_hier_size(h, k);
-        int lane = dcommi_hier_rounds_lane(r.messages++);
-        bool together = dcommi_hier_together(h, k, 0, size);
-        dcomm_operand into =
-            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
-        if (!together) {
-            into =
-                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
-        }
-        if (s->in_place && t <= 2) { /* the copy of the input is complete */
-            dcommi_await(b, lane, r.called, dcommi_const(1));
-        }
-        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
-                         dcommi_hier_rank(h, k, h->index % size));
-        if (!together) {
-            dcommi_hier_scatter(h, lane, k, into.offset.add);
-        }
-    }
-    return dcommi_hier_rounds_close(&r);
-}
-
-#endif
-
-#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
-#define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
-#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
-#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
-
-/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
- * all chunks but the last, 1: the last, which may be shorter. */
-typedef struct dcommi_hier_phase {
-    const dcomm_plan *plan[2];
-    bool copies;
-    int64_t group;
-    dcomm_operand in[2], out[2];   /* of chunk 0 */
-    int64_t tags, counters, slots; /* that a call may need */
-    int64_t tag, counter, slot;    /* of the call for chunk 0 */
-} dcommi_hier_phase;
-
-enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
-
-/* How the buffer is cut. */
-typedef struct dcommi_hier_cut {
-    int64_t chunk, chunks;
-    int64_t length[2]; /* of a chunk; the last's */
-    int shards;
-} dcommi_hier_cut;
-
-static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
-    if (wanted <= 0) {
-        wanted = DCOMMI_HIER_CHUNK;
-        most = DCOMMI_HIER_DEFAULT_CHUNKS;
-    }
-    wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
-    dcommi_hier_cut cut = {.shards = shards};
-    cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-    cut.chunks = dcommi_ceil_div(total, cut.chunk);
-    cut.length[0] = cut.chunk;
-    cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
-    cut.shards = (int)dcommi_max64(
-        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
-    return cut;
-}
-
-/* Where shard k of a chunk of `length` bytes begins, and how long it is. */
-static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
-                                 int k, int64_t *bytes)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(h->s->dtype);
-    int64_t block = dcommi_partition_make(length, cut->shards, 0, element).block;
-    int64_t begin = dcommi_min64(k * block, length);
-    *bytes = dcommi_min64(block, length - begin);
-    return begin;
-}
-
-static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
-{
-    return p->copies || p->plan[kind] != NULL;
-}
-
-/* Chunk `first`, `first` + step * i[depth]. */
-static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
-                                       int64_t step, int depth)
-{
-    o.offset = dcommi_plus(o.offset, first * cut->chunk);
-    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
-    return o;
-}
-
-static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
-                                     int depth)
-{
-    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
-                    : dcommi_const(base + per * first);
-}
-
-/* One phase of the chunks first, first + step, ... */
-static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
-                                   const dcommi_hier_cut *cut, int lane, int64_t first,
-                                   int64_t step, int depth)
-{
-    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
-    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
-    if (p->plan[kind] == NULL) {
-        dcommi_copy(h->b, lane, out, in, 0);
-        return;
-    }
-    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
-                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
-    if (call != NULL) {
-        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
-        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
-    }
-}
-
-/* All phases of every flows-th chunk from `flow` on. */
-static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
-                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
-{
-    dcommi_builder *b = h->b;
-    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
-    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
-    bool last = whole < cut->chunks && whole % flows == flow;
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        int lane = DCOMMI_HIER_PHASES * flow + i;
-        for (int kind = 0; kind < 2; kind++) {
-            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
-                continue;
-            }
-            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
-            int before = i - 1;
-            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
-                before--;
-            }
-            int d = dcommi_loop_many(b, lane, count);
-            if (before >= 0) {
-                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
-                dcommi_await(b, lane, done[before],
-                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
-            }
-            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
-            if (i + 1 < DCOMMI_HIER_PHASES) {
-                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
-            }
-            dcommi_end_many(b, lane, count);
-        }
-    }
-}
-
-/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
- * it needs is the same in groups of any size. */
-static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
-                                         const dcommi_hier_cut *cut)
-{
-    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
-                                                  DCOMMI_HIER_AFTER};
-    dcommi_builder *b = h->b;
-    int flows = cut->chunks > 1 ? 2 : 1;
-    if (b->status < 0) {
-        return b->status;
-    }
-    uint16_t done[2][DCOMMI_HIER_PHASES];
-    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
-        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
-    }
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        dcommi_hier_phase *p = &phase[order[i]];
-        for (int kind = 0; kind < 2; kind++) {
-            const dcomm_plan *plan = p->plan[kind];
-            if (plan != NULL) {
-                p->tags = dcommi_max64(p->tags, plan->ntags);
-                p->counters = dcommi_max64(p->counters, plan->ncounters);
-                p->slots = dcommi_max64(p->slots, plan->nslots);
-            }
-        }
-        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
-        p->counter = b->head.ncounters;
-        p->slot = b->head.nslots;
-        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
-        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
-    }
-    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: %" PRIu32
-                           " exposed regions, more than %d; use a larger chunk_bytes",
-                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
-    }
-    for (int flow = 0; flow < flows; flow++) {
-        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
-    }
-    return b->status;
-}
-
-/* ---- the phases ---- */
-
-/* All of a chunk, from chunk 0 on. */
-static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
-{
-    return dcommi_span(space, 0, cut->length[kind]);
-}
-
-/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
- * broadcast's root. from: where the root's shard lies. */
-static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               const int64_t *owners, int index, int root, dcomm_space from,
-                               dcommi_hier_phase *p)
-{
-    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t longest, bytes, begin;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
-        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
-        sub.root = root;
-        sub.chunk_bytes = DCOMMI_HIER_GRAIN;
-        sub.in_place = from == DCOMM_SPACE_OUT;
-        /* The first shard is the longest: its counters and slots are enough for all. */
-        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
-        if (plan == NULL) {
-            return;
-        }
-        p->tags = dcommi_max64(p->tags, plan->ntags);
-        p->counters = dcommi_max64(p->counters, plan->ncounters);
-        p->slots = dcommi_max64(p->slots, plan->nslots);
-        bytes = 0;
-        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
-        if (bytes != longest) {
-            dcommi_free(plan);
-            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
-            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
-        }
-        if (plan == NULL) {
-            continue;
-        }
-        p->plan[kind] = dcommi_build_adopt(h->b, plan);
-        p->in[kind] = dcommi_span(from, begin, bytes);
-        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
-    }
-}
-
-/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
- * of the group. in: where the chunk lies before; OUT means in place. */
-static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
-{
-    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
-    size_t element = dcomm_dtype_size(h->s->dtype);
-    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
-    if (counts == NULL) {
-        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
-        return;
-    }
-    p->group = group;
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t length = cut->length[kind], at = 0, bytes;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
-        sub.root = root;
-        sub.in_place = in == DCOMM_SPACE_OUT;
-        sub.count = (size_t)length / element;
-        if (shards) {
-            for (int i = 0; i < h->size; i++) {
-                bytes = 0;
-                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
-                counts[i] = (size_t)bytes / element;
-                counts[h->size + i] = (size_t)at / element;
-            }
-            sub.counts = counts;
-            sub.displs = counts + h->size;
-        }
-        int64_t out = length;
-        p->in[kind] = dcommi_hier_whole(cut, in, kind);
-        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
-        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
-            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
-            out = dcommi_shape_bytes(&sub, counts[h->index]);
-            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
-        }
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
-        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
-    }
-    dcommi_free(counts);
-}
-
-/* ---- all-reduce ---- */
-
-static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
-{
-    for (int k = 0; k < h->ngroups; k++) {
-        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
-    }
-}
-
-static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
-{
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
-    dcomm_space in = dcommi_input_of(h->s, 0).space;
-    int index = h->index < cut.shards ? h->index : -1;
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_hier_owners(h, index, owners);
-    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
-                       &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
-    if (h->size > 1) {
-        bool one = cut.shards == 1;
-        int64_t group = dcommi_hier_local_table(h);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
-                           group, before);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
-                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
-    } else if (!h->s->in_place) {
-        before->copies = true;
-        for (int kind = 0; kind < 2; kind++) {
-            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
-            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
-        }
-    }
-    return dcommi_hier_pipeline(h, phase, &cut);
-}
-
-/* ---- broadcast ---- */
-
-static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
-    int home = 0, place = 0; /* the root's group, and its place there */
-    for (int k = 0; k < h->ngroups; k++) {
-        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
-            if (dcommi_hier_rank(h, k, i) == s->root) {
-                home = k;
-                place = i;
-            }
-        }
-    }
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    bool one = cut.shards == 1, at_home = h->group == home;
-    int index = h->index < cut.shards ? h->index : -1;
-    int leader = at_home ? place : 0;
-    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
-    dcommi_hier_owners(h, index, owners);
-    if (one) { /* the root leads its group */
-        owners[home] = s->root;
-        index = h->index == leader ? 0 : -1;
-    }
-    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
-                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    if (h->size > 1) {
-        int64_t group = dcommi_hier_local_table(h);
-        if (one) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        } else if (at_home) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
-                               &phase[DCOMMI_HIER_BEFORE]);
-        } else {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        }
-    }
-    return dcommi_hier_pipeline(h, phase, &cut);
-}
-
-/* ---- what is in the table ---- */
-
-typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
-
-static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
-                                    bool leader)
-{
-    dcommi_hier h;
-    bool flat;
-    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
-    if (status == DCOMM_OK) {
-        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
-    }
-    dcommi_hier_close(&h);
-    return status;
-}
-
-static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
-}
-
-static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
-}
-
-static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
-}
-
-static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
-}
-
-static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
-}
-
-static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
-}
-
-static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
-}
-
-/* The hierarchical algorithm of any operation that a group may divide again. */
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
-{
-    switch (s->coll) {
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        return dcommi_hier_reduce_scatter(s, b);
-    case DCOMM_COLL_ALLGATHERV:
-        return dcommi_hier_allgather(s, b);
-    case DCOMM_COLL_BROADCAST:
-        return dcommi_hier_broadcast(s, b);
-    case DCOMM_COLL_ALLTOALL:
-        return dcommi_hier_alltoall(s, b);
-    default:
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "no hierarchical form of operation %d",
-                           (int)s->coll);
-    }
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
-/* algo_misc.h - barrier, gather, scatter, send and receive.
- *
- * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
- * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
- * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
- * carry whole subtrees, ceil(log2 N) steps. */
-#ifndef DCOMMI_ALGO_MISC_H
-#define DCOMMI_ALGO_MISC_H
-
-
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
-{
-    for (int64_t d = 1; d < s->nranks; d *= 2) {
-        uint16_t step = dcommi_build_counter(b);
-        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
-        dcommi_await(b, 0, step, dcommi_const(1));
-    }
-    return b->status;
-}
-
-/* The peer of a send or receive is shape->root; one message, whatever its length. */
-static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
-    if (s->coll == DCOMM_COLL_SEND) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
-    } else {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
-    }
-    return b->status;
-}
-
-/* ---- linear ---- */
-
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
-    if (s->rank != s->root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* ---- binomial ---- */
-
-/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
- * as two where the numbers wrap around, so that the root needs no copy of them. */
-typedef struct dcommi_subtree {
-    int64_t from, to;
-} dcommi_subtree;
-
-static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
-{
-    int64_t low = v == 0 ? s->nranks : v & -v;
-    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
-    return t;
-}
-
-/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
- * order from its start, the others' scratch in order of the relative rank `first` on. */
-static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
-                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
-                                int64_t peer_v, int64_t tag)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
-    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
-                             {dcommi_max64(t.from, wrap), t.to}};
-    for (int i = 0; i < 2; i++) {
-        if (run[i].from >= run[i].to) {
-            continue;
-        }
-        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
-        dcomm_operand blocks =
-            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
-        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
-        if (send) {
-            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        } else {
-            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        }
-    }
-}
-
-static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
-    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0 && leaf) {
-        space = DCOMM_SPACE_IN;
-    } else if (v > 0) {
-        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-    }
-    for (int64_t d = 1; v + d < mine.to; d *= 2) {
-        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
-    }
-    dcommi_fence(b, 0);
-    if (v > 0) {
-        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
-    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0) {
-        if (leaf) {
-            space = DCOMM_SPACE_OUT;
-        } else {
-            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-        }
-        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    while (v + 2 * top < mine.to) {
-        top *= 2;
-    }
-    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
-        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-#endif
-
-static const dcommi_algo dcommi_algo_table[] = {
-    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
-     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
-    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
-     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
-    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
-     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
-     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
-     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, "1 step; (N-1) S per rank",
-     "direct exchange"},
-    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, "2 steps; 2(N-1)/N S per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
-     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
-    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false,
-     "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
-     "Jia et al. 2018; Cho et al. 2019"},
-    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
-     "as hier, by one rank of each host; 2(M-1)/M S per host between hosts", "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
-     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
-     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
-     "1 step; N-1 blocks per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
-     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
-     "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
-     "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
-     "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
-     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
-     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
-     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
-     "1 step; all blocks but one per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
-     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
-     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
-     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
-     "1 step; N-1 times the own block per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
-     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
-     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
-     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
-     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
-    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false,
-     "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
-     "across hosts by one rank of each, within; about S per host between hosts",
-     "Karonis et al. 2000"},
-    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
-     "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
-     "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
-     "direct exchange"},
-    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, "1 step; the own block per rank",
-     "direct exchange"},
-    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
-     "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
-     "1 step; all blocks but one at the root", "direct exchange"},
-    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
-     "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, "1 step; the own block per rank",
-     "direct exchange"},
-    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
-     "1 step; all blocks but one at the root", "direct exchange"},
-    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
-     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false,
-     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
-    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
-     "direct exchange"},
-    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
-     "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
-     "Traeff and Hunold 2020"},
-    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
-     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false,
-     "1 step; all blocks but the own per rank", "direct exchange"},
-    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
-     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
-    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
-    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
-};
-
-enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
-
-/* The i-th algorithm of an operation, NULL past the last one. */
-static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
-{
-    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
-            return &dcommi_algo_table[k];
-        }
-    }
-    return NULL;
-}
-
-/* An algorithm by name, NULL when the operation has none such. */
-static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
-{
-    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        if (dcommi_algo_table[k].coll == coll && strcmp(dcommi_algo_table[k].name, name) == 0) {
-            return &dcommi_algo_table[k];
-        }
-    }
-    return NULL;
-}
-
-#endif
-
-#define DCOMMI_CHOICES 256             /* remembered */
-#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
-#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
-#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
-
-typedef struct dcommi_chooser {
-    dcomm_tuning tuning;
-    dcommi_terrain terrain;
-    struct dcommi_choice {
-        uint64_t key; /* 0: none */
-        const dcommi_algo *algo;
-    } choice[DCOMMI_CHOICES];
-} dcommi_chooser;
-
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p);
-static int64_t dcommi_shape_size(const dcommi_shape *s);
-
-/* The groups must outlive the chooser. */
-static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
-                                       const dcomm_tuning *tuning)
-{
-    DCOMMI_TRY(dcommi_tuning_check(tuning));
-    memset(c->choice, 0, sizeof c->choice);
-    c->tuning = *tuning;
-    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
-}
-
-/* ---- what is priced ---- */
-
-/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
- * does not price them all. */
-static int64_t dcommi_choice_grid(int64_t bytes)
-{
-    int64_t step = 1;
-    while (bytes >= 8 * step) {
-        step *= 2;
-    }
-    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
-}
-
-/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
- * (which ranks need not agree on), from rank 0. */
-static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
-{
-    dcommi_shape q = *s;
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
-    switch (s->coll) {
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        q.coll = DCOMM_COLL_REDUCE_SCATTER;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        q.coll = DCOMM_COLL_ALLGATHER;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        q.coll = DCOMM_COLL_ALLTOALL;
-        bytes = DCOMMI_CHOICE_UNKNOWN;
-        break;
-    default:
-        break;
-    }
-    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
-    q.in_place = false;
-    q.root = 0;
-    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
-    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
-    return q;
-}
-
-typedef struct dcommi_priced_plans {
-    dcommi_shape shape;
-    const dcommi_algo *algo;
-} dcommi_priced_plans;
-
-static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
-{
-    dcommi_priced_plans *p = user;
-    dcomm_plan *plan = NULL;
-    p->shape.rank = rank;
-    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
-    *plan_p = plan;
-    return status;
-}
-
-static void dcommi_choice_put(void *user, const dcomm_plan *plan)
-{
-    (void)user;
-    dcommi_free((void *)(uintptr_t)plan);
-}
-
-/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
- */
-static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
-                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
-                                        dcommi_price *price)
-{
-    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
-    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
-    if (s->rank_order && !algo->rank_order) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "it cannot fold in rank order, which deterministic asks for");
-    }
-    if (p.shape.coll != s->coll) {
-        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
-    }
-    if (p.algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
-                           dcomm_coll_name(p.shape.coll), algo->name);
-    }
-    return dcommi_price_plans(t, &plans, limit, budget, price);
-}
-
-/* ---- the choice ---- */
-
-static uint64_t dcommi_choice_key(const dcommi_shape *s)
-{
-    dcommi_shape q = dcommi_choice_shape(s);
-    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
-                              (uint64_t)q.count);
-    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
-}
-
-/* The model is not so exact that a price a little lower meant anything. */
-#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
- * not quite hide behind a link that is busy. */
-#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-
-/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. */
-static int dcommi_choice_favour(const dcommi_algo *algo)
-{
-    static const char *const names[] = {
-        "one_shot", "direct", "halving_doubling",  "linear",   "pairwise", "recursive_doubling",
-        "hier",     "ring",   "recursive_halving", "two_shot", "bruck",    "hier_leader"};
-    int n = (int)(sizeof names / sizeof *names);
-    for (int i = 0; i < n; i++) {
-        if (strcmp(algo->name, names[i]) == 0) {
-            return i;
-        }
-    }
-    return n;
-}
-
-/* The cheapest algorithm; NULL without memory, or where there is none. */
-static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
-{
-    if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
-        return dcommi_algo_at(s->coll, 0);
-    }
-    uint64_t key = dcommi_choice_key(s);
-    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
-    if (known->key == key) {
-        return known->algo;
-    }
-    const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
-    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
-    char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
-    for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
-        dcommi_price price;
-        const dcommi_algo *algo = &dcommi_algo_table[i];
-        prices[i] = INT64_MAX;
-        if (algo->coll == s->coll &&
-            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
-            !price.over) {
-            prices[i] = price.ps;
-            ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
-            cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
-        }
-    }
-    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
-        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
-            least = dcommi_min64(least, ranked[i]);
-        } else {
-            ranked[i] = INT64_MAX;
-        }
-    }
-    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
-        const dcommi_algo *algo = &dcommi_algo_table[i];
-        if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
-            (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
-            best = algo;
-        }
-    }
-    memcpy(dcommi_message, kept, sizeof kept);
-    for (int i = 0; best == NULL && dcommi_algo_at(s->coll, i) != NULL; i++) {
-        const dcommi_algo *algo = dcommi_algo_at(s->coll, i); /* too many ranks to price any */
-        best = !s->rank_order || algo->rank_order ? algo : NULL;
-    }
-    known->key = key;
-    known->algo = best;
-    return best;
-}
-
-/* The choice of a plan that is for no communicator: by the built-in numbers. */
-static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
-{
-    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
-    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
-    dcomm_tuning tuning;
-    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
-        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
-    }
-    key |= 1;
-    if (last.key == key) {
-        return last.algo;
-    }
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
-    dcomm_tuning_default(&tuning);
-    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
-        dcommi_free(c);
-        return NULL;
-    }
-    last.algo = dcommi_choose(c, s);
-    last.key = key;
-    dcommi_free(c);
-    return last.algo;
-}
-
-#endif
-
-/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
- * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
-static int64_t dcommi_shape_size(const dcommi_shape *s)
-{
-    size_t count = s->count;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        return 0;
-    }
-    if (s->counts != NULL) {
-        count = 0;
-        for (int r = 0; r < s->nranks; r++) {
-            count = s->counts[r] > count ? s->counts[r] : count;
-        }
-    }
-    return dcommi_shape_bytes(s, count);
-}
-
-/* Names of the algorithms of an operation, or of those that fold in rank order. */
-static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    const dcommi_algo *algo;
-    for (int i = 0; (algo = dcommi_algo_at(coll, i)) != NULL && at + 1 < len; i++) {
-        if (algo->rank_order || !rank_order) {
-            at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
-        }
-    }
-}
-
-/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
- * is no communicator. */
-static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
-                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
-{
-    char names[256];
-    bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
-    const dcommi_algo *algo = chosen ? NULL : dcommi_algo_find(s->coll, name);
-    if (algo == NULL && !chosen && !soft) {
-        dcommi_algo_names(s->coll, false, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no algorithm \"%s\"; it has %s",
-                           dcomm_coll_name(s->coll), name, names);
-    }
-    if (algo == NULL) {
-        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
-    }
-    if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
-                           dcomm_coll_name(s->coll));
-    }
-    if (s->rank_order && !algo->rank_order) {
-        dcommi_algo_names(s->coll, true, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "algorithm %s cannot fold in rank order, which deterministic asks for; "
-                           "%s can",
-                           algo->name, names);
-    }
-    *algo_p = algo;
-    return DCOMM_OK;
-}
-
-/* Whether the result of an operation depends on the order of folds. */
-static inline bool dcommi_coll_folds(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
-           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
-}
-
-/* ---- the plan ---- */
-
-/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
-static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
-    int64_t mine = 0, total = 0, end = 0, send_end = 0;
-    bool root = s->rank == s->root;
-    if (s->counts != NULL) {
-        mine = (int64_t)s->counts[s->rank] * element;
-        for (int r = 0; r < s->nranks; r++) {
-            total += (int64_t)s->counts[r] * element;
-            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
-            if (s->send_counts != NULL) {
-                send_end = dcommi_max64(send_end,
-                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
-            }
-        }
-    }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        *in = *out = one;
-        break;
-    case DCOMM_COLL_REDUCE:
-        *in = one;
-        *out = root ? one : 0;
-        break;
-    case DCOMM_COLL_BROADCAST:
-        *in = root ? one : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-        *in = all;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLGATHER:
-        *in = one;
-        *out = all;
-        break;
-    case DCOMM_COLL_GATHER:
-        *in = one;
-        *out = root ? all : 0;
-        break;
-    case DCOMM_COLL_SCATTER:
-        *in = root ? all : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        *in = *out = all;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        *in = total;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        *in = mine;
-        *out = end;
-        break;
-    case DCOMM_COLL_GATHERV:
-        *in = mine;
-        *out = root ? end : 0;
-        break;
-    case DCOMM_COLL_SCATTERV:
-        *in = root ? end : 0;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        *in = send_end;
-        *out = end;
-        break;
-    case DCOMM_COLL_SEND:
-        *in = one;
-        *out = 0;
-        break;
-    case DCOMM_COLL_RECV:
-        *in = 0;
-        *out = one;
-        break;
-    default:
-        *in = *out = 0;
-        break;
-    }
-    if (s->in_place) { /* both lie in OUT, which is the longer one */
-        *out = dcommi_max64(*in, *out);
-    }
-}
-
-/* Whether no rank moves a byte. Every rank comes to the same answer. */
-static bool dcommi_shape_empty(const dcommi_shape *s)
-{
-    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
-        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
-        return false; /* counts may differ between ranks, which only a message shows */
-    }
-    return dcommi_shape_size(s) == 0;
-}
-
-/* One rank alone: its output is its input. */
-static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
-    if (s->counts != NULL) {
-        bytes = (int64_t)s->counts[0] * element;
-        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
-        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
-                     s->coll == DCOMM_COLL_ALLTOALLV
-                 ? (int64_t)s->displs[0] * element
-                 : 0;
-        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
-    }
-    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, to, bytes),
-                    dcommi_span(DCOMM_SPACE_IN, from, bytes), 0);
-    }
-}
-
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p)
-{
-    dcommi_builder b;
-    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    if (s->nranks == 1) {
-        dcommi_make_alone(s, &b);
-    } else if (!dcommi_shape_empty(s)) {
-        dcomm_status status = algo->make(s, &b);
-        if (status < 0) {
-            dcommi_build_discard(&b);
-            return status;
-        }
-    }
-    return dcommi_build_finish(&b, plan_p);
-}
-
-/* ---- pre-multiplied sum ---- */
-
-static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    double factor;
-    (void)nsrc;
-    if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(&factor, src[1], sizeof factor);
-    dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor);
-    return DCOMM_OK;
-}
-
-static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
-
-/* scratch <- factor * input, then the sum of that: word 0 is the factor, which may differ by rank.
- * `inner` reads its input from IN. */
-static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
-                                       dcomm_plan **plan_p)
-{
-    dcommi_builder b;
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = 1;
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
-    b.head.kernels = dcommi_scale_kernels;
-    b.head.nkernels = 1;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcommi_build_scratch(&b, bytes);
-    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
-    if (step != NULL) {
-        dcomm_operand src[2] = {
-            dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
-        step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(&b, &r, 1);
-    }
-    dcommi_call(&b, 0, inner, group, dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                dcommi_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcommi_const(0));
-    return dcommi_build_finish(&b, plan_p);
-}
-
-#endif
 
 /* ---- making and freeing ---- */
 
@@ -24406,6 +34410,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 
 static void dcommi_comm_free(dcomm_comm *comm)
 {
+    dcommi_coded_free_all(comm);
     while (comm->free_runs != NULL) {
         dcommi_run *run = comm->free_runs;
         comm->free_runs = run->next;
@@ -25988,6 +35993,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
+    if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
+                        coll != DCOMM_COLL_ALLREDUCE)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
+                           name);
+    }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
     s->rank = comm->rank;
@@ -26036,7 +36046,11 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
-    h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    if (s->coding != NULL) {
+        h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
+    } else {
+        h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    }
     if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
         uint64_t key[2] = {h, h};
         dcommi_mix_counts(key, s->counts, s->nranks);
@@ -26055,6 +36069,10 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
                            .chunk = (uint64_t)s->chunk_bytes};
     for (; algo != NULL && *algo != 0; algo++) {
         key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
+    }
+    if (s->coding != NULL) {
+        key.counts[0] = s->coding->hash;
+        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -26151,7 +36169,18 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
+    if (s->coding != NULL && s->apart) {
+        dcommi_shape sum = *s;
+        sum.dtype = DCOMM_F32;
+        sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
+        sum.in_place = true;
+        DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
+        dcomm_status status = dcommi_plan_coded(s, inner, &plan);
+        if (status < 0) {
+            dcommi_free(inner);
+            return status;
+        }
+    } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
         sum.in_place = false;
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
@@ -26279,7 +36308,8 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
-                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0);
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
+                            opts->codec == NULL && opts->feedback == NULL);
 }
 
 /* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
@@ -26340,10 +36370,20 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
             dcommi_token_release(comm->context);
         }
     }
-    dcommi_run *run = dcommi_run_of(comm, cached, in, out);
-    if (run == NULL) {
+    dcommi_coded *coded = NULL;
+    if (s->coding != NULL) {
+        status = dcommi_coded_new(comm, opts, &coded);
+    }
+    dcommi_run *run = NULL;
+    if (status < 0) {
+        dcommi_cached_release(comm, cached);
+    } else if ((run = dcommi_run_of(comm, cached, in, out)) == NULL) {
+        dcommi_coded_drop(comm, coded);
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    if (status < 0) {
         dcommi_comm_unlock(comm);
-        return DCOMM_ERR_NO_MEMORY;
+        return status;
     }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
     if (p2p < 0) {
@@ -26354,6 +36394,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
+    }
+    if (coded != NULL) {
+        dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        run->coded = coded;
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
@@ -26510,6 +36554,10 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
+              (uintptr_t)recvbuf % 4 != 0;
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
 }
 
@@ -27334,6 +37382,20 @@ DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *i
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
+                           dcomm_coll_name(coll), i);
+    }
+    *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
+    return DCOMM_OK;
+}
+
 /* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:
  * recv counts, recv displacements, send counts, send displacements. */
 static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nranks)
@@ -27383,6 +37445,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
         dcommi_shape_begin(&fake, spec->coll, spec->count, spec->dtype, op, spec->root, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
@@ -27430,7 +37494,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
         return dcommi_fail(DCOMM_ERR_INVALID, "algo_p is NULL");
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
     dcomm_status status =
@@ -27458,7 +37524,9 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
     int n = 0;
     bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
                                                        DCOMMI_CHOICE_BUDGET, &best) >= 0;
-    for (; (algo = dcommi_algo_at(s->coll, n)) != NULL; n++) {
+    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
+           NULL;
+         n++) {
         if (n >= max) {
             continue;
         }
@@ -27513,7 +37581,9 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
 {
     dcommi_shape s;
     opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
@@ -27529,6 +37599,7 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
 {
     dcomm_tuning usual;
     dcommi_shape s;
+    dcommi_coding coding;
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
@@ -27548,6 +37619,9 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
         status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
     }
     if (status >= 0) {
+        status = dcommi_coded_begin(&s, opts, &coding);
+    }
+    if (status >= 0) {
         status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
     }
     dcommi_groups_free(&fake.groups);
@@ -27564,6 +37638,151 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
     dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
     dcommi_comm_unlock(comm);
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/api_verdict.h ===================================================== */
+/* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
+ * all-reduce of bf16. */
+#ifndef DCOMMI_API_VERDICT_H
+#define DCOMMI_API_VERDICT_H
+
+
+#include <math.h>
+
+#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
+#define DCOMMI_VERDICT_TIMES 3
+
+/* Something like a gradient: no two elements are alike, most are small. */
+static void dcommi_verdict_fill(float *x, size_t count)
+{
+    uint64_t h = 1;
+    for (size_t i = 0; i < count; i++) {
+        h = dcommi_mix(h, i);
+        float u = (float)(int32_t)(uint32_t)h * 0x1p-31f;
+        x[i] = u * u * u;
+    }
+}
+
+typedef struct dcommi_verdict_work {
+    size_t count, capacity, bytes;
+    float *x, *y;
+    void *wire, *workspace;
+    double encode, decode; /* seconds for `count` elements */
+} dcommi_verdict_work;
+
+static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
+        double start = dcommi_now();
+        DCOMMI_TRY(dcomm_encode(codec, w->x, w->count, NULL, w->wire, w->capacity, &w->bytes,
+                                w->workspace, NULL));
+        double middle = dcommi_now();
+        DCOMMI_TRY(dcomm_decode_add(codec, w->wire, w->bytes, w->y, w->count));
+        double end = dcommi_now();
+        w->encode = i == 0 || middle - start < w->encode ? middle - start : w->encode;
+        w->decode = i == 0 || end - middle < w->decode ? end - middle : w->decode;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
+    w->capacity = dcomm_codec_max_bytes(codec, w->count);
+    if (w->capacity == SIZE_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
+                           w->count);
+    }
+    w->x = dcommi_alloc(w->count * sizeof(float));
+    w->y = dcommi_alloc(w->count * sizeof(float));
+    w->wire = dcommi_alloc(w->capacity + 1);
+    w->workspace = dcommi_alloc(workspace + 1);
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
+        dcommi_verdict_fill(w->x, w->count);
+        status = dcommi_verdict_time(codec, w);
+    }
+    dcommi_free(w->x);
+    dcommi_free(w->y);
+    dcommi_free(w->wire);
+    dcommi_free(w->workspace);
+    return status;
+}
+
+/* The price of what would run; with comm->lock. */
+static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s, double *seconds,
+                                         const char **algo_p)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_price price = {.ps = 0};
+    DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
+    if (s->nranks > 1) {
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
+                                       DCOMMI_CHOICE_BUDGET, &price));
+    }
+    *seconds = 1e-12 * (double)price.ps;
+    *algo_p = algo->name;
+    return DCOMM_OK;
+}
+
+static void dcommi_verdict_words(const dcomm_codec *codec, size_t count, dcomm_verdict *v)
+{
+    snprintf(v->text, sizeof v->text,
+             "%s for %zu f32: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms",
+             dcomm_codec_spec(codec), count, v->worth ? "worth it" : "not worth it",
+             1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits,
+             1e3 * v->bf16_seconds, 1e3 * v->exact_seconds);
+}
+
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *v)
+{
+    dcomm_coll_opts opts = {.codec = codec, .algo = "coded_two_shot"}; /* however few there are */
+    dcommi_shape s;
+    dcommi_coding coding;
+    const char *algo;
+    if (codec == NULL || v == NULL || count == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+                           codec == NULL ? "codec is NULL"
+                           : v == NULL   ? "v is NULL"
+                                         : "count is 0");
+    }
+    memset(v, 0, sizeof *v);
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
+    DCOMMI_TRY(dcommi_coding_of(&opts, count, &coding));
+    dcommi_verdict_work w = {.count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT};
+    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
+    double scale = (double)count / (double)w.count;
+    v->encode_seconds = w.encode * scale;
+    v->decode_seconds = w.decode * scale;
+    v->bits = 8 * (double)w.bytes / (double)w.count;
+    dcommi_comm_lock(comm);
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
+                                                  (int64_t)(w.count * sizeof(float)));
+    if (copy > 0) { /* a factor of 1024 is no codec's */
+        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
+        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
+    }
+    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
+    dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
+    if (status >= 0) {
+        s.dtype = DCOMM_BF16;
+        status = dcommi_verdict_price(comm, &s, &v->bf16_seconds, &algo);
+    }
+    if (status >= 0) {
+        s.dtype = DCOMM_F32;
+        s.coding = &coding;
+        status = dcommi_verdict_price(comm, &s, &v->seconds, &v->algo);
+    }
+    dcommi_comm_unlock(comm);
+    DCOMMI_TRY(status);
+    v->worth = v->seconds < v->bf16_seconds;
+    dcommi_verdict_words(codec, count, v);
     return DCOMM_OK;
 }
 
@@ -28283,8 +38502,10 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 
 #endif
 #endif
+#endif
 
 /* ==== helper macros end here =========================================================== */
+#undef DCOMMI_ABS_BITS
 #undef DCOMMI_AHEAD_MIN
 #undef DCOMMI_ALIKE_ALL
 #undef DCOMMI_ALIKE_MIN
@@ -28298,6 +38519,9 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS
+#undef DCOMMI_BUCKET_ROW
+#undef DCOMMI_BUCKET_STREAM
+#undef DCOMMI_BUCKET_WIRES
 #undef DCOMMI_BYTE_VALUES
 #undef DCOMMI_CACHE_BUCKETS
 #undef DCOMMI_CACHE_LINE
@@ -28305,6 +38529,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CALL_DEPTH
 #undef DCOMMI_CARD_MAGIC
 #undef DCOMMI_CARD_VERSION
+#undef DCOMMI_CAST_BLOCK
+#undef DCOMMI_CAST_ROW
 #undef DCOMMI_CHECK_ANY
 #undef DCOMMI_CHECK_BIT
 #undef DCOMMI_CHECK_BUDGET
@@ -28327,12 +38553,20 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR
+#undef DCOMMI_CODEC_AHEAD
+#undef DCOMMI_CODED_CHUNK
+#undef DCOMMI_CODED_CHUNKS
+#undef DCOMMI_CODED_MIN
+#undef DCOMMI_CODED_TRACKS
+#undef DCOMMI_CODED_WINDOW
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FEEDBACK_MAGIC
+#undef DCOMMI_FEEDBACK_OWNER
 #undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
@@ -28359,6 +38593,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ID_FIRST
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
+#undef DCOMMI_INF_BITS
 #undef DCOMMI_LATER_MIN
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
@@ -28379,12 +38614,30 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ
 #undef DCOMMI_MADV_POPULATE_WRITE
+#undef DCOMMI_MATRIX_CLAMP
+#undef DCOMMI_MATRIX_EXPAND
+#undef DCOMMI_MATRIX_EXPAND_STEP
+#undef DCOMMI_MATRIX_KERNELS
+#undef DCOMMI_MATRIX_LOAD
+#undef DCOMMI_MATRIX_PART
+#undef DCOMMI_MATRIX_RANK
+#undef DCOMMI_MATRIX_STRIP
+#undef DCOMMI_MATRIX_STRIP_STEP
+#undef DCOMMI_MATRIX_SUM
+#undef DCOMMI_MATRIX_TILE
+#undef DCOMMI_MATRIX_TILE_STEP
+#undef DCOMMI_MATRIX_WHOLE
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_NET_SPIN
+#undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PEER_READ_MIN
+#undef DCOMMI_PHILOX_M0
+#undef DCOMMI_PHILOX_M1
+#undef DCOMMI_PHILOX_W0
+#undef DCOMMI_PHILOX_W1
 #undef DCOMMI_PLACE_CPUS
 #undef DCOMMI_PLACE_MANY
 #undef DCOMMI_PLACE_NONE
@@ -28409,6 +38662,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PORT_SCALE_U8
 #undef DCOMMI_PORT_U8
 #undef DCOMMI_PORT_UINT
+#undef DCOMMI_POWERSGD_LENGTH
 #undef DCOMMI_PRICE_BUDGET
 #undef DCOMMI_PRICE_LIMIT
 #undef DCOMMI_PRINTF
@@ -28417,6 +38671,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY
+#undef DCOMMI_RANDK_HEAD
 #undef DCOMMI_RDV_ATTEMPT_S
 #undef DCOMMI_RDV_BLOB_MAX
 #undef DCOMMI_RDV_CHALLENGE_FRAME
@@ -28450,6 +38705,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_REGION_LEN_MAX
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
+#undef DCOMMI_RNG_GROUP
+#undef DCOMMI_RNG_ROUNDS
 #undef DCOMMI_RTS_BYTES
 #undef DCOMMI_RTS_MAPPED
 #undef DCOMMI_SCRIPT_BYTES
@@ -28477,10 +38734,22 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SOCK_ADDRS
 #undef DCOMMI_SOCK_SLICE_MS
 #undef DCOMMI_SOCK_TEXT
+#undef DCOMMI_SPARSE_BLOCK
+#undef DCOMMI_SPARSE_HD
+#undef DCOMMI_SPARSE_HEAD
+#undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_TOPK_AHEAD
+#undef DCOMMI_TOPK_BINS
+#undef DCOMMI_TOPK_BLOCK
+#undef DCOMMI_TOPK_LEAST
+#undef DCOMMI_TOPK_LINE
+#undef DCOMMI_TOPK_OPTION_K
+#undef DCOMMI_TOPK_SAMPLE
+#undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_CROWD_ROUNDS
@@ -28501,10 +38770,36 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
+#undef DCOMMI_UNROLL_8
 #undef DCOMMI_UNUSED
 #undef DCOMMI_USER_BLOCK
+#undef DCOMMI_V256
+#undef DCOMMI_V256_1
+#undef DCOMMI_V256_2
+#undef DCOMMI_V256_3
+#undef DCOMMI_V256_AND_OR
+#undef DCOMMI_V256_AND_XOR
+#undef DCOMMI_V256_LESS
+#undef DCOMMI_V256_NORMAL
+#undef DCOMMI_V256_PICK
+#undef DCOMMI_V256_ROL
+#undef DCOMMI_V512
+#undef DCOMMI_V512_ROUND
+#undef DCOMMI_VERDICT_COUNT
+#undef DCOMMI_VERDICT_TIMES
+#undef DCOMMI_VPORT
 #undef DCOMMI_WINDOW
+#undef DCOMMI_WIRE_LARGEST
+#undef DCOMMI_WIRE_LEAST
+#undef DCOMMI_WIRE_LINE
+#undef DCOMMI_WIRE_STAGE
 #undef DCOMMI_avx2_INLINE
 #undef DCOMMI_avx2_TARGET
 #undef DCOMMI_avx512_INLINE
 #undef DCOMMI_avx512_TARGET
+#undef DCOMMI_v256_INLINE
+#undef DCOMMI_v256_TARGET
+#undef DCOMMI_v512_INLINE
+#undef DCOMMI_v512_TARGET
+#undef DCOMMI_vport_INLINE
+#undef DCOMMI_vport_TARGET

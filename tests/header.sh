@@ -59,6 +59,26 @@ for cc in "${compilers[@]}"; do
             -c -o "$scratch/impl.$cc.$std.o" "$scratch/impl.c"
     done
 done
+printf '#define DCOMM_NO_COMM\n' | tee "$scratch/alone.c" | cat - "$scratch/declare.c" >"$scratch/declare_alone.c"
+cat "$scratch/impl.c" >>"$scratch/alone.c"
+cp "$scratch/declare_alone.c" "$scratch/declare_alone.cpp"
+for cc in "${compilers[@]}"; do
+    check "codecs alone: declarations: $cc -std=c11" $cc -std=c11 "${warnings[@]}" -I include \
+        -fsyntax-only "$scratch/declare_alone.c"
+    for std in c++17 c++20; do
+        check "codecs alone: declarations: $(cxx_of $cc) -std=$std" "$(cxx_of $cc)" -std=$std \
+            "${cxx_warnings[@]}" -I include -fsyntax-only "$scratch/declare_alone.cpp"
+    done
+    for std in c11 gnu17; do
+        check "codecs alone: implementation: $cc -std=$std -O2" $cc -std=$std -O2 "${warnings[@]}" \
+            -I include -c -o "$scratch/alone.$cc.$std.o" "$scratch/alone.c"
+    done
+done
+alone_needs() {
+    gcc -M -I include "$scratch/alone.c" >"$scratch/deps" && cat "$scratch/deps" &&
+        ! grep -qE '/(ucp|uct|ucs|hwloc)' "$scratch/deps"
+}
+check "codecs alone need neither UCX nor hwloc" alone_needs
 check "implementation, then declarations" gcc -std=c11 "${warnings[@]}" -I include \
     -fsyntax-only "$scratch/impl_first.c"
 check "declarations, then implementation" gcc -std=c11 "${warnings[@]}" -I include \
@@ -162,6 +182,28 @@ END
         "$dir/build/own" && "$dir/build/static" &&
         [ ! -e "$dir/build/subprojects/dcomm/dcomm-run" ]
 }
+cat >"$scratch/codec.c" <<'END'
+#define DCOMM_NO_COMM
+#include "dcomm.h"
+int main(void)
+{
+    dcomm_codec *codec = NULL;
+    float x[3] = {1, 2, 3}, y[3] = {0};
+    unsigned char wire[16];
+    size_t bytes = 0;
+    return dcomm_codec_create("bf16", &codec) != DCOMM_OK ||
+           dcomm_encode(codec, x, 3, NULL, wire, sizeof wire, &bytes, NULL, NULL) != DCOMM_OK ||
+           dcomm_decode(codec, wire, bytes, y, 3) != DCOMM_OK || y[2] != 3 ||
+           dcomm_codec_destroy(&codec) != DCOMM_OK;
+}
+END
+codecs_alone() {
+    $1 -std=c11 "${warnings[@]}" -I include -o "$scratch/codec" "$scratch/codec.c" \
+        "$scratch/alone.$1.c11.o" -lm && "$scratch/codec"
+}
+for cc in "${compilers[@]}"; do
+    check "a program with codecs alone links -lm alone: $cc" codecs_alone $cc
+done
 check "meson install ships one header and dcomm.pc" installed
 for cc in "${compilers[@]}"; do
     check "three C files and a C++ file in one program: $cc" four_files $cc

@@ -53,20 +53,22 @@ Test(right, sub_plan)
     done_subs(subs);
 }
 
-static dcomm_status no_code(void *user, const void *src, size_t src_len, void *dst, size_t dst_len)
+static dcomm_status no_code(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,
+                            void *dst, size_t dst_len)
 {
-    (void)user, (void)src, (void)src_len, (void)dst, (void)dst_len;
+    (void)user, (void)place, (void)src, (void)src_len, (void)nsrc, (void)dst, (void)dst_len;
     return DCOMM_OK;
 }
 
-static dcomm_status no_encode(void *user, const void *src, size_t src_len, void *dst,
-                              size_t dst_len, size_t *encoded)
+static dcomm_status no_encode(void *user, const dcomm_codec_place *place, const void *src,
+                              size_t src_len, void *dst, size_t dst_len, size_t *encoded)
 {
+    (void)src_len;
     *encoded = 0;
-    return no_code(user, src, src_len, dst, dst_len);
+    return no_code(user, place, &src, NULL, 1, dst, dst_len);
 }
 
-static const dcomm_plan_codec codec = {"none", no_encode, no_code, no_code};
+static const dcomm_plan_codec codec = {"none", no_encode, no_code, no_code, NULL};
 
 /* OUT <- IN (+) the other's, which comes encoded, of a length known at run time. */
 static set compressed(bool fault)

@@ -9,13 +9,13 @@
 
 #define FILE_BYTES 30000
 
-static dcomm_status pack(void *user, const void *src, size_t src_len, void *dst, size_t dst_len,
-                         size_t *encoded)
+static dcomm_status pack(void *user, const dcomm_codec_place *place, const void *src,
+                         size_t src_len, void *dst, size_t dst_len, size_t *encoded)
 {
     const uint8_t *from = src;
     uint8_t *to = dst;
     size_t at = 0;
-    (void)user;
+    (void)user, (void)place;
     for (size_t i = 0; i < src_len;) {
         size_t run = 1;
         while (i + run < src_len && run < 255 && from[i + run] == from[i]) {
@@ -32,13 +32,15 @@ static dcomm_status pack(void *user, const void *src, size_t src_len, void *dst,
     return DCOMM_OK;
 }
 
-static dcomm_status unpack(void *user, const void *src, size_t src_len, void *dst, size_t dst_len)
+static dcomm_status unpack(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *lengths, size_t nsrc,
+                           void *dst, size_t dst_len)
 {
-    const uint8_t *from = src;
+    const uint8_t *from = src[0];
+    size_t src_len = lengths[0];
     uint8_t *to = dst;
     size_t at = 0;
-    (void)user;
-    for (size_t i = 0; i + 1 < src_len; i += 2) {
+    (void)user, (void)place;
+    for (size_t i = 0; i + 1 < src_len && nsrc == 1; i += 2) {
         if (from[i] > dst_len - at) {
             return DCOMM_ERR_CORRUPT;
         }
@@ -48,12 +50,12 @@ static dcomm_status unpack(void *user, const void *src, size_t src_len, void *ds
     return at == dst_len && src_len % 2 == 0 ? DCOMM_OK : DCOMM_ERR_CORRUPT;
 }
 
-static dcomm_status unpack_add(void *user, const void *src, size_t src_len, void *dst,
-                               size_t dst_len)
+static dcomm_status unpack_add(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *lengths,
+                               size_t nsrc, void *dst, size_t dst_len)
 {
     uint8_t *bytes = malloc(dst_len);
     dcomm_status status =
-        bytes != NULL ? unpack(user, src, src_len, bytes, dst_len) : DCOMM_ERR_NO_MEMORY;
+        bytes != NULL ? unpack(user, place, src, lengths, nsrc, bytes, dst_len) : DCOMM_ERR_NO_MEMORY;
     for (size_t i = 0; i < dst_len && status == DCOMM_OK; i++) {
         ((uint8_t *)dst)[i] = (uint8_t)(((uint8_t *)dst)[i] + bytes[i]);
     }
@@ -61,7 +63,7 @@ static dcomm_status unpack_add(void *user, const void *src, size_t src_len, void
     return status;
 }
 
-static const dcomm_plan_codec runs = {"runs", pack, unpack, unpack_add};
+static const dcomm_plan_codec runs = {"runs", pack, unpack, unpack_add, NULL};
 
 static void relay(dcommi_builder *b, int r, int n)
 {
@@ -110,11 +112,11 @@ static void run_relay(world *w)
 #define GRADS 3000
 
 /* Upper halves of floats; zeros at the end are not sent. */
-static dcomm_status cut(void *user, const void *src, size_t src_len, void *dst, size_t dst_len,
-                        size_t *encoded)
+static dcomm_status cut(void *user, const dcomm_codec_place *place, const void *src, size_t src_len,
+                        void *dst, size_t dst_len, size_t *encoded)
 {
     size_t n = src_len / 4;
-    (void)user;
+    (void)user, (void)place;
     while (n > 0 && ((const float *)src)[n - 1] == 0) {
         n--;
     }
@@ -143,20 +145,29 @@ static dcomm_status widen(const void *src, size_t src_len, float *dst, size_t ds
     return DCOMM_OK;
 }
 
-static dcomm_status uncut(void *user, const void *src, size_t src_len, void *dst, size_t dst_len)
+static dcomm_status uncut(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,
+                          void *dst, size_t dst_len)
 {
-    (void)user;
-    return widen(src, src_len, dst, dst_len, false);
+    dcomm_status status = widen(src[0], src_len[0], dst, dst_len, false);
+    (void)user, (void)place;
+    for (size_t i = 1; i < nsrc && status == DCOMM_OK; i++) {
+        status = widen(src[i], src_len[i], dst, dst_len, true);
+    }
+    return status;
 }
 
-static dcomm_status uncut_add(void *user, const void *src, size_t src_len, void *dst,
-                              size_t dst_len)
+static dcomm_status uncut_add(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len,
+                              size_t nsrc, void *dst, size_t dst_len)
 {
-    (void)user;
-    return widen(src, src_len, dst, dst_len, true);
+    dcomm_status status = DCOMM_OK;
+    (void)user, (void)place;
+    for (size_t i = 0; i < nsrc && status == DCOMM_OK; i++) {
+        status = widen(src[i], src_len[i], dst, dst_len, true);
+    }
+    return status;
 }
 
-static const dcomm_plan_codec halves = {"halves", cut, uncut, uncut_add};
+static const dcomm_plan_codec halves = {"halves", cut, uncut, uncut_add, NULL};
 
 /* dst <- src[0] + factor * src[1]; factor in *user */
 static dcomm_status add_scaled(void *user, void *dst, size_t dst_len, const void *const *src,
@@ -385,11 +396,11 @@ static void run_folded(world *w)
 #define TURNS 6 /* at most */
 
 /* As many bytes as the first number says: a length that is known at run time and bounded. */
-static dcomm_status count_out(void *user, const void *src, size_t src_len, void *dst,
-                              size_t dst_len, size_t *encoded)
+static dcomm_status count_out(void *user, const dcomm_codec_place *place, const void *src,
+                              size_t src_len, void *dst, size_t dst_len, size_t *encoded)
 {
     int32_t turns;
-    (void)user;
+    (void)user, (void)place;
     memcpy(&turns, src, sizeof turns);
     if (src_len != sizeof turns || turns < 0 || (size_t)turns > dst_len) {
         return DCOMM_ERR_INTERNAL;
@@ -399,7 +410,7 @@ static dcomm_status count_out(void *user, const void *src, size_t src_len, void 
     return DCOMM_OK;
 }
 
-static const dcomm_plan_codec count_codec = {"count", count_out, uncut, uncut_add};
+static const dcomm_plan_codec count_codec = {"count", count_out, uncut, uncut_add, NULL};
 
 /* Turn t, way w: rank r sends 4 bytes to each (r + 1 + k) mod n, who puts it at [t][w][k]. */
 static void loops(dcommi_builder *b, int r, int n)

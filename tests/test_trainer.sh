@@ -53,6 +53,9 @@ check "the same in small chunks" env DCOMM_CHUNK=4096 "$build/dcomm-run" -n 3 --
     --steps 40 --batch 10 --seq 32 --dim 32 --sample 0 --deterministic --json "$scratch/chunks.json"
 check "deterministic means the same bits" same checksum 0 fixed chunks
 check "a file of one's own" train own 2 --text LICENSE --seq 8
+check "gradients as files" train dump 2 --dump "$scratch" --dump-steps 2
+check "of each rank and step" test -s "$scratch/rank1-step1.npy"
+expect "no such directory" 2 "cannot write gradients to /nonexistent" train dump 2 --dump /nonexistent
 expect "a text that is too short" 2 "are too few for --seq" "$trainer" --text LICENSE --seq 512
 expect "no such text" 2 "No such file" "$trainer" --text /nonexistent
 expect "unknown option" 2 "unknown option" "$trainer" --speed 11

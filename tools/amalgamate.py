@@ -16,6 +16,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SOURCE = os.path.join(ROOT, "include", "dcomm", "all.h")
 TARGET = os.path.join(ROOT, "include", "dcomm.h")
 PUBLIC = os.path.dirname(SOURCE)
+CODECS_ALONE = "ifndef DCOMM_NO_COMM"  # public parts may stand under it
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*(/\*.*\*/)?\s*$')
 DIRECTIVE = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else|endif|define|undef)\b\s*(.*)$")
@@ -70,12 +71,13 @@ class Amalgam:
         guard = guard_of(lines)
         if path in self.expanded and guard:
             there = self.expanded[path]
-            if now[: len(there)] != there:
+            if not set(there) <= set(now):
                 raise Refused(f"{name} is needed by {os.path.relpath(self.open[-1], ROOT)}, but was "
                               f"expanded under '#{there[-1]}': include it earlier in all.h")
             return
-        if now and os.path.dirname(path) == PUBLIC:
-            raise Refused(f"{name} is public, but first included under '#{now[-1]}'")
+        private = [c for c in now if c != CODECS_ALONE]
+        if private and os.path.dirname(path) == PUBLIC:
+            raise Refused(f"{name} is public, but first included under '#{private[-1]}'")
         self.expanded[path] = now
         self.open.append(path)
         depth = len(self.conditions)

@@ -10,25 +10,29 @@
 
 static void help(void)
 {
-    puts("usage: trainer [options], on one rank or under dcomm-run -n N, mpirun, srun\n"
-         "Trains a small character-level transformer, data-parallel: each rank takes its part of\n"
-         "every batch, and the gradients are summed by an all-reduce.\n"
-         "  --text PATH      a text file, or a directory of them (/usr/share/common-licenses)\n"
-         "  --steps N        (250)\n"
-         "  --batch N        sequences in a batch, over all ranks (32)\n"
-         "  --seq N          characters in a sequence (64)\n"
-         "  --dim N          width, a multiple of 8 and of --heads (64)\n"
-         "  --layers N       (2)\n"
-         "  --heads N        (4)\n"
-         "  --lr X           highest learning rate (0.005)\n"
-         "  --seed N         of weights and batches (1)\n"
-         "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
-         "  --deterministic  sum gradients in rank order\n"
-         "  --log-every N    steps between lines of output (25)\n"
-         "  --sample N       characters to write at the end (300)\n"
-         "  --json FILE      rank 0 writes the run there\n"
-         "  --gradcheck      only check the backward pass by finite differences\n"
-         "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
+    puts(
+        "usage: trainer [options], on one rank or under dcomm-run -n N, mpirun, srun\n"
+        "Trains a small character-level transformer, data-parallel: each rank takes its part of\n"
+        "every batch, and the gradients are summed by an all-reduce.\n"
+        "  --text PATH      a text file, or a directory of them (/usr/share/common-licenses)\n"
+        "  --steps N        (250)\n"
+        "  --batch N        sequences in a batch, over all ranks (32)\n"
+        "  --seq N          characters in a sequence (64)\n"
+        "  --dim N          width, a multiple of 8 and of --heads (64)\n"
+        "  --layers N       (2)\n"
+        "  --heads N        (4)\n"
+        "  --lr X           highest learning rate (0.005)\n"
+        "  --seed N         of weights and batches (1)\n"
+        "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
+        "  --deterministic  sum gradients in rank order\n"
+        "  --log-every N    steps between lines of output (25)\n"
+        "  --sample N       characters to write at the end (300)\n"
+        "  --json FILE      rank 0 writes the run there\n"
+        "  --dump DIR       each rank writes its gradients there, as rankR-stepS.npy, before they\n"
+        "                   are summed: of the last steps, numbered from 0\n"
+        "  --dump-steps N   of how many (1)\n"
+        "  --gradcheck      only check the backward pass by finite differences\n"
+        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
 }
 
 /* Every rank reads the same command line; one of them talks about it. */
@@ -88,6 +92,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         LOG,
         SAMPLE,
         JSON,
+        DUMP,
+        DUMP_STEPS,
         GRADCHECK,
         HELP
     };
@@ -106,6 +112,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"log-every", required_argument, NULL, LOG},
         {"sample", required_argument, NULL, SAMPLE},
         {"json", required_argument, NULL, JSON},
+        {"dump", required_argument, NULL, DUMP},
+        {"dump-steps", required_argument, NULL, DUMP_STEPS},
         {"gradcheck", no_argument, NULL, GRADCHECK},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
@@ -120,7 +128,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .rate = 0.005f,
                    .seed = 1,
                    .log_every = 25,
-                   .sample = 300};
+                   .sample = 300,
+                   .dump_steps = 1};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
         bool good = true;
@@ -166,6 +175,12 @@ int options_parse(options *o, int argc, char **argv, bool *done)
             break;
         case JSON:
             o->json = optarg;
+            break;
+        case DUMP:
+            o->dump = optarg;
+            break;
+        case DUMP_STEPS:
+            good = parse_int(optarg, 1, 1000000, &o->dump_steps);
             break;
         case GRADCHECK:
             o->gradcheck = true;

@@ -15,6 +15,8 @@ typedef struct options {
     bool deterministic, gradcheck;
     const char *json;
     int log_every, sample;
+    const char *dump; /* directory for gradients; NULL: none */
+    int dump_steps;
 } options;
 
 /* 0, or EXIT_USAGE after a sentence on stderr; *done after --help. */

@@ -2,10 +2,12 @@
  * all-reduce sums the gradients, so that N ranks do exactly what one rank would do alone. */
 #define _GNU_SOURCE
 #include "dcomm.h"
+#include "dump.h"
 #include "model.h"
 #include "options.h"
 #include "text.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,6 +27,7 @@ typedef struct trainer {
     float *momentum, *variance; /* Adam's */
     double *losses;             /* of each step */
     double comm_seconds;
+    bool undumped; /* gradients could not be written */
 } trainer;
 
 typedef struct summary {
@@ -102,6 +105,13 @@ static dcomm_status train_step(trainer *t, int step)
         const int *tokens = draw(t, step, s, false);
         gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
         model_backward(t->model, tokens, tokens + 1, seq);
+    }
+    int dumped = step - (t->o->steps - t->o->dump_steps);
+    if (t->o->dump != NULL && dumped >= 0 && !t->undumped &&
+        dump_gradient(t->o->dump, t->rank, dumped, gradients, count) != 0) {
+        fprintf(stderr, "trainer: rank %d: cannot write gradients to %s: %s\n", t->rank, t->o->dump,
+                strerror(errno));
+        t->undumped = true;
     }
     double start = now();
     dcomm_status status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, gradients, count + 1, DCOMM_F32,
@@ -301,6 +311,9 @@ static int run(trainer *t)
                 return result;
             }
         }
+    }
+    if (t->undumped) {
+        return EXIT_USAGE;
     }
     return equal && isfinite(s.loss) ? EXIT_GOOD : EXIT_WRONG;
 }

@@ -1,14 +1,24 @@
 /* all.h - every part in order; tools/amalgamate.py turns this file into include/dcomm.h. */
 #include "base.h"
+#include "compress.h"
+#include "ledger.h"
+#include "feedback.h"
+
+#ifndef DCOMM_NO_COMM
 #include "plan.h"
 #include "comm.h"
 #include "mem.h"
 #include "coll.h"
 #include "tune.h"
+#endif
 
 #ifdef DCOMM_IMPLEMENTATION
 #include "impl/util.h"
 #include "impl/base_impl.h"
+#include "impl/api_codec.h"
+#include "impl/feedback_save.h"
+
+#ifndef DCOMM_NO_COMM
 #include "impl/device_host.h"
 #include "impl/build.h"
 #include "impl/print.h"
@@ -18,5 +28,7 @@
 #include "impl/api_mem.h"
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
+#include "impl/api_verdict.h"
 #include "impl/tune_measure.h"
+#endif
 #endif

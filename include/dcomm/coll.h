@@ -14,6 +14,7 @@
 #define DCOMM_COLL_H
 
 #include "comm.h"
+#include "feedback.h"
 #include "plan.h"
 
 #ifdef __cplusplus
@@ -33,6 +34,21 @@ typedef struct dcomm_coll_opts {
                            (default: 0 is taken as 1) */
     int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
+    /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
+     * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
+     * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
+    const dcomm_codec *codec;
+    dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
+                                 per tensor and rank, in use until the operation is complete, of
+                                 `count` elements. Its codec is taken where codec is NULL, and its
+                                 seed. Committed when the operation succeeds, stale when it fails
+                                 (default: NULL, none) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
+    uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
+                            of the collective on its communicator) */
+    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until
+                                         the operation is complete; may differ by rank
+                                         (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==

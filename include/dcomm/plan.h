@@ -62,7 +62,8 @@ typedef struct dcomm_expr {
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
  *   min(max(length, 0), max_length, clip > 0 ? max(clip - (offset + r*stride), 0) : infinity)
- * bytes, so that a partition into equal blocks needs no special last block. In PEER space, piece r
+ * bytes, so that a partition into equal blocks needs no special last block. Where the length is a
+ * WORD, piece r takes that of the r-th word behind it. In PEER space, piece r
  * belongs to rank (peer + r) mod nranks and offsets count from the start of what it exposed.
  * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
  * step. */
@@ -82,8 +83,8 @@ typedef struct dcomm_operand {
  *
  * Moves (may be ASYNC):
  *   SEND         src[0] -> rank `peer`, matched by `tag`; done when src may be overwritten
- *   RECV         dst <- rank `peer`; the length that arrived goes to words[word] if word >= 0;
- *                without a word, a length other than dst's is an error
+ *   RECV         dst <- rank `peer`; the length that arrived goes to words[word + value] if
+ *                word >= 0; without a word, a length other than dst's is an error
  *   RECV_REDUCE  dst <- fold(src...), exactly one of which is in MSG space (the arriving message);
  *                `stage` is scratch that the engine may receive into; dst may equal any src
  *   COPY         dst <- src[0]; from PEER space it reads the other rank's memory
@@ -92,9 +93,14 @@ typedef struct dcomm_operand {
  * Transforms:
  *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
  *                `stage` unused: the engine brings its own blocks
- *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word]
- *   DECODE       dst <- codec.decode(src[0])
- *   DECODE_REDUCE dst <- dst (+) codec.decode(src[0])
+ *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]
+ *                (without a word, it is all of dst). The first
+ *                element of src[0] is number `index` for the codec, and this is its encoding number
+ *                `slot`
+ *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
+ *   DECODE_REDUCE dst <- dst (+) fold(codec.decode(src...))
+ *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
+ *                scratch as long as what is decoded
  *   COMMIT       STATE operand dst <- src[0]
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
@@ -107,7 +113,8 @@ typedef struct dcomm_operand {
  *   END
  *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
  *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
- *                its exposed slots by `word` (0 if that is negative) + `peer`. All of the group
+ *                its exposed slots by `word` (0 if that is negative) + `peer`, the numbers of the
+ *                elements that it codes by `index`. All of the group
  *                shift alike. A call that may run while a peer is still in another, or has gone on
  *                to it, needs tags, counters and slots that are not that other one's: in a loop,
  *                the expressions give each iteration its own
@@ -127,6 +134,7 @@ typedef struct dcomm_operand {
     X(ENCODE, "encode")               \
     X(DECODE, "decode")               \
     X(DECODE_REDUCE, "decode_reduce") \
+    X(RECODE, "recode")               \
     X(COMMIT, "commit")               \
     X(COMPUTE, "compute")             \
     X(SIGNAL, "signal")               \
@@ -151,19 +159,22 @@ typedef enum dcomm_step_kind {
 typedef struct dcomm_step {
     uint8_t kind;    /* dcomm_step_kind */
     uint8_t flags;   /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
-    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter */
+    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
+                        which encoding of these elements it is, from 0 */
     uint16_t kernel; /* COMPUTE */
     uint32_t src;    /* first source operand, an index into plan.operands */
     uint32_t nsrc;   /* number of source operands, repeats not unfolded */
     uint32_t body;   /* LOOP: steps between LOOP and END; END: the same number */
     uint32_t sub;    /* CALL: index into plan.subs */
     uint32_t group;  /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
-    int32_t word;    /* RECV, ENCODE: index of the word that takes the length, -1 for none */
+    int32_t word;    /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
     dcomm_operand dst;
     dcomm_operand stage;
     dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
     dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
-    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter */
+    dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
+                         added to `word` */
+    dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
 } dcomm_step;
 
 typedef struct dcomm_lane {
@@ -171,16 +182,31 @@ typedef struct dcomm_lane {
     uint32_t count;
 } dcomm_lane;
 
-/* Encoding for ENCODE, DECODE and DECODE_REDUCE: all lengths in bytes. encode returns the encoded
- * length (at most dst_len) in *encoded; decode must fill dst exactly. `user` is plan.codec_user.
- * DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
+/* What a codec is told besides the bytes. */
+typedef struct dcomm_codec_place {
+    uint64_t first;   /* number of the first element */
+    uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
+    uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
+} dcomm_codec_place;
+
+/* Encoding for ENCODE, DECODE, DECODE_REDUCE and RECODE: all lengths in bytes. encode returns the
+ * encoded length (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what
+ * the sources decode to, in their order, and decode_reduce folds that into dst, before it divides.
+ * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
+ * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
     const char *name;
-    dcomm_status (*encode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len,
-                           size_t *encoded);
-    dcomm_status (*decode)(void *user, const void *src, size_t src_len, void *dst, size_t dst_len);
-    dcomm_status (*decode_reduce)(void *user, const void *src, size_t src_len, void *dst,
-                                  size_t dst_len);
+    dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
+                           size_t src_len, void *dst, size_t dst_len, size_t *encoded);
+    dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
+    dcomm_status (*decode_reduce)(void *user, const dcomm_codec_place *place,
+                                  const void *const *src, const size_t *src_len, size_t nsrc,
+                                  void *dst, size_t dst_len);
+    /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
+    dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
+                           void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
@@ -214,7 +240,12 @@ struct dcomm_plan {
     void *kernel_user;
     const dcomm_plan_codec *codec;
     void *codec_user;
-    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
+    /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
+     * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
+    uint32_t codec_length, codec_encode, codec_decode;
+    bool codec_linear;                    /* encodings are folded before they are decoded */
+    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
+    int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);

@@ -110,6 +110,9 @@ static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, i
     if (call != NULL) {
         call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
         call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
+        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
+            call->index = dcommi_coded_number(in.offset);
+        }
     }
 }
 
@@ -211,7 +214,8 @@ static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm
         dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
         dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
         sub.root = root;
-        sub.chunk_bytes = DCOMMI_HIER_GRAIN;
+        sub.coding = h->s->coding;
+        sub.chunk_bytes = sub.coding != NULL ? 0 : DCOMMI_HIER_GRAIN;
         sub.in_place = from == DCOMM_SPACE_OUT;
         /* The first shard is the longest: its counters and slots are enough for all. */
         sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);

@@ -4,6 +4,7 @@
 #define DCOMMI_ALGO_HIER_PARTS_H
 
 #include "algo_alltoall.h"
+#include "algo_coded.h"
 #include "algo_direct.h"
 #include "algo_doubling.h"
 #include "algo_ring.h"
@@ -199,6 +200,7 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     s.in_place = false;
     s.chunk_bytes = 0;
     s.groups = NULL;
+    s.coding = NULL;
     s.counts = s.displs = s.send_counts = s.send_displs = NULL;
     s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
     return s;
@@ -217,6 +219,11 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool
         (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
         s.groups = h->inner;
         choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    if (s.coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
+        choice = s.nranks == 2 || s.coding->whole
+                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
+                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
     }
     if (h->b->status < 0) {
         return NULL;

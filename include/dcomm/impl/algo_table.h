@@ -3,6 +3,9 @@
 #define DCOMMI_ALGO_TABLE_H
 
 #include "algo_alltoall.h"
+#include "algo_coded_hier.h"
+#include "algo_coded_linear.h"
+#include "algo_coded_ring.h"
 #include "algo_direct.h"
 #include "algo_doubling.h"
 #include "algo_hier.h"
@@ -118,12 +121,57 @@ static const dcommi_algo dcommi_algo_table[] = {
 
 enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
 
+/* Those of compressed calls. */
+static const dcommi_algo dcommi_coded_table[] = {
+    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true,
+     "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
+    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true,
+     "2 steps; 2(N-1)/N encodings of S per rank, two roundings",
+     "Tang et al. 2019 (DoubleSqueeze)"},
+    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
+     "exact within hosts, coded_two_shot or coded_allgather across M of them",
+     "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
+     "one or two exact all-reduces of an encoding, for randk and powersgd",
+     "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
+    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false,
+     "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
+};
+
+enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
+
+/* Those that a call has to do with. */
+static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
+{
+    *n = coded ? (int)DCOMMI_CODED_COUNT : (int)DCOMMI_ALGO_COUNT;
+    return coded ? dcommi_coded_table : dcommi_algo_table;
+}
+
 /* The i-th algorithm of an operation, NULL past the last one. */
 static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         if (dcommi_algo_table[k].coll == coll && i-- == 0) {
             return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+/* The i-th algorithm of a compressed operation. */
+static inline const dcommi_algo *dcommi_coded_at(dcomm_coll coll, int i)
+{
+    return coll == DCOMM_COLL_ALLREDUCE && i < (int)DCOMMI_CODED_COUNT ? &dcommi_coded_table[i]
+                                                                       : NULL;
+}
+
+/* The algorithm of a compressed operation by its name, with or without "coded_". */
+static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
+{
+    const dcommi_algo *algo;
+    for (int i = 0; (algo = dcommi_coded_at(coll, i)) != NULL; i++) {
+        if (strcmp(algo->name, name) == 0 || strcmp(algo->name + strlen("coded_"), name) == 0) {
+            return algo;
         }
     }
     return NULL;

@@ -15,7 +15,9 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
     int n = 0;
     bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
                                                        DCOMMI_CHOICE_BUDGET, &best) >= 0;
-    for (; (algo = dcommi_algo_at(s->coll, n)) != NULL; n++) {
+    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
+           NULL;
+         n++) {
         if (n >= max) {
             continue;
         }
@@ -70,7 +72,9 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
 {
     dcommi_shape s;
     opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
@@ -86,6 +90,7 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
 {
     dcomm_tuning usual;
     dcommi_shape s;
+    dcommi_coding coding;
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
@@ -103,6 +108,9 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
         c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, fake.groups, nranks, tuning);
     if (status >= 0) {
         status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
+    }
+    if (status >= 0) {
+        status = dcommi_coded_begin(&s, opts, &coding);
     }
     if (status >= 0) {
         status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);

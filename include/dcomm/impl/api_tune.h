@@ -45,6 +45,20 @@ DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *i
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
+                           dcomm_coll_name(coll), i);
+    }
+    *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
+    return DCOMM_OK;
+}
+
 /* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:
  * recv counts, recv displacements, send counts, send displacements. */
 static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nranks)
@@ -94,6 +108,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
         dcommi_shape_begin(&fake, spec->coll, spec->count, spec->dtype, op, spec->root, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
@@ -141,7 +157,9 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
         return dcommi_fail(DCOMM_ERR_INVALID, "algo_p is NULL");
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
     dcomm_status status =

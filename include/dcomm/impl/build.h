@@ -14,6 +14,20 @@
 #define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
+/* What an algorithm may know about a codec: sizes, not data. */
+typedef struct dcommi_coding {
+    const dcomm_plan_codec *codec;
+    size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
+    const void *sizes;
+    uint64_t hash;   /* of the codec with all its options */
+    int64_t granule; /* elements, at whose multiples pieces had best begin */
+    bool whole;      /* encode as much as possible at once */
+    int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
+    int64_t part[3]; /* bytes: where they begin, and where the last one ends */
+    bool feedback;   /* what is rounded away is kept, of contributions and of sums */
+    uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
+} dcommi_coding;
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
@@ -26,6 +40,8 @@ typedef struct dcommi_shape {
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
+    const dcommi_coding *coding; /* NULL: without compression */
+    bool apart;                  /* compressed: the f32 to be coded have to be made first */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -568,7 +584,8 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
                                  int64_t *length)
 {
     int64_t at = dcommi_expr_value(&o->offset, index, table, words) + (int64_t)r * o->stride;
-    int64_t len = dcommi_expr_value(&o->length, index, table, words);
+    const uint64_t *behind = o->length.kind == DCOMM_EXPR_WORD ? words + r : words;
+    int64_t len = dcommi_expr_value(&o->length, index, table, behind);
     len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
     if (o->clip > 0) {
         len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
+#include "coded.h"
 #include "express.h"
 
 /* ---- groups ---- */
@@ -75,6 +76,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
+    if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
+                        coll != DCOMM_COLL_ALLREDUCE)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
+                           name);
+    }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
     s->rank = comm->rank;
@@ -123,7 +129,11 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
-    h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    if (s->coding != NULL) {
+        h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
+    } else {
+        h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    }
     if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
         uint64_t key[2] = {h, h};
         dcommi_mix_counts(key, s->counts, s->nranks);
@@ -142,6 +152,10 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
                            .chunk = (uint64_t)s->chunk_bytes};
     for (; algo != NULL && *algo != 0; algo++) {
         key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
+    }
+    if (s->coding != NULL) {
+        key.counts[0] = s->coding->hash;
+        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -238,7 +252,18 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
+    if (s->coding != NULL && s->apart) {
+        dcommi_shape sum = *s;
+        sum.dtype = DCOMM_F32;
+        sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
+        sum.in_place = true;
+        DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
+        dcomm_status status = dcommi_plan_coded(s, inner, &plan);
+        if (status < 0) {
+            dcommi_free(inner);
+            return status;
+        }
+    } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
         sum.in_place = false;
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
@@ -366,7 +391,8 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
-                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0);
+                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
+                            opts->codec == NULL && opts->feedback == NULL);
 }
 
 /* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
@@ -427,10 +453,20 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
             dcommi_token_release(comm->context);
         }
     }
-    dcommi_run *run = dcommi_run_of(comm, cached, in, out);
-    if (run == NULL) {
+    dcommi_coded *coded = NULL;
+    if (s->coding != NULL) {
+        status = dcommi_coded_new(comm, opts, &coded);
+    }
+    dcommi_run *run = NULL;
+    if (status < 0) {
+        dcommi_cached_release(comm, cached);
+    } else if ((run = dcommi_run_of(comm, cached, in, out)) == NULL) {
+        dcommi_coded_drop(comm, coded);
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    if (status < 0) {
         dcommi_comm_unlock(comm);
-        return DCOMM_ERR_NO_MEMORY;
+        return status;
     }
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
     if (p2p < 0) {
@@ -441,6 +477,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
+    }
+    if (coded != NULL) {
+        dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        run->coded = coded;
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);

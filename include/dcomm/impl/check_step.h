@@ -101,7 +101,8 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
         c->rank[op->lane->frame->rank].bytes += from->len;
         dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
     }
-    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE) {
+    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE &&
+        op->step->kind != DCOMM_STEP_RECODE) {
         return true;
     }
     const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
@@ -130,12 +131,14 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     return true;
 }
 
-/* dst <- fold of the sources, `arrived` being the message if one is among them. */
-static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
-                                 const dcommi_check_region *dst, int *owner)
+/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
+static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
+                                      const dcommi_check_region *dst, int *owner)
 {
     const dcomm_step *s = op->step;
     const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE ||
+                   s->kind == DCOMM_STEP_RECODE;
     bool first = true;
     if (s->kind == DCOMM_STEP_DECODE_REDUCE) {
         if (!dcommi_check_read_region(c, op, dst, &c->given) ||
@@ -157,8 +160,7 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
                 return false;
             }
-            if (s->kind != DCOMM_STEP_DECODE_REDUCE &&
-                (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
+            if (!decodes && (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
                 return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes into %" PRId64, from.len,
                                            dst->len);
             }
@@ -173,22 +175,46 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
         return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes, no whole number of elements",
                                    dst->len);
     }
-    return dcommi_check_fold_end(c, op) && dcommi_check_put(c, op, dst, &c->folded);
+    return dcommi_check_fold_end(c, op);
 }
 
-static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
-                                   const dcommi_check_region *dst, const dcommi_check_region *src)
+static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
+                                 const dcommi_check_region *dst, int *owner)
 {
-    if (!dcommi_check_take(c, op, src, dst, &c->given) ||
-        !dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
+    return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
+}
+
+/* ENCODE and RECODE. */
+static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
+                                   const dcommi_check_region *dst, int *owner)
+{
+    const dcomm_step *s = op->step;
+    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    const dcommi_check_runs *values = &c->given;
+    dcommi_check_region src = {0};
+    if (s->kind == DCOMM_STEP_RECODE) {
+        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+        if (!dcommi_check_piece(c, op, &s->stage, 0, &src, owner) ||
+            !dcommi_check_order_write(c, op, &src) ||
+            !dcommi_check_put_value(c, op, &src, undefined) ||
+            !dcommi_check_fold_sources(c, op, &src, owner)) {
+            return false;
+        }
+        values = &c->folded;
+    } else if (!dcommi_check_piece(c, op, operand, 0, &src, owner) ||
+               !dcommi_check_apart(c, op, &src, dst) ||
+               !dcommi_check_take(c, op, &src, dst, &c->given)) {
+        return false;
+    }
+    if (!dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
                                           c->nencodings + 1, sizeof *c->encoding))) {
         return false;
     }
     dcommi_check_encoding *e = &c->encoding[c->nencodings];
-    e->len = dcommi_check_choose(c, c->nencodings + 1, dst->len);
-    for (size_t i = 0; i < c->given.n; i++) {
+    e->len = s->word < 0 ? dst->len : dcommi_check_choose(c, c->nencodings + 1, dst->len);
+    for (size_t i = 0; i < values->n; i++) {
         if (!dcommi_check_good(
-                c, dcommi_check_append(&e->runs, c->given.run[i].len, c->given.run[i].v))) {
+                c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
             return false;
         }
     }
@@ -197,7 +223,7 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
     dcommi_check_region head = {dst->mem, dst->at, e->len};
     return dcommi_check_put_value(c, op, dst, undefined) &&
            dcommi_check_put_value(c, op, &head, encoded) &&
-           (op->step->word < 0 || dcommi_check_set_word(c, op, op->step->word, head.len));
+           (op->step->word < 0 || dcommi_check_set_word(c, op, head.len));
 }
 
 static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
@@ -253,22 +279,21 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
     }
-    bool single = s->kind != DCOMM_STEP_REDUCE && s->kind != DCOMM_STEP_COMPUTE &&
-                  s->kind != DCOMM_STEP_DECODE_REDUCE;
+    bool single = s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT;
     if (single) {
         const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
         if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
             !dcommi_check_apart(c, op, &src, &dst)) {
             return false;
         }
-        if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT) && src.len != dst.len) {
+        if (src.len != dst.len) {
             return dcommi_check_refuse(c, op, "copies %" PRId64 " bytes into %" PRId64, src.len,
                                        dst.len);
         }
     }
     bool good;
-    if (s->kind == DCOMM_STEP_ENCODE) {
-        good = dcommi_check_do_encode(c, op, &dst, &src);
+    if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE) {
+        good = dcommi_check_do_encode(c, op, &dst, &owner);
     } else if (s->kind == DCOMM_STEP_COMPUTE) {
         good = dcommi_check_do_compute(c, op, &dst, &owner);
     } else if (single) {
@@ -326,7 +351,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
                 : !dcommi_check_put(c, recv, &dst, &c->arrived)) {
         return false;
     }
-    if (any_length && !dcommi_check_set_word(c, recv, r->word, src.len)) {
+    if (any_length && !dcommi_check_set_word(c, recv, src.len)) {
         return false;
     }
     c->messages++;

@@ -41,10 +41,12 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
                                false, true, false},
         [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
                                false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
-                               false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1,
-                                      false, false, false},
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1,
+                                      UINT32_MAX, false, true, false},
+        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
         [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
                                false, false},
         [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
@@ -155,6 +157,7 @@ static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_ste
     }
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
     DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
     return dcommi_check_expr_valid(p, &s->tag, where, "tag");
 }
 
@@ -186,6 +189,10 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         DCOMMI_TRY(
             dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
     }
+    if (s->kind == DCOMM_STEP_RECODE) {
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
+    }
     if (s->kind == DCOMM_STEP_RECV_REDUCE) {
         if (arriving != 1) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
@@ -204,6 +211,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     switch (s->kind) {
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_RECODE:
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
                                p->nwords);
@@ -236,7 +245,10 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
-                 s->kind == DCOMM_STEP_DECODE_REDUCE;
+                 s->kind == DCOMM_STEP_DECODE_REDUCE || s->kind == DCOMM_STEP_RECODE;
+    if (codes) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+    }
     if (codes && p->codec == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
     }
@@ -376,8 +388,8 @@ static bool dcommi_check_plan_varies(const dcomm_plan *p)
     }
     for (uint32_t i = 0; i < p->nsteps; i++) {
         const dcomm_step *s = &p->steps[i];
-        if (s->kind == DCOMM_STEP_ENCODE || dcommi_check_expr_varies(&s->dst.length) ||
-            dcommi_check_expr_varies(&s->value)) {
+        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
+            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
             return true;
         }
     }

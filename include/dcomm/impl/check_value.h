@@ -110,7 +110,7 @@ static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
 
 /* ---- words and expressions ---- */
 
-static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
+static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
                                   int64_t number)
 {
     const dcommi_check_frame *f = op->lane->frame;
@@ -191,6 +191,21 @@ static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const 
     return true;
 }
 
+/* The word that the step writes to takes a length. */
+static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
+{
+    int64_t index = 0;
+    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
+        return false;
+    }
+    index += op->step->word;
+    if (index < 0 || index >= op->lane->frame->plan->nwords) {
+        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
+                                   op->lane->frame->plan->nwords);
+    }
+    return dcommi_check_put_word(c, op, index, number);
+}
+
 /* ---- operands ---- */
 
 /* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
@@ -203,7 +218,9 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &o->length, &len)) {
+    dcomm_expr length = o->length;
+    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
+    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
         return false;
     }
     if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
@@ -292,7 +309,8 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      dcommi_check_value *out)
 {
     bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
-    if (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED) {
+    if (!op->lane->frame->linear &&
+        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
         return dcommi_check_refuse(c, op, "folds encoded bytes");
     }
     bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;

@@ -127,6 +127,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash) : key;
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
@@ -140,9 +141,21 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
  * what passes everything through some ranks, whose queues the model takes for boundless. */
 static int dcommi_choice_favour(const dcommi_algo *algo)
 {
-    static const char *const names[] = {
-        "one_shot", "direct", "halving_doubling",  "linear",   "pairwise", "recursive_doubling",
-        "hier",     "ring",   "recursive_halving", "two_shot", "bruck",    "hier_leader"};
+    static const char *const names[] = {"coded_allgather",
+                                        "coded_two_shot",
+                                        "coded_hier",
+                                        "one_shot",
+                                        "direct",
+                                        "halving_doubling",
+                                        "linear",
+                                        "pairwise",
+                                        "recursive_doubling",
+                                        "hier",
+                                        "ring",
+                                        "recursive_halving",
+                                        "two_shot",
+                                        "bruck",
+                                        "hier_leader"};
     int n = (int)(sizeof names / sizeof *names);
     for (int i = 0; i < n; i++) {
         if (strcmp(algo->name, names[i]) == 0) {
@@ -152,11 +165,27 @@ static int dcommi_choice_favour(const dcommi_algo *algo)
     return n;
 }
 
+/* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
+ * twice, what is sparse is not made sparse again, and what can be summed is. */
+static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
+}
+
 /* The cheapest algorithm; NULL without memory, or where there is none. */
 static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
 {
-    if (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL) { /* nothing to choose from */
-        return dcommi_algo_at(s->coll, 0);
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
+        return dcommi_algo_at(s->coll, 0); /* nothing to choose from */
     }
     uint64_t key = dcommi_choice_key(s);
     struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
@@ -167,12 +196,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
     char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept);         /* that one cannot do it is nobody's error */
-    for (int i = DCOMMI_ALGO_COUNT - 1; i >= 0; i--) { /* rings, of most steps, come last */
+    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
+    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
         dcommi_price price;
-        const dcommi_algo *algo = &dcommi_algo_table[i];
+        const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
-        if (algo->coll == s->coll &&
+        if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
             dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
@@ -181,24 +210,24 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
         }
     }
-    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
+    for (int i = 0; i < n; i++) {
         if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
             least = dcommi_min64(least, ranked[i]);
         } else {
             ranked[i] = INT64_MAX;
         }
     }
-    for (int i = 0; i < DCOMMI_ALGO_COUNT; i++) {
-        const dcommi_algo *algo = &dcommi_algo_table[i];
+    for (int i = 0; i < n; i++) {
+        const dcommi_algo *algo = &table[i];
         if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
             best = algo;
         }
     }
     memcpy(dcommi_message, kept, sizeof kept);
-    for (int i = 0; best == NULL && dcommi_algo_at(s->coll, i) != NULL; i++) {
-        const dcommi_algo *algo = dcommi_algo_at(s->coll, i); /* too many ranks to price any */
-        best = !s->rank_order || algo->rank_order ? algo : NULL;
+    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
+        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
+        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
     }
     known->key = key;
     known->algo = best;

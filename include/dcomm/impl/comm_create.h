@@ -25,6 +25,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 
 static void dcommi_comm_free(dcomm_comm *comm)
 {
+    dcommi_coded_free_all(comm);
     while (comm->free_runs != NULL) {
         dcommi_run *run = comm->free_runs;
         comm->free_runs = run->next;

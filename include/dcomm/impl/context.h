@@ -244,6 +244,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     }
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
+    dcommi_free(context->lengths);
     dcommi_free(context->pieces);
     dcommi_free(context->peers);
     dcommi_context_unhold(context);

@@ -138,7 +138,26 @@ static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return DCOMMI_SIM_STOP;
 }
 
-/* Encoding and the caller's kernels: as much as copying what they write or read. */
+/* Encoding, and decoding of each source, by what the plan says of its codec. */
+static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int64_t len = step->kind == DCOMM_STEP_ENCODE   ? dcommi_sim_length(s, lane, o, 0)
+                  : step->kind == DCOMM_STEP_RECODE ? dcommi_sim_length(s, lane, &step->stage, 0)
+                                                    : dcommi_sim_length(s, lane, &step->dst, 0);
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len), work = 0;
+    if (step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE) {
+        work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
+    }
+    for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
+        int64_t pieces = dcommi_max64(o[i].repeat, 1);
+        work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
+    }
+    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+}
+
+/* The caller's kernels: as much as copying what they write or read. */
 static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
@@ -180,6 +199,11 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     case DCOMM_STEP_END:
         dcommi_sim_end(lane, step);
         return s->now;
+    case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_DECODE:
+    case DCOMM_STEP_DECODE_REDUCE:
+    case DCOMM_STEP_RECODE:
+        return dcommi_sim_codec(s, lane, step);
     default:
         return dcommi_sim_compute(s, lane, step);
     }

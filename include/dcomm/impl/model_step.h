@@ -51,7 +51,8 @@ static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, con
                                  int64_t r)
 {
     if (o->length.kind == DCOMM_EXPR_WORD) {
-        return o->max_length;
+        uint32_t share = lane->frame->plan->codec_length;
+        return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
     }
     int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
     len = dcommi_min64(len, o->max_length);

@@ -269,8 +269,16 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_add(t, ", tag ");
         dcommi_print_expr(t, &s->tag);
     }
-    if ((s->kind == DCOMM_STEP_RECV || s->kind == DCOMM_STEP_ENCODE) && s->word >= 0) {
-        dcommi_print_add(t, ", length -> words[%d]", s->word);
+    bool encodes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE;
+    if ((s->kind == DCOMM_STEP_RECV || encodes) && s->word >= 0) {
+        dcomm_expr word = dcommi_plus(s->value, s->word);
+        dcommi_print_add(t, ", length -> words[");
+        dcommi_print_expr(t, &word);
+        dcommi_print_add(t, "]");
+    }
+    if (encodes || s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE) {
+        dcommi_print_add(t, ", elements from ");
+        dcommi_print_expr(t, &s->index);
     }
     dcommi_print_add(t, "%s%s%s%s", (s->flags & DCOMM_STEP_ASYNC) != 0 ? " ASYNC" : "",
                      (s->flags & DCOMM_STEP_FINAL) != 0 ? " FINAL" : "",

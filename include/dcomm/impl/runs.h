@@ -26,6 +26,8 @@ static void dcommi_run_unref(dcommi_run *run)
         dcommi_cached_release(comm, run->cached);
         run->cached = NULL;
     }
+    dcommi_coded_drop(comm, run->coded);
+    run->coded = NULL;
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
@@ -146,6 +148,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
                 dcommi_move_free(move);
             }
         }
+    }
+    if (run->coded != NULL) {
+        dcommi_coded_end(run->coded, status);
     }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);

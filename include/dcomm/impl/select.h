@@ -23,13 +23,15 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
 }
 
 /* Names of the algorithms of an operation, or of those that fold in rank order. */
-static void dcommi_algo_names(dcomm_coll coll, bool rank_order, char *text, size_t len)
+static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
 {
     size_t at = 0;
     text[0] = 0;
-    const dcommi_algo *algo;
-    for (int i = 0; (algo = dcommi_algo_at(coll, i)) != NULL && at + 1 < len; i++) {
-        if (algo->rank_order || !rank_order) {
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    for (int i = 0; i < n && at + 1 < len; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (algo->coll == s->coll && (algo->rank_order || !rank_order)) {
             at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
         }
     }
@@ -43,11 +45,18 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
 {
     char names[256];
     bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
-    const dcommi_algo *algo = chosen ? NULL : dcommi_algo_find(s->coll, name);
+    const dcommi_algo *algo = NULL;
+    if (!chosen && s->coding == NULL) {
+        algo = dcommi_algo_find(s->coll, name);
+    } else if (!chosen && !soft) {
+        algo = dcommi_coded_find(s->coll, name);
+    }
     if (algo == NULL && !chosen && !soft) {
-        dcommi_algo_names(s->coll, false, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no algorithm \"%s\"; it has %s",
-                           dcomm_coll_name(s->coll), name, names);
+        bool coded = s->coding == NULL && dcommi_coded_find(s->coll, name) != NULL;
+        dcommi_algo_names(s, false, names, sizeof names);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s%s has no algorithm \"%s\"%s; it has %s",
+                           s->coding != NULL ? "compressed " : "", dcomm_coll_name(s->coll), name,
+                           coded ? " without a codec" : "", names);
     }
     if (algo == NULL) {
         algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
@@ -57,7 +66,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
                            dcomm_coll_name(s->coll));
     }
     if (s->rank_order && !algo->rank_order) {
-        dcommi_algo_names(s->coll, true, names, sizeof names);
+        dcommi_algo_names(s, true, names, sizeof names);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "algorithm %s cannot fold in rank order, which deterministic asks for; "
                            "%s can",

@@ -27,10 +27,16 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     return DCOMMI_GONE;
 }
 
-/* Whether the word that a step writes to is one of the plan's. */
-static inline bool dcommi_word_fits(const dcommi_lane *lane, const dcomm_step *step)
+/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
+static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
 {
-    return step->word < 0 || (uint32_t)step->word < lane->frame->plan->nwords;
+    *fits = true;
+    if (step->word < 0) {
+        return -1;
+    }
+    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
+    *fits = word >= 0 && word < lane->frame->plan->nwords;
+    return (int32_t)word;
 }
 
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
@@ -107,8 +113,10 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "receives from rank %d", rank);
     }
     size_t len;
+    bool fits;
+    int32_t word = dcommi_word_of(lane, step, &fits);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL || !dcommi_word_fits(lane, step)) {
+    if (dst == NULL || !fits) {
         return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
     dcommi_move *move = dcommi_move_new(run, lane);
@@ -123,7 +131,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     move->buf = dst;
     move->dst = dst;
     move->len = len;
-    move->word = step->word;
+    move->word = word;
     if (step->kind == DCOMM_STEP_RECV_REDUCE) {
         move->kind = DCOMMI_MOVE_FOLD;
         for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
@@ -335,48 +343,134 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     return DCOMMI_NEXT;
 }
 
-static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
-    size_t src_len, dst_len, encoded = 0;
-    const uint8_t *src = dcommi_lane_piece(lane, &plan->operands[step->src], 0, &src_len);
+    size_t src_len, dst_len;
+    const uint8_t *src =
+        dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &src_len);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
     if (src == NULL || dst == NULL) {
         return dcommi_outside(lane, src == NULL ? "source" : "destination");
     }
-    dcomm_status status = DCOMM_ERR_PLAN;
-    if (step->kind == DCOMM_STEP_COMMIT) {
-        if (src_len != dst_len) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
-                                     dst_len);
-        }
-        memmove(dst, src, src_len);
-        return DCOMMI_NEXT;
+    if (src_len != dst_len) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
+                                 dst_len);
     }
-    if (plan->codec == NULL) {
+    memmove(dst, src, src_len);
+    return DCOMMI_NEXT;
+}
+
+/* The operands of a step of the codec's, repeats unfolded. */
+typedef struct dcommi_step_operands {
+    const void **src; /* the context's */
+    size_t *len;
+    size_t n;
+    dcomm_codec_place place;
+} dcommi_step_operands;
+
+/* NULL, or what lies outside its space. */
+static const char *dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
+                                           dcommi_step_operands *o)
+{
+    const dcommi_frame *frame = lane->frame;
+    dcomm_context *context = frame->run->comm->context;
+    size_t n = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        n += dcommi_max64(frame->plan->operands[step->src + i].repeat, 1);
+    }
+    if (dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
+            0 ||
+        dcommi_grow((void **)&context->lengths, &context->lengths_capacity, n, sizeof(size_t)) <
+            0) {
+        return dcommi_message;
+    }
+    o->src = context->pointers;
+    o->len = context->lengths;
+    o->n = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *operand = &frame->plan->operands[step->src + i];
+        for (uint32_t r = 0; r == 0 || r < operand->repeat; r++, o->n++) {
+            o->src[o->n] = dcommi_lane_piece(lane, operand, r, &o->len[o->n]);
+            if (o->src[o->n] == NULL) {
+                return "source lies outside its space";
+            }
+        }
+    }
+    int64_t first = frame->index_base + dcommi_lane_value(lane, &step->index);
+    bool final = (step->flags & DCOMM_STEP_FINAL) && frame->plan->op == DCOMM_AVG;
+    o->place.first = (uint64_t)first;
+    o->place.round = step->slot;
+    o->place.divisor = final ? (uint32_t)frame->run->plan->nranks : 1;
+    return first < 0 ? "index is negative" : NULL;
+}
+
+static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
+                                       const dcommi_step_operands *o, uint8_t *dst, size_t len,
+                                       size_t *encoded)
+{
+    const dcomm_plan_codec *codec = lane->frame->plan->codec;
+    size_t room;
+    uint8_t *stage = dcommi_lane_piece(lane, &step->stage, 0, &room);
+    if (stage == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "stage lies outside its space");
+    }
+    if (codec->recode != NULL) {
+        return codec->recode(user, &o->place, o->src, o->len, o->n, stage, room, dst, len, encoded);
+    }
+    DCOMMI_TRY(codec->decode(user, &o->place, o->src, o->len, o->n, stage, room));
+    return codec->encode(user, &o->place, stage, room, dst, len, encoded);
+}
+
+static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan_codec *codec = plan->codec;
+    void *user = lane->frame->run->coded != NULL ? lane->frame->run->coded : plan->codec_user;
+    size_t dst_len, encoded = 0;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
+    bool fits, encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
+    int32_t word = dcommi_word_of(lane, step, &fits);
+    dcommi_step_operands o;
+    if (codec == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
     }
-    if (!dcommi_word_fits(lane, step)) {
-        return dcommi_outside(lane, "word");
+    if (dst == NULL || !fits) {
+        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
     }
-    if (step->kind == DCOMM_STEP_ENCODE) {
-        status = plan->codec->encode(plan->codec_user, src, src_len, dst, dst_len, &encoded);
-        if (status == DCOMM_OK && encoded > dst_len) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu",
-                                     plan->codec->name, encoded, dst_len);
-        }
-        if (step->word >= 0) {
-            lane->frame->words[step->word] = encoded;
-        }
-    } else if (step->kind == DCOMM_STEP_DECODE) {
-        status = plan->codec->decode(plan->codec_user, src, src_len, dst, dst_len);
-    } else {
-        status = plan->codec->decode_reduce(plan->codec_user, src, src_len, dst, dst_len);
+    const char *wrong = dcommi_step_operands_of(lane, step, &o);
+    if (wrong != NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    return status < 0
-               ? dcommi_step_error(lane, status, "%s cannot %s %zu bytes", plan->codec->name,
-                                   step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", src_len)
-               : DCOMMI_NEXT;
+    dcomm_status status;
+    dcommi_message[0] = 0;
+    switch (step->kind) {
+    case DCOMM_STEP_ENCODE:
+        status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
+        break;
+    case DCOMM_STEP_RECODE:
+        status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
+        break;
+    case DCOMM_STEP_DECODE:
+        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        break;
+    default:
+        status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        break;
+    }
+    if (status < 0) {
+        return dcommi_step_error(
+            lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,
+            step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
+            o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
+    }
+    if (encoded > dst_len || (encodes && word < 0 && encoded != dst_len)) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
+                                 encoded, dst_len);
+    }
+    if (encodes && word >= 0) {
+        lane->frame->words[word] = encoded;
+    }
+    return DCOMMI_NEXT;
 }
 
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
@@ -452,6 +546,7 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->space_len[DCOMM_SPACE_SCRATCH] = sub->scratch_bytes;
     frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
     frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
+    frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
     lane->state = DCOMMI_LANE_CALL;
@@ -504,8 +599,10 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
     case DCOMM_STEP_DECODE_REDUCE:
-    case DCOMM_STEP_COMMIT:
+    case DCOMM_STEP_RECODE:
         return dcommi_step_codec(lane, step);
+    case DCOMM_STEP_COMMIT:
+        return dcommi_step_commit(lane, step);
     case DCOMM_STEP_COMPUTE:
         return dcommi_step_compute(lane, step);
     case DCOMM_STEP_CALL:

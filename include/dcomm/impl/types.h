@@ -107,7 +107,7 @@ struct dcommi_frame {
     uint8_t *space[DCOMM_SPACE_STATE + 1];
     int64_t space_len[DCOMM_SPACE_STATE + 1];
     uint64_t *words;
-    int64_t tag_base;
+    int64_t tag_base, index_base;
     uint32_t counter_base, slot_base;
     uint32_t lanes_left;
     int depth;
@@ -192,6 +192,7 @@ struct dcommi_run {
     void *give_back_user;
     const void *in;
     void *out, *state;
+    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
     double premul;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
@@ -275,6 +276,7 @@ struct dcomm_comm {
     uint64_t children; /* communicators derived so far, for their ids */
     uint64_t shrinks;
     dcommi_run *free_runs;
+    struct dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
     uint64_t cache_clock;
@@ -348,7 +350,8 @@ struct dcomm_context {
     size_t staging_len;
     const void **pointers;
     struct dcommi_piece *pieces;
-    size_t pointers_capacity, pieces_capacity;
+    size_t *lengths;
+    size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
     _Atomic int aborts;  /* some communicator has abort_wanted */
@@ -368,6 +371,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
 static inline void dcommi_run_event(dcommi_run *run);
 static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
 static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
+static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
+static void dcommi_coded_free_all(dcomm_comm *comm);
 static void dcommi_lane_moved(dcommi_lane *lane, bool async);
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);

@@ -82,7 +82,7 @@ static int dcommi_log_level(void)
     return known;
 }
 
-static void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
+static inline void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format, ...)
 {
     if (level > dcommi_log_level()) {
         return;
@@ -145,7 +145,7 @@ static void dcommi_free(void *p)
 }
 
 /* Zeroed array; NULL on overflow or without memory. */
-static void *dcommi_calloc(size_t n, size_t size)
+static inline void *dcommi_calloc(size_t n, size_t size)
 {
     size_t bytes = 0;
     if (__builtin_mul_overflow(n, size, &bytes)) {
@@ -157,7 +157,7 @@ static void *dcommi_calloc(size_t n, size_t size)
 }
 
 /* Grow an array to hold at least `need` elements, doubling; contents kept, the rest zeroed. */
-static dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
+static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) {
         return DCOMM_OK;

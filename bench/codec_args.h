@@ -1,0 +1,266 @@
+/* codec_args.h - the command line of dcomm-codec. */
+#ifndef CODEC_ARGS_H
+#define CODEC_ARGS_H
+
+#include "codec_input.h"
+#include "dcomm/all.h"
+
+#include <getopt.h>
+
+enum { CODEC_GOOD = 0, CODEC_WRONG = 1, CODEC_USAGE = 2, CODEC_SPECS = 64, CODEC_RANKS = 1024 };
+
+typedef enum codec_way { WAY_TWO_SHOT, WAY_RING, WAY_ALLGATHER, WAY_COUNT } codec_way;
+
+static const char *const codec_ways[WAY_COUNT] = {"two_shot", "ring", "allgather"};
+static const char *const codec_variants[DCOMM_FEEDBACK_VARIANT_COUNT] = {"classic", "ef21", "dgc"};
+
+typedef struct codec_args {
+    const char *spec[CODEC_SPECS]; /* sweep: codec_sweep */
+    size_t nspecs;
+    codec_input input;
+    uint32_t ranks;
+    uint64_t steps;
+    bool feedback;
+    dcomm_feedback_opts opts;
+    codec_way way;
+    bool sweep, timed;
+    const char *json, *svg;
+} codec_args;
+
+/* What --sweep compares, from many bits to few. */
+static const char *const codec_sweep[] = {
+    "f16",
+    "bf16",
+    "bf16:rounding=stochastic",
+    "fp8:type=e4m3",
+    "fp8:type=e5m2",
+    "qsgd:bits=8",
+    "qsgd:bits=4",
+    "qsgd:bits=2",
+    "qsgd:bits=8,norm=two",
+    "qsgd:bits=4,norm=two",
+    "tern",
+    "sign",
+    "topk:k=0.1",
+    "topk:k=0.01",
+    "topk:k=0.001",
+    "topk:k=0.1,values=bf16",
+    "topk:k=0.01,values=bf16",
+    "topk+qsgd:k=0.1",
+    "topk+qsgd:k=0.01",
+    "threshold:k=0.1",
+    "threshold:k=0.01",
+    "randk:k=0.1",
+    "randk:k=0.01",
+    "powersgd:rank=4",
+    "powersgd:rank=2",
+};
+
+static void codec_help(FILE *out)
+{
+    fprintf(
+        out,
+        "usage: dcomm-codec --codec SPEC [--codec SPEC]... --input WHAT [options]\n"
+        "       dcomm-codec --sweep --input WHAT [options]\n"
+        "       dcomm-codec --list\n"
+        "What a codec does to gradients: errors, bits, speed, for one encoding and for the sum\n"
+        "of several ranks' gradients, computed as the collectives do, in one process.\n"
+        "  --codec SPEC   a name and options: qsgd:bits=4,bucket=512 (--list shows all)\n"
+        "  --sweep        many codecs instead: error against bits\n"
+        "%s"
+        "  --ranks P      sum the gradients of P ranks, at most %d (1)\n"
+        "  --aggregate A  how: two_shot (each rank sums a shard and encodes the sum again),\n"
+        "                 ring (each hop encodes again), allgather (two_shot); codecs that are\n"
+        "                 linear are summed as they are\n"
+        "  --steps N      so many steps (1)\n"
+        "  --feedback F   error feedback: none, classic, ef21, dgc (none)\n"
+        "  --residuals T  f32 or bf16 (f32)\n"
+        "  --scale        multiply codecs that error feedback does not bear by 1/(1+omega)\n"
+        "  --momentum X   of dgc (0.9)\n"
+        "  --warmup N     steps in which dgc's sparsity grows (0)\n"
+        "  --time 0|1     measure speeds (1)\n"
+        "  --json FILE    the results (docs/dcomm-codec.schema.json)\n"
+        "  --svg FILE     error against bits; with several steps, error against steps\n"
+        "  --list         the codecs and their options\n"
+        "\n"
+        "nmse: sum (y-x)^2 / sum x^2, y being what arrives for x. signed: sum sign(x)(y-x) /\n"
+        "sum |x|; below 0, what arrives is too small. all: nmse of the sum over all steps, which\n"
+        "is what error feedback mends. bits: on the wire per element, scales and indices\n"
+        "included. omega: the codec's bound of nmse, where it is unbiased. x: the aggregate's\n"
+        "nmse over that of one encoding; of independent gradients, 2 for two_shot and (P+1)/2\n"
+        "for ring. Speeds: bytes of f32 per second; /memcpy: over the bytes that memcpy copies\n"
+        "per second in the same run, median of the repetitions' ratios.\n"
+        "exit: 0 good, 1 wrong result (numbers that are not finite), 2 usage\n",
+        input_help, CODEC_RANKS);
+}
+
+static int codec_usage(const char *what, const char *value)
+{
+    fprintf(stderr, "dcomm-codec: %s%s%s (--help shows the options)\n", what,
+            value != NULL ? ": " : "", value != NULL ? value : "");
+    return CODEC_USAGE;
+}
+
+static void codec_list(void)
+{
+    for (size_t i = 0; dcomm_codec_name(i) != NULL; i++) {
+        printf("%s\n", dcomm_codec_help(dcomm_codec_name(i)));
+    }
+}
+
+static bool codec_word(const char *text, const char *const *words, int n, int *value)
+{
+    for (*value = 0; *value < n && strcmp(text, words[*value]) != 0;) {
+        ++*value;
+    }
+    return *value < n;
+}
+
+static bool codec_count(const char *text, double least, double most, uint64_t *value)
+{
+    double number;
+    bool good = input_number(text, least, most, true, &number);
+    *value = good ? (uint64_t)number : 0;
+    return good;
+}
+
+static bool codec_feedback_arg(codec_args *a, const char *text)
+{
+    int variant = 0;
+    a->feedback = strcmp(text, "none") != 0;
+    bool good =
+        !a->feedback || codec_word(text, codec_variants, DCOMM_FEEDBACK_VARIANT_COUNT, &variant);
+    a->opts.variant = (dcomm_feedback_variant)variant;
+    return good;
+}
+
+/* What the options say together. */
+static int codec_check(const codec_args *a, bool input)
+{
+    if (!input) {
+        return codec_usage("--input is missing", NULL);
+    }
+    if (a->nspecs == 0) {
+        return codec_usage("--codec or --sweep is missing", NULL);
+    }
+    if (a->feedback && a->way == WAY_RING && a->opts.variant != DCOMM_FEEDBACK_CLASSIC) {
+        return codec_usage("--aggregate ring has no --feedback but classic", NULL);
+    }
+    if (a->opts.warmup_steps > 0 && (!a->feedback || a->opts.variant != DCOMM_FEEDBACK_DGC)) {
+        return codec_usage("--warmup is for --feedback dgc", NULL);
+    }
+    return CODEC_GOOD;
+}
+
+static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
+{
+    enum { SPEC, INPUT, RANKS, STEPS, FEEDBACK, RESIDUALS, SCALE, MOMENTUM, WARMUP, AGGREGATE };
+    enum { SWEEP = AGGREGATE + 1, TIME, JSON, SVG, LIST, HELP };
+    static const struct option options[] = {
+        {"codec", required_argument, NULL, SPEC},
+        {"input", required_argument, NULL, INPUT},
+        {"ranks", required_argument, NULL, RANKS},
+        {"steps", required_argument, NULL, STEPS},
+        {"feedback", required_argument, NULL, FEEDBACK},
+        {"residuals", required_argument, NULL, RESIDUALS},
+        {"scale", no_argument, NULL, SCALE},
+        {"momentum", required_argument, NULL, MOMENTUM},
+        {"warmup", required_argument, NULL, WARMUP},
+        {"aggregate", required_argument, NULL, AGGREGATE},
+        {"sweep", no_argument, NULL, SWEEP},
+        {"time", required_argument, NULL, TIME},
+        {"json", required_argument, NULL, JSON},
+        {"svg", required_argument, NULL, SVG},
+        {"list", no_argument, NULL, LIST},
+        {"help", no_argument, NULL, HELP},
+        {NULL, 0, NULL, 0},
+    };
+    *a = (codec_args){.ranks = 1, .steps = 1, .timed = true};
+    bool input = false;
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        char why[INPUT_TEXT];
+        uint64_t number = 0;
+        int word = 0;
+        bool good = true;
+        switch (c) {
+        case SPEC:
+            if (a->nspecs == CODEC_SPECS) {
+                return codec_usage("too many codecs", NULL);
+            }
+            a->spec[a->nspecs++] = optarg;
+            break;
+        case INPUT:
+            if (!input_parse(&a->input, optarg, why)) {
+                return codec_usage("--input", why);
+            }
+            input = true;
+            break;
+        case RANKS:
+            good = codec_count(optarg, 1, CODEC_RANKS, &number);
+            a->ranks = (uint32_t)number;
+            break;
+        case STEPS:
+            good = codec_count(optarg, 1, 1e6, &a->steps);
+            break;
+        case FEEDBACK:
+            good = codec_feedback_arg(a, optarg);
+            break;
+        case RESIDUALS:
+            good = strcmp(optarg, "f32") == 0 || strcmp(optarg, "bf16") == 0;
+            a->opts.bf16 = strcmp(optarg, "bf16") == 0;
+            break;
+        case SCALE:
+            a->opts.scale = true;
+            break;
+        case MOMENTUM:
+            good = input_number(optarg, 0, 0.999999, false, &a->opts.momentum);
+            a->opts.momentum = a->opts.momentum == 0 ? -1 : a->opts.momentum;
+            break;
+        case WARMUP:
+            good = codec_count(optarg, 0, 1e9, &a->opts.warmup_steps);
+            break;
+        case AGGREGATE:
+            good = codec_word(optarg, codec_ways, WAY_COUNT, &word);
+            a->way = (codec_way)word;
+            break;
+        case SWEEP:
+            a->sweep = true;
+            break;
+        case TIME:
+            good = codec_count(optarg, 0, 1, &number);
+            a->timed = number != 0;
+            break;
+        case JSON:
+            a->json = optarg;
+            break;
+        case SVG:
+            a->svg = optarg;
+            break;
+        case LIST:
+            codec_list();
+            *done = true;
+            return CODEC_GOOD;
+        case HELP:
+            codec_help(stdout);
+            *done = true;
+            return CODEC_GOOD;
+        default:
+            return codec_usage("unknown option, or its value is missing", argv[optind - 1]);
+        }
+        if (!good) {
+            return codec_usage("not a value of this option", optarg);
+        }
+    }
+    if (optind < argc) {
+        return codec_usage("what is this", argv[optind]);
+    }
+    for (size_t i = 0; a->sweep && i < sizeof codec_sweep / sizeof *codec_sweep; i++) {
+        if (a->nspecs < CODEC_SPECS) {
+            a->spec[a->nspecs++] = codec_sweep[i];
+        }
+    }
+    return codec_check(a, input);
+}
+
+#endif

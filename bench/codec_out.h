@@ -1,0 +1,226 @@
+/* codec_out.h - what dcomm-codec says: the table and the JSON. */
+#ifndef CODEC_OUT_H
+#define CODEC_OUT_H
+
+#include "codec_run.h"
+#include "codec_time.h"
+#include "perf_json.h"
+
+/* One codec. */
+typedef struct codec_row {
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    char why[256]; /* it could not be run, else "" */
+    dcomm_codec_info info;
+    dcomm_ledger encode; /* one gradient, one encoding, no feedback */
+    codec_speed speed;
+    codec_step *step; /* one to a step */
+    size_t nsteps;
+} codec_row;
+
+static const codec_step *codec_last(const codec_row *row)
+{
+    return row->nsteps > 0 ? &row->step[row->nsteps - 1] : NULL;
+}
+
+static double codec_step_bits(const codec_step *s)
+{
+    return s->encoded > 0 ? 8 * (double)s->wire_bytes / (double)s->encoded : NAN;
+}
+
+static void codec_print_number(const char *format, double value)
+{
+    char text[32] = "-";
+    if (!isnan(value)) {
+        snprintf(text, sizeof text, format, value);
+    }
+    printf(" %9s", text);
+}
+
+static void codec_print_head(const codec_args *a, uint32_t ranks)
+{
+    printf("# dcomm-codec %s, %s kernels: %s\n", dcomm_version(),
+           dcommi_isa_names[dcommi_isa_get()], a->input.text);
+    printf("# %zu elements, %u rank%s, %s, %" PRIu64 " step%s, feedback %s\n", a->input.n, ranks,
+           ranks == 1 ? "" : "s", ranks == 1 ? "one encoding" : codec_ways[a->way], a->steps,
+           a->steps == 1 ? "" : "s", a->feedback ? codec_variants[a->opts.variant] : "none");
+    printf("#%-32s %9s %9s %9s %9s %9s %9s", "codec", "bits", "ratio", "nmse", "omega", "cosine",
+           "signed");
+    if (a->ranks > 1 || a->steps > 1) {
+        printf(" | %9s %9s %9s", "sum:nmse", "x", "fill");
+    }
+    if (a->steps > 1) {
+        printf(" %9s", "all");
+    }
+    if (a->feedback) {
+        printf(" %9s %9s", "residual", "contract");
+    }
+    if (a->timed) {
+        printf(" | %9s %9s %9s %9s %9s %9s", "enc GB/s", "dec GB/s", "copy GB/s", "enc/copy",
+               "dec/copy", "add/copy");
+    }
+    printf("\n");
+}
+
+static void codec_print_row(const codec_args *a, const codec_row *row)
+{
+    printf(" %-32s", row->spec);
+    if (row->why[0] != '\0') {
+        printf(" %s\n", row->why);
+        return;
+    }
+    const dcomm_ledger *e = &row->encode;
+    codec_print_number("%.4g", e->bits);
+    codec_print_number("%.4g", 32 / e->bits);
+    codec_print_number("%.3e", e->nmse);
+    codec_print_number("%.3g", row->info.omega);
+    codec_print_number("%.6f", e->cosine);
+    codec_print_number("%.1e", e->mean_signed_error);
+    const codec_step *s = codec_last(row);
+    if (a->ranks > 1 || a->steps > 1) {
+        printf(" |");
+        codec_print_number("%.3e", s->ledger.nmse);
+        codec_print_number("%.2f", s->ledger.nmse / e->nmse);
+        codec_print_number("%.4f", s->fill_in);
+    }
+    if (a->steps > 1) {
+        codec_print_number("%.3e", s->nmse_all);
+    }
+    if (a->feedback) {
+        codec_print_number("%.4g", s->residual_norm);
+        codec_print_number("%.4f", s->contraction);
+    }
+    if (a->timed) {
+        printf(" |");
+        codec_print_number("%.2f", row->speed.encode_GBps);
+        codec_print_number("%.2f", row->speed.decode_GBps);
+        codec_print_number("%.2f", row->speed.memcpy_GBps);
+        codec_print_number("%.2f", row->speed.encode_per_memcpy);
+        codec_print_number("%.2f", row->speed.decode_per_memcpy);
+        codec_print_number("%.2f", row->speed.decode_add_per_memcpy);
+    }
+    printf("\n");
+    if (e->clipped > 0 || e->nonfinite > 0) {
+        printf("#   of %" PRIu64 " elements %" PRIu64 " were clipped, %" PRIu64
+               " were not finite\n",
+               e->encoded, e->clipped, e->nonfinite);
+    }
+}
+
+/* Steps 1, 2, 4, ... and the last: how error feedback settles. */
+static void codec_print_steps(const codec_args *a, const codec_row *row)
+{
+    if (row->nsteps < 2 || a->sweep) {
+        return;
+    }
+    printf("#%31s: %9s %9s %9s %9s %9s\n", "step", "nmse", "all", "residual", "contract", "bits");
+    for (size_t i = 1; i <= row->nsteps; i++) {
+        if ((i & (i - 1)) != 0 && i != row->nsteps) {
+            continue;
+        }
+        const codec_step *s = &row->step[i - 1];
+        printf(" %31zu ", i);
+        codec_print_number("%.3e", s->ledger.nmse);
+        codec_print_number("%.3e", s->nmse_all);
+        codec_print_number("%.4g", s->residual_norm);
+        codec_print_number("%.4f", s->contraction);
+        codec_print_number("%.4g", codec_step_bits(s));
+        printf("\n");
+    }
+}
+
+/* ---- JSON ---- */
+
+static void codec_json_ledger(perf_json *j, const char *key, const dcomm_ledger *l)
+{
+    perf_json_open(j, key, '{');
+    perf_json_number(j, "nmse", l->nmse);
+    perf_json_number(j, "cosine", l->cosine);
+    perf_json_number(j, "mean_signed_error", l->mean_signed_error);
+    perf_json_int(j, "wire_bytes", (int64_t)l->wire_bytes);
+    perf_json_number(j, "bits", l->bits);
+    perf_json_number(j, "ratio", 32 / l->bits);
+    perf_json_int(j, "kept", (int64_t)l->kept);
+    perf_json_int(j, "clipped", (int64_t)l->clipped);
+    perf_json_int(j, "nonfinite", (int64_t)l->nonfinite);
+    perf_json_close(j, '}');
+}
+
+static void codec_json_step(perf_json *j, const codec_step *s)
+{
+    perf_json_open(j, NULL, '{');
+    perf_json_int(j, "step", (int64_t)s->step);
+    perf_json_number(j, "nmse", s->ledger.nmse);
+    perf_json_number(j, "cosine", s->ledger.cosine);
+    perf_json_number(j, "mean_signed_error", s->ledger.mean_signed_error);
+    perf_json_number(j, "nmse_all", s->nmse_all);
+    perf_json_number(j, "fill_in", s->fill_in);
+    perf_json_number(j, "residual_norm", s->residual_norm);
+    perf_json_number(j, "contraction", s->contraction);
+    perf_json_int(j, "wire_bytes", (int64_t)s->wire_bytes);
+    perf_json_number(j, "bits", codec_step_bits(s));
+    perf_json_int(j, "kept", (int64_t)s->kept);
+    perf_json_int(j, "clipped", (int64_t)s->clipped);
+    perf_json_int(j, "nonfinite", (int64_t)s->nonfinite);
+    perf_json_close(j, '}');
+}
+
+static void codec_json_speed(perf_json *j, const codec_speed *s)
+{
+    perf_json_number(j, "memcpy_GBps", s->memcpy_GBps);
+    perf_json_number(j, "encode_GBps", s->encode_GBps);
+    perf_json_number(j, "decode_GBps", s->decode_GBps);
+    perf_json_number(j, "decode_add_GBps", s->decode_add_GBps);
+    perf_json_number(j, "encode_per_memcpy", s->encode_per_memcpy);
+    perf_json_number(j, "decode_per_memcpy", s->decode_per_memcpy);
+    perf_json_number(j, "decode_add_per_memcpy", s->decode_add_per_memcpy);
+}
+
+/* All steps of one codec; of a sweep, the last. */
+static void codec_json_row(perf_json *j, const codec_args *a, const codec_row *row)
+{
+    perf_json_open(j, NULL, '{');
+    perf_json_text(j, "codec", row->spec);
+    if (row->why[0] != '\0') {
+        perf_json_text(j, "refused", row->why);
+        perf_json_close(j, '}');
+        return;
+    }
+    perf_json_text(j, "name", row->info.name);
+    perf_json_bool(j, "unbiased", row->info.unbiased);
+    perf_json_bool(j, "linear", row->info.linear);
+    perf_json_bool(j, "sparse", row->info.sparse);
+    perf_json_number(j, "omega", row->info.omega);
+    perf_json_number(j, "contraction_bound", row->info.contraction);
+    codec_json_ledger(j, "encode", &row->encode);
+    perf_json_open(j, "steps", '[');
+    for (size_t i = a->sweep && row->nsteps > 0 ? row->nsteps - 1 : 0; i < row->nsteps; i++) {
+        codec_json_step(j, &row->step[i]);
+    }
+    perf_json_close(j, ']');
+    codec_json_speed(j, &row->speed);
+    perf_json_close(j, '}');
+}
+
+static void codec_json(perf_json *j, const codec_args *a, const codec_row *rows, size_t nrows)
+{
+    perf_json_open(j, NULL, '{');
+    perf_json_int(j, "schema", 1);
+    perf_json_text(j, "tool", "dcomm-codec");
+    perf_json_text(j, "version", dcomm_version());
+    perf_json_text(j, "isa", dcommi_isa_names[dcommi_isa_get()]);
+    perf_json_text(j, "input", a->input.text);
+    perf_json_int(j, "count", (int64_t)a->input.n);
+    perf_json_int(j, "nranks", a->ranks);
+    perf_json_text(j, "aggregate", codec_ways[a->way]);
+    perf_json_text(j, "feedback", a->feedback ? codec_variants[a->opts.variant] : "none");
+    perf_json_text(j, "residuals", a->opts.bf16 ? "bf16" : "f32");
+    perf_json_open(j, "results", '[');
+    for (size_t i = 0; i < nrows; i++) {
+        codec_json_row(j, a, &rows[i]);
+    }
+    perf_json_close(j, ']');
+    perf_json_close(j, '}');
+    fputc('\n', j->file);
+}
+
+#endif

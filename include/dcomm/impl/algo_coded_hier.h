@@ -1,0 +1,29 @@
+/* algo_coded_hier.h - compressed all-reduce over several hosts, compressed between them only:
+ * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
+ * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is. */
+#ifndef DCOMMI_ALGO_CODED_HIER_H
+#define DCOMMI_ALGO_CODED_HIER_H
+
+#include "algo_coded.h"
+#include "algo_hier.h"
+
+static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_hier h;
+    bool flat;
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
+    if (status == DCOMM_OK && (flat || !h.between_hosts)) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier is for several hosts of which one has several ranks");
+    } else if (status == DCOMM_OK && s->coding->feedback) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier encodes sums of a host, for which no rank has feedback");
+    } else if (status == DCOMM_OK) {
+        status = dcommi_hier_allreduce_of(&h, h.smallest);
+    }
+    dcommi_hier_close(&h);
+    return status;
+}
+
+#endif

@@ -1,0 +1,235 @@
+/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
+ * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
+ * numbers sums them.
+ *
+ * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
+ * element is as likely as any other of its part, and the variance is that of k elements drawn
+ * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
+ * value that is not finite stands for its whole part. */
+#ifndef DCOMMI_CODEC_RANDK_H
+#define DCOMMI_CODEC_RANDK_H
+
+#include "codec.h"
+#include "../../../kernels/rng.h"
+
+#include <math.h>
+
+#define DCOMMI_RANDK_HEAD 8
+
+enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
+enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
+
+typedef struct dcommi_randk_head {
+    uint64_t seed;
+} dcommi_randk_head;
+_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
+
+/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
+static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[DCOMMI_RANDK_K];
+    double wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
+static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
+{
+    return count > UINT32_MAX ? SIZE_MAX
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+}
+
+/* The same on every rank. */
+static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
+{
+    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
+                          dcommi_rng_mix(key->step, key->first));
+}
+
+/* Walks through the parts. */
+typedef struct dcommi_randk_walk {
+    dcommi_rng rng;
+    uint64_t count, k, part;
+    uint64_t begin, end, index; /* of this part, and the element that is sent */
+    uint32_t word[4];
+} dcommi_randk_walk;
+
+static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
+{
+    return (dcommi_randk_walk){
+        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
+}
+
+/* False behind the last part. count * k < 2^64. */
+static bool dcommi_randk_next(dcommi_randk_walk *w)
+{
+    if (w->part == w->k) {
+        return false;
+    }
+    if (w->part % 4 == 0) {
+        dcommi_rng_block(&w->rng, w->part / 4, w->word);
+    }
+    w->begin = w->end;
+    w->end = (w->part + 1) * w->count / w->k;
+    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
+    w->part++;
+    return true;
+}
+
+/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+static float dcommi_randk_value(float x, float factor, size_t *clipped)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    bits = dcommi_f32_bits(value);
+    if ((bits & 0x7fffffffu) == 0x7f800000u) {
+        ++*clipped;
+        value = dcommi_f32_from_bits(bits - 1);
+    }
+    return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
+}
+
+/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
+static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
+            dcommi_codec_nonfinite(call, (size_t)i);
+            ++*wild;
+        }
+    }
+    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
+        float sum = call->x[i] + call->residual[i];
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
+            bool finite = !dcommi_f32_nonfinite(call->x[i]);
+            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
+            call->report.clipped += finite;
+        }
+        call->next[i] = sum;
+    }
+}
+
+/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
+static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
+                                void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        size_t wild = 0;
+        if (pass) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                wild += dcommi_f32_nonfinite(call->x[at]);
+            }
+        }
+        if (wild > 0) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                if (dcommi_f32_nonfinite(call->x[at])) {
+                    dcommi_codec_nonfinite(call, (size_t)at);
+                }
+                if (call->residual != NULL) {
+                    call->next[at] = call->residual[at];
+                }
+            }
+            uint32_t nan = DCOMMI_F32_NAN;
+            memcpy((char *)values + 4 * i, &nan, 4);
+            continue;
+        }
+        dcommi_randk_part(call, w.begin, w.end, &wild);
+        float x = call->residual != NULL                   ? call->next[w.index]
+                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
+                                                           : call->x[w.index];
+        float value =
+            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        memcpy((char *)values + 4 * i, &value, 4);
+        if (call->residual != NULL) {
+            call->next[w.index] = x - value;
+        }
+    }
+}
+
+/* x = the k values at their places and 0 elsewhere, or x += them. */
+static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
+                                 size_t count, bool add)
+{
+    dcommi_randk_walk w = dcommi_randk_start(seed, count, k);
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        float value;
+        memcpy(&value, (const char *)values + 4 * i, 4);
+        if (!add) {
+            memset(x + w.begin, 0, sizeof *x * (size_t)(w.end - w.begin));
+        }
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(value))) {
+            for (uint64_t at = w.begin; at < w.end; at++) {
+                x[at] = dcommi_f32_canonical(add ? x[at] + value : value);
+            }
+            continue;
+        }
+        x[w.index] = add ? x[w.index] + value : value;
+    }
+}
+
+static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
+    memcpy(call->wire, &head, sizeof head);
+    dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
+    call->bytes = dcommi_randk_bytes(codec, call->count);
+    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                        float *x, size_t count, bool add)
+{
+    size_t wanted = dcommi_randk_bytes(codec, count);
+    if (bytes != wanted) {
+        return dcommi_codec_bad_length(codec, bytes, wanted, count);
+    }
+    dcommi_randk_head head;
+    memcpy(&head, wire, sizeof head);
+    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
+                         dcommi_randk_wanted(codec, count), x, count, add);
+    return DCOMM_OK;
+}
+
+static unsigned dcommi_randk_traits(const dcomm_codec *codec)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES |
+           DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
+}
+
+/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
+ * (1-1/s)|x|^2 when not. */
+static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    size_t k = dcommi_randk_wanted(codec, count);
+    double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
+    if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
+        info->omega = longest - 1;
+    } else {
+        info->contraction = 1 - 1 / longest;
+    }
+}
+
+static const dcommi_codec_option dcommi_randk_options[] = {
+    {"k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX,
+     "below 1: share of the elements that is sent; else their number"},
+    {"scale", DCOMMI_CODEC_CHOICE, "unbiased|none", 0, 0, 0,
+     "unbiased: values are multiplied by d/k; none: as they are, for error feedback"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static const dcommi_codec_ops dcommi_codec_randk = {
+    .name = "randk",
+    .summary = "k random elements, the same on every rank: only their values are sent",
+    .options = dcommi_randk_options,
+    .traits = dcommi_randk_traits,
+    .max_bytes = dcommi_randk_bytes,
+    .encode = dcommi_randk_encode,
+    .decode = dcommi_randk_decode,
+    .info = dcommi_randk_info,
+};
+
+#endif

@@ -1,0 +1,410 @@
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
+#ifndef DCOMMI_CODED_H
+#define DCOMMI_CODED_H
+
+#include "../coll.h"
+#include "coded_linear.h"
+
+/* A shorter tensor is not worth two more kernels, nor the error. */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
+
+/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
+ * numbers. */
+static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    dcomm_codec_key key = c->key;
+    key.first = place->first;
+    key.rank = c->rank ^ place->round << 31;
+    return key;
+}
+
+static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
+                              const dcomm_codec_report *r)
+{
+    dcomm_codec_report *all = c->report;
+    if (all == NULL) {
+        return;
+    }
+    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
+        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
+    }
+    all->bytes += r->bytes;
+    all->kept += r->kept;
+    all->clipped += r->clipped;
+    all->nonfinite += r->nonfinite;
+}
+
+static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
+                                             const void *src, size_t src_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = src_len / sizeof(float);
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_status status;
+    if (dcommi_linear_powersgd(c)) {
+        return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
+    }
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
+        status =
+            dcomm_feedback_encode(c->feedback, place->first, count, dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+        status =
+            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+    }
+    dcommi_coded_tell(c, place, &report);
+    return status;
+}
+
+static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_place *place)
+{
+    const void *src = x;
+    return place->divisor > 1 ? dcommi_host_reduce(x, &src, 1, len / sizeof *x, DCOMM_F32,
+                                                   DCOMM_AVG, place->divisor)
+                              : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    size_t count = dst_len / sizeof(float);
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
+    DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    if (dcommi_linear_powersgd(c)) {
+        DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
+    }
+    return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
+                               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
+                                          const void *const *src, const size_t *src_len,
+                                          size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    for (size_t i = 0; i < nsrc; i++) {
+        DCOMMI_TRY(dcomm_decode_add(c->codec, src[i], src_len[i], dst, dst_len / sizeof(float)));
+    }
+    return dcommi_coded_divide(dst, dst_len, place);
+}
+
+static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *stage, size_t stage_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = stage_len / sizeof(float);
+    (void)stage;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report;
+    float factor = 1.0f / (float)place->divisor;
+    dcomm_status status;
+    if (c->feedback != NULL) {
+        status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
+                                       dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
+        status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
+                              dst_len, encoded, c->workspace, &report);
+    }
+    if (status >= 0) {
+        dcommi_coded_tell(c, place, &report);
+    }
+    return status;
+}
+
+static const dcomm_plan_codec dcommi_coded_codec = {
+    .name = "codec",
+    .encode = dcommi_coded_step_encode,
+    .decode = dcommi_coded_step_decode,
+    .decode_reduce = dcommi_coded_step_add,
+    .recode = dcommi_coded_step_recode,
+};
+
+/* ---- the call ---- */
+
+static size_t dcommi_coding_max_bytes(const void *sizes, size_t count)
+{
+    return dcomm_codec_max_bytes(sizes, count);
+}
+
+/* The codec of a call; NULL: none. While DGC warms up, it is not that of the call's options. */
+static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
+{
+    return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
+}
+
+/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
+                                     dcommi_coding *coding)
+{
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
+    memset(coding, 0, sizeof *coding);
+    coding->codec = &dcommi_coded_codec;
+    coding->max_bytes = dcommi_coding_max_bytes;
+    coding->sizes = codec;
+    coding->granule = (int64_t)info.granule;
+    coding->whole = info.sparse || info.linear;
+    dcommi_linear_parts(codec, count, coding);
+    coding->hash = 0x5851f42d4c957f2du;
+    for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
+        coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
+    }
+    if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
+        bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+        coding->feedback = true;
+        coding->hash = dcommi_mix(coding->hash, differences);
+        coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
+    }
+    return DCOMM_OK;
+}
+
+/* Whether error feedback fits a call. */
+static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    const dcomm_feedback *fb = opts->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    if (fb->count != s->count ||
+        (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           opts->codec != NULL ? opts->codec->spec : "the same");
+    }
+    if (fb->stale || fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
+                           fb->stale ? "stale, for a collective with it failed; see "
+                                       "dcomm_feedback_recover"
+                                     : "in use by another call");
+    }
+    return DCOMM_OK;
+}
+
+/* Whether a call with a codec is compressed. Its ranks decide alike. */
+static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
+    return s->nranks > 1 && s->count > 0 && s->dtype <= DCOMM_BF16 &&
+           (named || s->count >= DCOMMI_CODED_MIN);
+}
+
+/* Give a shape its codec, where there is one to be used. */
+static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *opts,
+                                       dcommi_coding *coding)
+{
+    s->coding = NULL;
+    if (opts->codec == NULL && opts->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
+    if (s->op != DCOMM_SUM && s->op != DCOMM_AVG && s->op != DCOMM_PREMUL_SUM) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.codec with operator %s; sums and averages can be compressed",
+                           dcomm_coll_name(s->coll), dcomm_op_name(s->op));
+    }
+    if (dcommi_coded_wanted(s, opts)) {
+        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
+        s->coding = coding;
+    }
+    return DCOMM_OK;
+}
+
+/* What a run brings along; with comm->lock. */
+static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                     dcommi_coded **coded_p)
+{
+    dcommi_coded *c = comm->free_coded;
+    if (c != NULL) {
+        comm->free_coded = c->next;
+    } else if ((c = dcommi_alloc(sizeof *c)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->codec = dcommi_coded_codec_of(opts);
+    c->feedback = opts->feedback;
+    c->begun = false;
+    c->rank = (uint32_t)comm->rank;
+    c->report = opts->codec_report;
+    if (c->report != NULL) {
+        *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
+    }
+    *coded_p = c;
+    return DCOMM_OK;
+}
+
+/* The call has its plan and its number. */
+static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
+                                  const dcomm_plan *plan, uint64_t seq)
+{
+    c->linear = plan->codec_linear;
+    c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
+                                      .own_count = (size_t)plan->recoded_count,
+                                      .rank = c->rank,
+                                      .nranks = (uint32_t)plan->nranks};
+    c->key = (dcomm_codec_key){.seed = opts->codec_seed,
+                               .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* The run is over: residuals are those of the next step now, or nobody knows what they are. */
+static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
+{
+    if (c->feedback == NULL) {
+        return;
+    }
+    if (status < 0) {
+        dcomm_feedback_fail(c->feedback);
+    } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
+        dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    }
+}
+
+/* With comm->lock. */
+static void dcommi_coded_drop(dcomm_comm *comm, dcommi_coded *c)
+{
+    if (c != NULL) {
+        c->next = comm->free_coded;
+        comm->free_coded = c;
+    }
+}
+
+static void dcommi_coded_free_all(dcomm_comm *comm)
+{
+    while (comm->free_coded != NULL) {
+        dcommi_coded *c = comm->free_coded;
+        comm->free_coded = c->next;
+        dcommi_free(c->workspace);
+        dcommi_free(c->room);
+        dcommi_free(c);
+    }
+}
+
+/* ---- other types than f32, and factors ---- */
+
+/* f32 <- factor * src. */
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    size_t count = dst_len / sizeof(float), element = dcomm_dtype_size(dtype);
+    double factor;
+    float *to = dst;
+    const unsigned char *from = src[0];
+    if (nsrc != 2 || src_len[0] != count * element || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        double wide;
+        switch (dtype) {
+        case DCOMM_F64:
+            memcpy(&wide, from + 8 * i, 8);
+            to[i] = (float)(factor != 0 ? wide * factor : wide);
+            continue;
+        case DCOMM_F16:
+            memcpy(&half, from + 2 * i, 2);
+            to[i] = dcommi_f16_to_f32(half);
+            break;
+        case DCOMM_BF16:
+            memcpy(&half, from + 2 * i, 2);
+            to[i] = dcommi_bf16_to_f32(half);
+            break;
+        default:
+            memcpy(&to[i], from + 4 * i, 4);
+            break;
+        }
+        to[i] = factor != 0 ? (float)((double)to[i] * factor) : to[i];
+    }
+    return DCOMM_OK;
+}
+
+/* dst <- f32, rounded to nearest even. */
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    size_t element = dcomm_dtype_size(dtype), count = dst_len / element;
+    const float *from = src[0];
+    unsigned char *to = dst;
+    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
+        return DCOMM_ERR_PLAN;
+    }
+    for (size_t i = 0; i < count; i++) {
+        double wide = (double)from[i];
+        uint16_t half =
+            dtype == DCOMM_F16 ? dcommi_f32_to_f16(from[i]) : dcommi_f32_to_bf16(from[i]);
+        const void *what = dtype == DCOMM_F64   ? (const void *)&wide
+                           : dtype == DCOMM_F32 ? (const void *)&from[i]
+                                                : (const void *)&half;
+        memcpy(to + element * i, what, element);
+    }
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
+
+/* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
+    int64_t wide = (int64_t)(s->count * sizeof(float));
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
+    b.head.in_bytes = b.head.out_bytes = bytes;
+    b.head.nwords = 1;
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_coded_kernels;
+    b.head.nkernels = 2;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
+    b.head.recoded_first = inner->recoded_first;
+    b.head.recoded_count = inner->recoded_count;
+    dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
+    dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
+                            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->dst = scratch;
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(&b, &r, 1);
+    }
+    dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
+    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->kernel = 1;
+        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+        dcommi_build_sources(&b, step, &scratch, 1);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif

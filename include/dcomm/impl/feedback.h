@@ -1,0 +1,656 @@
+/* feedback.h - a step of error feedback: begin, encode, recode, commit. */
+#ifndef DCOMMI_FEEDBACK_H
+#define DCOMMI_FEEDBACK_H
+
+#include "feedback_state.h"
+
+#include <float.h>
+
+/* The owner's encodings draw other random numbers than the worker's. */
+#define DCOMMI_FEEDBACK_OWNER 0x80000000u
+
+/* One encoding of elements [at, at + count) of a store. */
+typedef struct dcommi_feedback_call {
+    const float *x;  /* what is encoded ... */
+    dcommi_wires in; /* ... or, where that is NULL, the wires whose sum is */
+    float factor;    /* on the sum */
+    dcommi_feedback_store *store;
+    size_t at, count;
+    dcomm_codec_key key;
+    void *wire;
+    size_t capacity, bytes;
+    dcomm_codec_report report;
+    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+} dcommi_feedback_call;
+
+/* ---- the beginning ---- */
+
+static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
+    }
+    if (fb->begun != begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
+                           begun ? "no step was begun" : "a step is under way");
+    }
+    return DCOMM_OK;
+}
+
+/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
+ * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
+static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
+    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    float factor = (float)(sign / fb->owner_factor);
+    for (size_t i = 0; i < o->count; i++) {
+        size_t at = fb->own_first + i;
+        float sum = dcommi_feedback_get(w, w->now, at) + dcommi_feedback_get(o, o->now, i) * factor;
+        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        dcommi_feedback_set(w, w->now, at, sum);
+        dcommi_feedback_set(w, w->next, at, sum);
+    }
+    dcommi_feedback_store_free(o);
+}
+
+static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
+{
+    if (first == fb->own_first && count == fb->owner.count) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_store owner;
+    DCOMMI_TRY(dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
+    dcommi_feedback_fold_owner(fb);
+    fb->owner = owner;
+    fb->own_first = first;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
+{
+    if (s->now != s->next) {
+        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
+static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
+{
+    double sum = 0;
+    for (size_t i = 0; fb->opts.clip > 0 && i < step->count; i++) {
+        double x = dcommi_f32_nonfinite(step->x[i]) ? 0 : (double)step->x[i];
+        sum += x * x;
+    }
+    double most = fb->opts.clip / sqrt((double)step->nranks);
+    return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
+    if (given == NULL || (given->x == NULL && fb->count > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_begin: %s is NULL",
+                           given == NULL ? "step" : "step->x");
+    }
+    dcomm_feedback_step step = *given;
+    step.count = step.count == 0 && step.first == 0 ? fb->count : step.count;
+    step.nranks = step.nranks == 0 ? 1 : step.nranks;
+    step.own_first = step.own_count == 0 ? 0 : step.own_first;
+    if (step.first > fb->count || step.count > fb->count - step.first ||
+        step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
+                           "tensor's %zu elements",
+                           step.first, step.count, step.own_first, step.own_count, fb->count);
+    }
+    if (fb->stale) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
+            "not fit together any more; see dcomm_feedback_recover");
+    }
+    DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
+        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    }
+    fb->last_first = step.first;
+    fb->last_count = step.count;
+    fb->now = step;
+    fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
+    fb->encoded = fb->owned = fb->finished = 0;
+    fb->held = 0;
+    fb->next_factor = fb->owner_factor;
+    fb->begun = true;
+    return DCOMM_OK;
+}
+
+/* ---- one encoding ---- */
+
+static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
+                                              size_t count)
+{
+    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
+    if (need > fb->workspace_room || fb->workspace == NULL) {
+        dcommi_free(fb->workspace);
+        fb->workspace = dcommi_alloc_raw(need);
+        fb->workspace_room = fb->workspace != NULL ? need : 0;
+    }
+    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* The codec does all in one pass. */
+static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *widened = NULL, *next = dcommi_feedback_at(s, s->next, c->at);
+    if (s->bf16) {
+        widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+        next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+        if (widened == NULL || next == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcomm_status status =
+        c->x != NULL
+            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
+                                    c->capacity, &c->bytes, fb->workspace, &c->report)
+            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
+                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
+                           &c->report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        dcommi_feedback_write(s, c->at, c->count, next);
+    }
+    return status;
+}
+
+static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
+{
+    if (dcommi_f32_nonfinite(e)) {
+        report->clipped++;
+        return copysignf(FLT_MAX, e);
+    }
+    return e;
+}
+
+/* x and the store become e, in the scratch array INPUT; counts what is not finite. */
+static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
+                                  dcomm_codec_report *report)
+{
+    report->first_nonfinite = SIZE_MAX;
+    for (size_t i = 0; i < c->count; i++) {
+        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
+            report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
+            e[i] = c->estimates ? 0 : held[i];
+        } else {
+            e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
+                                           report);
+        }
+    }
+}
+
+/* For a scaled codec, and for EF21: what is encoded is not gradient + residual. */
+static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    const dcomm_codec *codec = dcomm_feedback_codec(fb);
+    dcommi_feedback_store *s = c->store;
+    float *e = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_INPUT, c->count);
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (e == NULL || sent == NULL || widened == NULL || next == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (c->x == NULL) {
+        DCOMMI_TRY(dcomm_decode_sum(codec, c->in.wires, c->in.bytes, c->in.n, next, c->count));
+        for (size_t i = 0; i < c->count; i++) {
+            next[i] *= c->factor;
+        }
+        c->x = next;
+    }
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_feedback_input(c, held, e, &seen);
+    for (size_t i = 0; i < c->count; i++) {
+        sent[i] = e[i] * (float)fb->factor;
+    }
+    DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
+                            fb->workspace, &c->report));
+    DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
+    }
+    dcommi_feedback_write(s, c->at, c->count, next);
+    c->report.clipped += seen.clipped;
+    c->report.nonfinite = seen.nonfinite;
+    c->report.first_nonfinite = seen.first_nonfinite;
+    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "error feedback: %zu of %zu inputs are not finite; the first is number "
+                           "%zu",
+                           seen.nonfinite, c->count, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+/* x: the gradient; NULL for an owner's sum. */
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         const float *x)
+{
+    const dcommi_feedback_store *s = c->store;
+    dcomm_ledger *ledger = fb->ledger;
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (sent == NULL || widened == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
+    if (x != NULL) {
+        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
+    }
+    if (c->estimates) { /* what is held back is what the estimate lacks */
+        for (size_t i = 0; i < c->count; i++) {
+            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+        }
+        next = widened;
+    }
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_held(ledger, sent, next, c->count);
+    fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    ledger->residual_norm = sqrt(fb->held);
+    return DCOMM_OK;
+}
+
+/* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
+ * is then as if they had been 0. */
+static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
+                                        size_t *bytes_p, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
+                                                          : dcommi_feedback_fused(fb, c);
+    if (status != DCOMM_OK && c->report.nonfinite == 0) {
+        return status;
+    }
+    *bytes_p = c->bytes;
+    if (report != NULL) {
+        *report = c->report;
+    }
+    if (fb->ledger != NULL) {
+        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+    }
+    return status;
+}
+
+/* ---- the worker ---- */
+
+static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t count, size_t from,
+                                          size_t length, size_t done)
+{
+    if (first < from || first - from > length || count > length - (first - from) ||
+        count > length - done) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: [%zu, +%zu) is not within [%zu, +%zu), of which %zu elements are "
+                           "done",
+                           what, first, count, from, length, done);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_codec_key dcommi_feedback_key(const dcomm_feedback *fb, size_t first, uint32_t owner)
+{
+    return (dcomm_codec_key){.seed = fb->opts.seed,
+                             .step = fb->step,
+                             .first = first,
+                             .rank = fb->now.rank | owner,
+                             .tensor = fb->opts.tensor};
+}
+
+/* u = m u + clip g, where g is finite. Returns the array that holds it, for the range. */
+static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_t at, size_t count)
+{
+    dcommi_feedback_store *s = &fb->velocity;
+    float *u = s->bf16 ? dcommi_feedback_room(fb, DCOMMI_FEEDBACK_VELOCITY, count)
+                       : dcommi_feedback_at(s, s->next, at);
+    if (u == NULL) {
+        return NULL;
+    }
+    const float *before = dcommi_feedback_read(s, s->now, at, count, u);
+    float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    for (size_t i = 0; i < count; i++) {
+        u[i] = m * before[i] + (dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i]);
+    }
+    return u;
+}
+
+/* The momentum of what was sent is forgotten, else it would be sent twice. */
+static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedback_call *c,
+                                         float *u)
+{
+    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
+    if (sent == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
+    for (size_t i = 0; i < c->count; i++) {
+        u[i] = sent[i] != 0 || dcommi_f32_nonfinite(u[i]) ? 0 : u[i];
+    }
+    dcommi_feedback_write(&fb->velocity, c->at, c->count, u);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    const float *g = fb->now.x + (first - fb->now.first);
+    bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
+    float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
+    if (dgc && u == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {.x = dgc ? u : g,
+                              .store = &fb->worker,
+                              .at = first,
+                              .count = count,
+                              .key = dcommi_feedback_key(fb, first, 0),
+                              .wire = wire,
+                              .capacity = capacity,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_status status = dcommi_feedback_run(fb, &c, g, bytes_p, report);
+    if (dgc && (status == DCOMM_OK || c.report.nonfinite > 0)) {
+        DCOMMI_TRY(dcommi_feedback_mask(fb, &c, u));
+    }
+    if (status == DCOMM_OK || c.report.nonfinite > 0) {
+        fb->encoded += count;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
+                                                const uint32_t *index, const float *value, size_t n,
+                                                const uint32_t *agreed, size_t nagreed)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_give_back", fb, true));
+    if (n > 0 && (index == NULL || value == NULL || (agreed == NULL && nagreed > 0))) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_give_back: %s is NULL",
+                           index == NULL   ? "index"
+                           : value == NULL ? "value"
+                                           : "agreed");
+    }
+    dcommi_feedback_store *s = &fb->worker;
+    float sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        while (k < nagreed && agreed[k] < index[i]) {
+            k++;
+        }
+        if (k < nagreed && agreed[k] == index[i]) {
+            continue;
+        }
+        DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
+                                         fb->now.first, fb->now.count, 0));
+        size_t at = first + index[i];
+        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + sign * value[i]);
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the owner ---- */
+
+static dcomm_status dcommi_feedback_owned(const char *what, dcomm_feedback *fb,
+                                          dcommi_feedback_call *c, size_t first, size_t *bytes_p,
+                                          dcomm_codec_report *report)
+{
+    DCOMMI_TRY(
+        dcommi_feedback_range(what, first, c->count, fb->own_first, fb->owner.count, fb->owned));
+    if (!(c->factor != 0) || dcommi_f32_nonfinite(c->factor)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor %g", what, (double)c->factor);
+    }
+    c->store = &fb->owner;
+    c->at = first - fb->own_first;
+    c->key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER);
+    dcomm_status status = dcommi_feedback_run(fb, c, NULL, bytes_p, report);
+    if (status == DCOMM_OK || c->report.nonfinite > 0) {
+        fb->owned += c->count;
+        fb->next_factor = (double)c->factor;
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
+                                             const size_t *bytes, size_t n, float factor,
+                                             size_t first, size_t count, void *wire,
+                                             size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recode", fb, true));
+    dcommi_feedback_call c = {.in = {wires, bytes, n},
+                              .factor = factor,
+                              .count = count,
+                              .wire = wire,
+                              .capacity = capacity};
+    return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
+                                                   float factor, size_t first, size_t count,
+                                                   void *wire, size_t capacity, size_t *bytes_p,
+                                                   dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode_owned", fb, true));
+    if (sum == NULL && count > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_encode_owned: sum is NULL");
+    }
+    dcommi_feedback_call c = {
+        .x = sum, .factor = factor, .count = count, .wire = wire, .capacity = capacity};
+    if (factor != 1) {
+        float *scaled = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, count);
+        if (scaled == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            scaled[i] = sum[i] * factor;
+        }
+        c.x = scaled;
+    }
+    return dcommi_feedback_owned("dcomm_feedback_encode_owned", fb, &c, first, bytes_p, report);
+}
+
+/* ---- linear codecs ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
+        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_feedback_gather: %s",
+                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
+    }
+    size_t n = fb->now.count;
+    if (fb->gathered == NULL || n > fb->gathered_room) {
+        dcommi_free(fb->gathered);
+        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
+        fb->gathered_room = fb->gathered != NULL ? n : 0;
+    }
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
+    if (fb->gathered == NULL || room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {
+        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    dcomm_codec_report seen = {0};
+    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
+    dcommi_feedback_input(&c, held, fb->gathered, &seen);
+    *e_p = fb->gathered;
+    if (fb->ledger != NULL) {
+        dcomm_ledger_encoded(fb->ledger, 0, &seen);
+    }
+    if (seen.nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
+                           "number %zu",
+                           seen.nonfinite, n, seen.first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_keep", fb, true));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    dcommi_feedback_store *s = &fb->worker;
+    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, count);
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
+    if (fb->gathered == NULL || part == NULL || next == NULL || room == NULL) {
+        return fb->gathered != NULL && part != NULL
+                   ? DCOMM_ERR_NO_MEMORY
+                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
+                                 part == NULL ? "part is NULL" : "gather comes first");
+    }
+    const float *e = fb->gathered + (first - fb->now.first);
+    bool estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
+    for (size_t i = 0; i < count; i++) {
+        next[i] = estimates ? held[i] + part[i] : e[i] - part[i];
+    }
+    if (fb->ledger != NULL) {
+        dcomm_ledger_compare(fb->ledger, fb->now.x + (first - fb->now.first),
+                             estimates ? next : part, count);
+        for (size_t i = 0; i < count; i++) {
+            room[i] = e[i] - part[i];
+        }
+        double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+        dcommi_ledger_held(fb->ledger, part, room, count);
+        fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+        fb->ledger->residual_norm = sqrt(fb->held);
+    }
+    dcommi_feedback_write(s, first, count, next);
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+
+/* ---- the end ---- */
+
+DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
+                                             float *result)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_finish", fb, true));
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(
+        dcommi_feedback_range("dcomm_feedback_finish", first, count, 0, fb->count, fb->finished));
+    const float *now = (const float *)fb->estimate.now + first;
+    float *next = (float *)fb->estimate.next + first;
+    for (size_t i = 0; i < count; i++) {
+        next[i] = result[i] = now[i] + result[i];
+    }
+    fb->finished += count;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
+{
+    void *now = s->now;
+    s->now = s->next;
+    s->next = now;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_commit", fb, true));
+    bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    if (fb->encoded != fb->now.count || fb->owned != fb->owner.count ||
+        (ef21 && fb->finished < fb->now.count)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_commit: %zu of %zu elements were encoded, %zu of %zu "
+                           "owned ones, and %zu of the result finished",
+                           fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
+    }
+    dcommi_feedback_swap(&fb->worker);
+    dcommi_feedback_swap(&fb->owner);
+    dcommi_feedback_swap(&fb->velocity);
+    dcommi_feedback_swap(&fb->estimate);
+    fb->owner_factor = fb->next_factor;
+    fb->average = fb->now.average;
+    fb->nranks = fb->now.nranks;
+    fb->begun = false;
+    fb->step++;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_fail: fb is NULL");
+    }
+    fb->begun = false;
+    fb->stale = true;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
+                                              double *lost_p)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    double lost = 0;
+    if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_recover: in place, the residuals before the step are "
+                           "gone; they can only be reset");
+    }
+    if (how == DCOMM_FEEDBACK_RETRY) {
+        dcommi_feedback_store_level(&fb->worker);
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    } else {
+        lost = sqrt(dcommi_feedback_norm2(&fb->worker) + dcommi_feedback_norm2(&fb->owner));
+        dcommi_feedback_store_clear(&fb->worker);
+        dcommi_feedback_store_clear(&fb->owner);
+        dcommi_feedback_store_clear(&fb->velocity);
+        dcommi_feedback_store_clear(&fb->estimate);
+        dcommi_free(fb->remembered);
+        fb->remembered = NULL;
+    }
+    fb->stale = false;
+    if (lost_p != NULL) {
+        *lost_p = lost;
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    if (!(fabs(factor) <= DBL_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
+    }
+    if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
+    }
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity};
+    for (int k = 0; k < 3; k++) {
+        dcommi_feedback_store *s = stores[k];
+        for (size_t i = 0; i < s->count; i++) {
+            float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
+            x = dcommi_f32_nonfinite(x) ? copysignf(FLT_MAX, x) : x;
+            dcommi_feedback_set(s, s->now, i, x);
+            dcommi_feedback_set(s, s->next, i, x);
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif

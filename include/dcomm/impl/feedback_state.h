@@ -1,0 +1,386 @@
+/* feedback_state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
+ * the one that comes; which codec a step takes. */
+#ifndef DCOMMI_FEEDBACK_STATE_H
+#define DCOMMI_FEEDBACK_STATE_H
+
+#include "../feedback.h"
+#include "api_codec.h"
+#include "ledger.h"
+
+#include <math.h>
+
+/* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
+ * needed: both NULL. In place: both the same. */
+typedef struct dcommi_feedback_store {
+    void *now, *next;
+    size_t count;
+    bool bf16;
+} dcommi_feedback_store;
+
+/* f32 arrays as long as the longest range so far. */
+enum {
+    DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
+    DCOMMI_FEEDBACK_SENT,     /* the wire, decoded */
+    DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
+    DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
+    DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
+    DCOMMI_FEEDBACK_SCRATCH
+};
+
+enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
+
+struct dcomm_feedback {
+    const dcomm_codec *codec;
+    dcomm_codec *warm[DCOMMI_FEEDBACK_STAGES]; /* made when they are needed */
+    dcomm_feedback_opts opts;
+    size_t count;
+    uint64_t step;
+    bool begun, stale;
+    double factor;       /* 1, or 1/(1+omega) */
+    double owner_factor; /* the owner residual is in units of the sum times this */
+    double next_factor;  /* likewise, from the commit on */
+    bool average;        /* EF21: the estimate is of the average, over `nranks` */
+    uint32_t nranks;
+    dcommi_feedback_store worker;   /* residual; EF21: the estimate w */
+    dcommi_feedback_store owner;    /* residual of the owned shard */
+    dcommi_feedback_store velocity; /* DGC's u */
+    dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    size_t own_first;
+    /* of the step under way */
+    dcomm_feedback_step now;
+    float clip;                      /* DGC: factor on the gradient */
+    size_t encoded, owned, finished; /* elements done */
+    size_t last_first, last_count;   /* of the step before: where now and next differ */
+    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
+    float *gathered;  /* e of a linear codec */
+    size_t gathered_room;
+    double held; /* squares of the residuals of this step */
+    float *scratch[DCOMMI_FEEDBACK_SCRATCH];
+    size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
+    void *workspace;
+    size_t workspace_room;
+    dcomm_ledger *ledger;
+};
+
+/* ---- stores ---- */
+
+static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
+{
+    return s->bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+static void dcommi_feedback_store_free(dcommi_feedback_store *s)
+{
+    if (s->next != s->now) {
+        dcommi_free(s->next);
+    }
+    dcommi_free(s->now);
+    *s = (dcommi_feedback_store){.bf16 = s->bf16};
+}
+
+/* Zeros. */
+static dcomm_status dcommi_feedback_store_make(dcommi_feedback_store *s, size_t count, bool bf16,
+                                               bool in_place)
+{
+    *s = (dcommi_feedback_store){.count = count, .bf16 = bf16};
+    s->now = dcommi_calloc(count, dcommi_feedback_width(s));
+    s->next = in_place ? s->now : dcommi_calloc(count, dcommi_feedback_width(s));
+    if (s->now == NULL || s->next == NULL) {
+        dcommi_feedback_store_free(s);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+static inline void *dcommi_feedback_at(const dcommi_feedback_store *s, void *base, size_t at)
+{
+    return (unsigned char *)base + at * dcommi_feedback_width(s);
+}
+
+static void dcommi_feedback_widen(const uint16_t *from, float *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        to[i] = dcommi_bf16_to_f32(from[i]);
+    }
+}
+
+static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint16_t h = dcommi_f32_to_bf16(from[i]);
+        to[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h); /* not up to infinity */
+    }
+}
+
+/* Elements [at, at + count) of `base` as f32: where they lie, or in `room`. */
+static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, size_t at,
+                                   size_t count, float *room)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    dcommi_feedback_widen(from, room, count);
+    return room;
+}
+
+static void dcommi_feedback_write(const dcommi_feedback_store *s, size_t at, size_t count,
+                                  const float *from)
+{
+    void *to = dcommi_feedback_at(s, s->next, at);
+    if (s->bf16) {
+        dcommi_feedback_narrow(from, to, count);
+    } else if (to != (const void *)from) {
+        memcpy(to, from, count * sizeof *from);
+    }
+}
+
+static inline float dcommi_feedback_get(const dcommi_feedback_store *s, const void *base, size_t i)
+{
+    return s->bf16 ? dcommi_bf16_to_f32(((const uint16_t *)base)[i]) : ((const float *)base)[i];
+}
+
+static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *base, size_t i,
+                                       float x)
+{
+    if (s->bf16) {
+        dcommi_feedback_narrow(&x, (uint16_t *)base + i, 1);
+    } else {
+        ((float *)base)[i] = x;
+    }
+}
+
+static double dcommi_feedback_norm2(const dcommi_feedback_store *s)
+{
+    double sum = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        double x = (double)dcommi_feedback_get(s, s->now, i);
+        sum += x * x;
+    }
+    return sum;
+}
+
+static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
+{
+    if (s->now != NULL) {
+        memset(s->now, 0, s->count * dcommi_feedback_width(s));
+        memset(s->next, 0, s->count * dcommi_feedback_width(s));
+    }
+}
+
+/* A scratch array of at least `count` floats; NULL without memory. */
+static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
+{
+    if (fb->scratch[which] == NULL || count > fb->scratch_room[which]) {
+        size_t bytes = dcommi_size_mul(count, sizeof(float));
+        dcommi_free(fb->scratch[which]);
+        fb->scratch[which] = dcommi_alloc_raw(bytes);
+        fb->scratch_room[which] = fb->scratch[which] != NULL ? count : 0;
+    }
+    return fb->scratch[which];
+}
+
+/* ---- which codec ---- */
+
+/* The codec's spec with another k; *codec_p is NULL where that would not be denser. */
+static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
+                                           dcomm_codec **codec_p)
+{
+    const char *spec = dcomm_codec_spec(fb->codec), *at = strstr(spec, "k=");
+    while (at != NULL && at > spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    if (at == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "DGC's warm-up changes option k, which %s does not have", spec);
+    }
+    char *end;
+    double own = strtod(at + 2, &end);
+    *codec_p = NULL;
+    if (own >= 1 ? own >= k * (double)fb->count : own >= k) {
+        return DCOMM_OK;
+    }
+    char denser[DCOMMI_CODEC_SPEC_MAX];
+    snprintf(denser, sizeof denser, "%.*sk=%.8g%s", (int)(at - spec), spec, k, end);
+    return dcomm_codec_create(denser, codec_p);
+}
+
+DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
+{
+    if (fb == NULL) {
+        return NULL;
+    }
+    if (fb->step >= fb->opts.warmup_steps) {
+        return fb->codec;
+    }
+    double done = (double)fb->step / (double)fb->opts.warmup_steps;
+    const dcomm_codec *warm = fb->warm[(int)(done * DCOMMI_FEEDBACK_STAGES)];
+    return warm != NULL ? warm : fb->codec;
+}
+
+DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count)
+{
+    size_t most = fb != NULL ? dcomm_codec_max_bytes(fb->codec, count) : 0;
+    for (int i = 0; fb != NULL && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        size_t warm = dcomm_codec_max_bytes(fb->warm[i], count);
+        most = warm > most ? warm : most;
+    }
+    return most;
+}
+
+/* ---- life ---- */
+
+static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
+{
+    const char *wrong = (unsigned)o->variant >= DCOMM_FEEDBACK_VARIANT_COUNT
+                            ? "opts.variant is not known"
+                        : !(o->momentum < 1) ? "opts.momentum is not below 1"
+                        : !(o->clip >= 0)    ? "opts.clip is below 0"
+                        : o->bf16 && o->variant == DCOMM_FEEDBACK_EF21
+                            ? "EF21 with bf16: the ranks' estimates would drift from their sum"
+                        : o->variant != DCOMM_FEEDBACK_DGC && (o->warmup_steps > 0 || o->clip > 0)
+                            ? "opts.warmup_steps and opts.clip are DGC's"
+                            : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
+}
+
+/* Is the codec one that error feedback converges with, and by what is it scaled. */
+static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
+{
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(fb->codec, fb->count, &info));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC && !info.sparse) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_create: DGC forgets the momentum of what is sent, so it "
+                           "needs a codec that does not send everything; %s does",
+                           info.name);
+    }
+    fb->factor = 1;
+    if (info.unbiased && info.omega >= 1) {
+        if (!fb->opts.scale) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_feedback_create: an unbiased codec whose variance factor "
+                               "omega is 1 or more is not contractive, and error feedback would "
+                               "grow without bound: %s has omega %.3g for %zu elements; "
+                               "opts.scale multiplies it by 1/(1+omega)",
+                               fb->codec->spec, info.omega, fb->count);
+        }
+        fb->factor = 1 / (1 + info.omega);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_make(dcomm_feedback *fb)
+{
+    dcomm_feedback_opts *o = &fb->opts;
+    DCOMMI_TRY(dcommi_feedback_check_codec(fb));
+    fb->owner.bf16 = o->bf16;
+    DCOMMI_TRY(dcommi_feedback_store_make(&fb->worker, fb->count, o->bf16, o->in_place));
+    if (o->variant == DCOMM_FEEDBACK_DGC) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->velocity, fb->count, o->bf16, o->in_place));
+    }
+    if (o->variant == DCOMM_FEEDBACK_EF21) {
+        DCOMMI_TRY(dcommi_feedback_store_make(&fb->estimate, fb->count, false, o->in_place));
+    }
+    double k = 1;
+    for (int i = 0; o->warmup_steps > 0 && i < DCOMMI_FEEDBACK_STAGES; i++) {
+        k /= 4;
+        DCOMMI_TRY(dcommi_feedback_denser(fb, k, &fb->warm[i]));
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                             const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
+{
+    static const dcomm_feedback_opts defaults;
+    if (codec == NULL || fb_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s is NULL",
+                           codec == NULL ? "codec" : "fb_p");
+    }
+    opts = opts != NULL ? opts : &defaults;
+    DCOMMI_TRY(dcommi_feedback_check_opts(opts));
+    dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
+    if (fb == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->codec = codec;
+    fb->count = count;
+    fb->opts = *opts;
+    fb->owner_factor = fb->next_factor = 1;
+    fb->nranks = 1;
+    /* Zero is the default; any negative number is none. */
+    fb->opts.momentum = opts->momentum < 0 ? -1 : opts->momentum == 0 ? 0.9 : opts->momentum;
+    dcomm_status status = dcommi_feedback_make(fb);
+    if (status != DCOMM_OK) {
+        dcomm_feedback_destroy(&fb);
+        return status;
+    }
+    *fb_p = fb;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
+{
+    if (fb_p == NULL || *fb_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_feedback *fb = *fb_p;
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        dcommi_feedback_store_free(stores[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_SCRATCH; i++) {
+        dcommi_free(fb->scratch[i]);
+    }
+    for (int i = 0; i < DCOMMI_FEEDBACK_STAGES; i++) {
+        dcomm_codec_destroy(&fb->warm[i]);
+    }
+    dcommi_free(fb->gathered);
+    dcommi_free(fb->remembered);
+    dcommi_free(fb->workspace);
+    dcommi_free(fb);
+    *fb_p = NULL;
+    return DCOMM_OK;
+}
+
+static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
+{
+    return (s->next != s->now ? 2 : 1) * s->count * dcommi_feedback_width(s);
+}
+
+DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
+{
+    if (fb == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
+                           fb == NULL ? "fb" : "info");
+    }
+    *info = (dcomm_feedback_info){
+        .variant = fb->opts.variant,
+        .count = fb->count,
+        .step = fb->step,
+        .stale = fb->stale,
+        .begun = fb->begun,
+        .own_first = fb->own_first,
+        .own_count = fb->owner.count,
+        .worker_norm = sqrt(dcommi_feedback_norm2(&fb->worker)),
+        .owner_norm = sqrt(dcommi_feedback_norm2(&fb->owner)),
+        .factor = fb->factor,
+        .state_bytes =
+            dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
+            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+    };
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_set_ledger: fb is NULL");
+    }
+    fb->ledger = ledger;
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,106 @@
+/* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
+#ifndef DCOMMI_CODEC_ISA_H
+#define DCOMMI_CODEC_ISA_H
+
+#include "isa.h"
+#include "lanes_portable.h"
+#include "wire.h"
+
+#if defined(__x86_64__)
+#include "lanes_avx2.h"
+#include "lanes_avx512.h"
+#endif
+
+/* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
+ * and the first cache are slower. */
+#define DCOMMI_CODEC_AHEAD 3072
+
+/* The encoding of a bucket, or for casts of a block. */
+typedef struct dcommi_quant {
+    const float *x;
+    size_t count; /* whole groups and lines */
+    unsigned char *wire;
+    float inverse, step;
+    uint32_t mask, half;   /* what is taken of a random number, and added to it */
+    const dcommi_rng *rng; /* NULL: to nearest */
+    uint64_t group;        /* of x[0], for rng */
+    const float *ahead;    /* as many elements, measured on the way */
+    /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
+     * and next = x - decoded. */
+    const float *ahead_residual;
+    float *ahead_sum;
+    float *next;
+    bool stream, stream_next;
+} dcommi_quant;
+
+typedef struct dcommi_dequant {
+    const unsigned char *const *wires;
+    const float *steps; /* of each wire */
+    size_t n;
+    float *x;
+    size_t count;
+    float factor; /* of sums */
+    bool add, stream;
+} dcommi_dequant;
+
+typedef struct dcommi_codec_kernels {
+    uint32_t (*measure)(const float *x, size_t n, bool sign);
+    uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
+    double (*squares)(const float *x, size_t n);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(const dcommi_quant *q);
+    bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    uint32_t (*cast)(const dcommi_quant *q, bool half);
+    uint32_t (*uncast)(const dcommi_dequant *d, bool half);
+    void (*settle)(void); /* after streaming */
+} dcommi_codec_kernels;
+
+#define DCOMMI_UNROLL_8 /* lanes are loops already */
+#define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_LANE DCOMMI_vport_INLINE
+#define DCOMMI_LOOP DCOMMI_vport_TARGET static
+#include "codec_loops.h"
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#undef DCOMMI_UNROLL_8
+
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+#if defined(__x86_64__)
+#define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_LANE DCOMMI_v256_INLINE
+#define DCOMMI_LOOP DCOMMI_v256_TARGET static
+#include "codec_loops.h"
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+
+#define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_LANE DCOMMI_v512_INLINE
+#define DCOMMI_LOOP DCOMMI_v512_TARGET static
+#include "codec_loops.h"
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_LOOP
+#endif
+
+static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return &dcommi_v512_codec_kernels;
+    case DCOMMI_ISA_AVX2:
+        return &dcommi_v256_codec_kernels;
+#endif
+    default:
+        return &dcommi_vport_codec_kernels;
+    }
+}
+
+#endif

@@ -1,0 +1,460 @@
+/* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
+ * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
+ * is.
+ *
+ * Loops work on whole groups of elements; callers pad what is shorter. */
+
+/* ---- what a bucket is scaled by ---- */
+
+/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        if (sign) {
+            v = DCOMMI_L(normal)(v);
+            sum =
+                DCOMMI_L(add_f)(sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude)));
+        } else {
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* e = x + r, and its measure. */
+DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
+                                           bool sign)
+{
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(store_f)
+        (e + at, DCOMMI_L(add_f)(DCOMMI_L(load_f)(x + at), DCOMMI_L(load_f)(r + at)), false);
+    }
+    return DCOMMI_L(measure)(e, n, sign);
+}
+
+DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
+{
+    DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
+    for (size_t at = 0; at < n; at += 16) {
+        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+    }
+    return DCOMMI_L(sum_squares)(sum);
+}
+
+/* ---- floats of few bits ---- */
+
+/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+DCOMMI_LANE DCOMMI_L(i)
+    DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
+{
+    const int cut = 23 - to->fraction;
+    const DCOMMI_L(i) down = DCOMMI_L(set_i)(cut);
+    DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
+    DCOMMI_L(i) large, small;
+    if (stochastic) {
+        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        small = DCOMMI_L(to_int)(
+            DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
+                                a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
+                            DCOMMI_L(set_f)(to->units * 65536)));
+        small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
+                              DCOMMI_L(set_i)(16));
+    } else {
+        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        const float magic = 8388608 / to->units;
+        DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        small = DCOMMI_L(sub_i)(
+            DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
+            DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
+    }
+    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
+    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
+                          small, large);
+}
+
+/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_E5M2) {
+        return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
+    }
+    /* The sign goes one bit further than the rest. */
+    DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
+    return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
+        DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
+}
+
+/* ---- encoding a bucket ---- */
+
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
+ * that every input comes from memory once. */
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
+                                          bool feedback)
+{
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const bool f8 = format >= DCOMMI_FORMAT_E4M3;
+    const dcommi_mini *mini = format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
+    const unsigned bits = dcommi_format_bits[format];
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)(0xffffffffu << (32 - bits)));
+    const DCOMMI_L(i) width = DCOMMI_L(set_i)((int32_t)bits);
+    const DCOMMI_L(i) rest = DCOMMI_L(set_i)((int32_t)(32 - bits));
+    const DCOMMI_L(f) inverse = DCOMMI_L(set_f)(q->inverse);
+    const DCOMMI_L(f) step = DCOMMI_L(set_f)(q->step);
+    const DCOMMI_L(i) minus =
+        DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -q->step : q->step));
+    const DCOMMI_L(i) mask = DCOMMI_L(set_i)((int32_t)q->mask);
+    const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
+    const DCOMMI_L(f) f8_step =
+        DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    unsigned char *out = q->wire;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(i) code[4];
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
+            if (feedback) {
+                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
+                DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
+            }
+            if (sign) {
+                w = DCOMMI_L(normal)(w);
+                sum = DCOMMI_L(add_f)(
+                    sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
+                line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
+                if (feedback) {
+                    DCOMMI_L(f)
+                    sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(v), top, minus));
+                    DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+                }
+                continue;
+            }
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
+            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            if (f8) {
+                DCOMMI_L(i)
+                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                DCOMMI_L(i)
+                a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
+                                    DCOMMI_L(set_i)((int32_t)mini->most));
+                a = DCOMMI_L(and_or)(DCOMMI_L(srl)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(24)),
+                                     DCOMMI_L(set_i)(0x80), a);
+                code[k % 4] = a;
+                if (feedback) {
+                    DCOMMI_L(store_f)
+                    (q->next + i, DCOMMI_L(exact_sub)(DCOMMI_L(from_f8)(a, format), f8_step, v),
+                     stream_next);
+                }
+                if (k % 4 == 3) {
+                    DCOMMI_L(store_b4)(out, code[0], code[1], code[2], code[3], stream);
+                    out += DCOMMI_WIRE_LINE;
+                }
+                continue;
+            }
+            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
+             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4],
+                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            DCOMMI_L(i)
+            t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
+            if (format == DCOMMI_FORMAT_Q1) {
+                t = DCOMMI_L(add_i)(t, DCOMMI_L(set_i)(0x40000000));
+            }
+            line = DCOMMI_L(and_or)(t, top, DCOMMI_L(srl)(line, width));
+            if (feedback && format == DCOMMI_FORMAT_Q1) {
+                DCOMMI_L(f) sent = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(t, top, minus));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            } else if (feedback) {
+                DCOMMI_L(f) level = DCOMMI_L(from_int)(DCOMMI_L(sra)(t, rest));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(exact_sub)(level, step, v), stream_next);
+            }
+            if (bits >= 4 && (k + 1) * bits % 32 == 0) {
+                DCOMMI_L(store_i)(out, line, stream);
+                out += DCOMMI_WIRE_LINE;
+            }
+        }
+        if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
+            DCOMMI_L(store_i)(out, line, stream);
+            out += DCOMMI_WIRE_LINE;
+        }
+    }
+    return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
+}
+
+/* ---- decoding ---- */
+
+/* The number of steps that code k of a line stands for; signs have their step already. */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
+{
+    return DCOMMI_L(from_int)(
+        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
+                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
+}
+
+/* Not zero where a line holds the lowest code, which no encoder writes. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
+{
+    const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
+    const DCOMMI_L(i) high = DCOMMI_L(set_i)((int32_t)(ones << (bits - 1)));
+    DCOMMI_L(i) t = DCOMMI_L(xor_i)(line, high);
+    DCOMMI_L(i) less = DCOMMI_L(sub_i)(t, DCOMMI_L(set_i)((int32_t)ones));
+    return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
+}
+
+/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
+                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+{
+    const unsigned bits = dcommi_format_bits[format];
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        DCOMMI_L(f)
+        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
+            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
+            DCOMMI_L(set_i)((int32_t)0x80000000u),
+            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
+        return add ? DCOMMI_L(add_f)(before, v) : v;
+    }
+    DCOMMI_L(f) level;
+    if (format >= DCOMMI_FORMAT_E4M3) {
+        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
+    } else {
+        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
+    }
+    return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
+               : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
+}
+
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+{
+    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
+        return DCOMMI_L(set_i)(0);
+    }
+    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
+    if (format < DCOMMI_FORMAT_E4M3) {
+        return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
+    }
+    /* Codes above the largest number, byte by byte, without carries between them. */
+    const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
+    return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
+                                           DCOMMI_L(set_i)((int32_t)room)),
+                           DCOMMI_L(set_i)((int32_t)0x80808080u));
+}
+
+/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const bool stream = d->stream;
+    const unsigned char *from = d->wires[0];
+    const float step = d->steps[0];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            float *x = d->x + at + 16 * k;
+            if (add) {
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+            }
+            DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
+            DCOMMI_L(store_f)
+            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+/* x = factor * the sum of n wires. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool stream = d->stream;
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
+        for (size_t w = 0; w < d->n; w++) {
+            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < vectors; k++) {
+            DCOMMI_L(f)
+            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
+            for (size_t w = 1; w < d->n; w++) {
+                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+            }
+            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+        }
+    }
+    return !DCOMMI_L(any)(bad);
+}
+
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
+    {                                                                   \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
+    {                                                                   \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
+    }                                                                   \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
+    {                                                                   \
+        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+    }
+
+DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
+DCOMMI_LOOPS_OF(q2, DCOMMI_FORMAT_Q2)
+DCOMMI_LOOPS_OF(q4, DCOMMI_FORMAT_Q4)
+DCOMMI_LOOPS_OF(q8, DCOMMI_FORMAT_Q8)
+DCOMMI_LOOPS_OF(sign, DCOMMI_FORMAT_SIGN)
+DCOMMI_LOOPS_OF(e4m3, DCOMMI_FORMAT_E4M3)
+DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
+#undef DCOMMI_LOOPS_OF
+
+/* ---- 16-bit numbers ---- */
+
+/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (stochastic) {
+            random = DCOMMI_L(philox)(q->rng, group);
+        }
+        DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 8; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
+            DCOMMI_L(i)
+            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
+            DCOMMI_L(i)
+            a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
+            DCOMMI_L(h) packed;
+            if (half && stochastic) {
+                DCOMMI_L(i) code = DCOMMI_L(mini)(v, turned, true, &dcommi_mini_f16);
+                code = DCOMMI_L(and_or)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(0x8000), code);
+                packed = DCOMMI_L(pack_h)(code);
+            } else if (half) {
+                packed = DCOMMI_L(to_f16)(DCOMMI_L(as_f)(a));
+            } else {
+                DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, sixteen), DCOMMI_L(set_i)(1));
+                DCOMMI_L(i)
+                up = stochastic ? DCOMMI_L(srl)(turned, sixteen)
+                                : DCOMMI_L(add_i)(odd, DCOMMI_L(set_i)(0x7fff));
+                packed = DCOMMI_L(pack_h)(DCOMMI_L(srl)(DCOMMI_L(add_i)(a, up), sixteen));
+            }
+            if (q->next != NULL) {
+                DCOMMI_L(f)
+                sent = half ? DCOMMI_L(from_f16)(packed)
+                            : DCOMMI_L(as_f)(DCOMMI_L(sll)(DCOMMI_L(unpack_h)(packed), sixteen));
+                DCOMMI_L(store_f)(q->next + i, DCOMMI_L(sub_f)(v, sent), stream_next);
+            }
+            if (k % 2 == 0) {
+                first = packed;
+            } else {
+                DCOMMI_L(store_h2)(q->wire + 2 * (i - 16), first, packed, stream);
+            }
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
+ * add. The largest |number| as 16 bits. */
+DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const bool add = d->add, stream = d->stream;
+    DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_UNROLL_8
+        for (unsigned k = 0; k < 4; k++) {
+            const size_t i = at + 16 * k;
+            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
+                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
+                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
+                DCOMMI_L(f)
+                v = half ? DCOMMI_L(from_f16)(packed)
+                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
+                if (k % 2 == 0) {
+                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
+                }
+            }
+            if (!one) {
+                sum = DCOMMI_L(mul_f)(sum, factor);
+            } else if (add) {
+                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
+                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+            }
+            DCOMMI_L(store_f)(d->x + i, sum, stream);
+        }
+    }
+    return DCOMMI_L(most)(most);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(cast)(const dcommi_quant *q, bool half)
+{
+    return half ? DCOMMI_L(cast_any)(q, true) : DCOMMI_L(cast_any)(q, false);
+}
+
+DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
+{
+    if (d->n == 1) {
+        return half ? DCOMMI_L(uncast_any)(d, true, true) : DCOMMI_L(uncast_any)(d, false, true);
+    }
+    return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
+}
+
+DCOMMI_LOOP void DCOMMI_L(settle)(void)
+{
+    DCOMMI_L(fence)();
+}
+
+static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+    DCOMMI_L(measure),
+    DCOMMI_L(add_measure),
+    DCOMMI_L(squares),
+    {DCOMMI_L(encode_q1), DCOMMI_L(encode_q2), DCOMMI_L(encode_q4), DCOMMI_L(encode_q8),
+     DCOMMI_L(encode_sign), DCOMMI_L(encode_e4m3), DCOMMI_L(encode_e5m2)},
+    {DCOMMI_L(decode_q1), DCOMMI_L(decode_q2), DCOMMI_L(decode_q4), DCOMMI_L(decode_q8),
+     DCOMMI_L(decode_sign), DCOMMI_L(decode_e4m3), DCOMMI_L(decode_e5m2)},
+    {DCOMMI_L(sum_q1), DCOMMI_L(sum_q2), DCOMMI_L(sum_q4), DCOMMI_L(sum_q8), DCOMMI_L(sum_sign),
+     DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
+    DCOMMI_L(cast),
+    DCOMMI_L(uncast),
+    DCOMMI_L(settle),
+};

@@ -1,0 +1,270 @@
+/* lanes_avx2.h - the lanes of lanes_portable.h in two AVX2 registers (with F16C and FMA). */
+#ifndef DCOMMI_LANES_AVX2_H
+#define DCOMMI_LANES_AVX2_H
+
+#include "lanes_portable.h"
+
+#include <immintrin.h>
+
+#define DCOMMI_v256_TARGET __attribute__((target("avx2,fma,f16c")))
+#define DCOMMI_v256_INLINE DCOMMI_v256_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef struct dcommi_v256_i {
+    __m256i lo, hi;
+} dcommi_v256_i;
+typedef struct dcommi_v256_f {
+    __m256 lo, hi;
+} dcommi_v256_f;
+typedef __m256i dcommi_v256_h;
+
+/* Functions of one, two and three vectors, half by half. */
+#define DCOMMI_V256_1(R, NAME, T, OP)                                        \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##T a) \
+    {                                                                        \
+        dcommi_v256_##R r = {OP(a.lo), OP(a.hi)};                            \
+        return r;                                                            \
+    }
+#define DCOMMI_V256_2(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b) \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo), OP(a.hi, b.hi)};                                   \
+        return r;                                                                               \
+    }
+#define DCOMMI_V256_3(R, NAME, OP)                                                              \
+    DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##R a, dcommi_v256_##R b, \
+                                                          dcommi_v256_##R c)                    \
+    {                                                                                           \
+        dcommi_v256_##R r = {OP(a.lo, b.lo, c.lo), OP(a.hi, b.hi, c.hi)};                       \
+        return r;                                                                               \
+    }
+
+#define DCOMMI_V256_AND_OR(a, b, c) _mm256_or_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
+#define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
+#define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
+#define DCOMMI_V256_ROL(a, n)                \
+    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
+                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
+#define DCOMMI_V256_NORMAL(a)                                                                     \
+    _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
+                         _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
+                         _mm256_setzero_si256())),                                                \
+                     a)
+
+DCOMMI_V256_1(i, as_i, f, _mm256_castps_si256)
+DCOMMI_V256_1(f, as_f, i, _mm256_castsi256_ps)
+DCOMMI_V256_1(i, to_int, f, _mm256_cvttps_epi32)
+DCOMMI_V256_1(f, from_int, i, _mm256_cvtepi32_ps)
+DCOMMI_V256_1(f, normal, f, DCOMMI_V256_NORMAL)
+DCOMMI_V256_2(i, add_i, _mm256_add_epi32)
+DCOMMI_V256_2(i, sub_i, _mm256_sub_epi32)
+DCOMMI_V256_2(i, and_i, _mm256_and_si256)
+DCOMMI_V256_2(i, or_i, _mm256_or_si256)
+DCOMMI_V256_2(i, xor_i, _mm256_xor_si256)
+DCOMMI_V256_3(i, and_or, DCOMMI_V256_AND_OR)
+DCOMMI_V256_3(i, and_xor, DCOMMI_V256_AND_XOR)
+DCOMMI_V256_2(i, max_i, _mm256_max_epi32)
+DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
+DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
+DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
+DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
+DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
+DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
+DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+DCOMMI_V256_2(f, add_f, _mm256_add_ps)
+DCOMMI_V256_2(f, sub_f, _mm256_sub_ps)
+DCOMMI_V256_2(f, mul_f, _mm256_mul_ps)
+DCOMMI_V256_3(f, exact_add, _mm256_fmadd_ps)
+DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
+
+#define DCOMMI_V256(RESULT, NAME, ARGUMENTS, LO, HI)                     \
+    DCOMMI_v256_INLINE dcommi_v256_##RESULT dcommi_v256_##NAME ARGUMENTS \
+    {                                                                    \
+        dcommi_v256_##RESULT r = {LO, HI};                               \
+        return r;                                                        \
+    }
+
+DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
+DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
+            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
+DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)))
+
+/* The lower halves of all lanes. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_pack_h(dcommi_v256_i a)
+{
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    __m256i mixed = _mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low));
+    return _mm256_permute4x64_epi64(mixed, 0xd8);
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
+{
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* ---- memory ---- */
+
+DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
+DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
+            _mm256_loadu_si256((const __m256i *)p + 1))
+DCOMMI_V256(i, load_b, (const unsigned char *p),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_load_part(const float *p, size_t n)
+{
+    float whole[16] = {0};
+    memcpy(whole, p, n * sizeof *p);
+    return dcommi_v256_load_f(whole);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_f(float *p, dcommi_v256_f a, bool stream)
+{
+    if (stream) {
+        _mm256_stream_ps(p, a.lo);
+        _mm256_stream_ps(p + 8, a.hi);
+    } else {
+        _mm256_storeu_ps(p, a.lo);
+        _mm256_storeu_ps(p + 8, a.hi);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    if (stream) {
+        _mm256_stream_si256((__m256i *)p, a);
+        _mm256_stream_si256((__m256i *)p + 1, b);
+    } else {
+        _mm256_storeu_si256((__m256i *)p, a);
+        _mm256_storeu_si256((__m256i *)p + 1, b);
+    }
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_i(void *p, dcommi_v256_i a, bool stream)
+{
+    dcommi_v256_store_h2(p, a.lo, a.hi, stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, dcommi_v256_i b,
+                                             dcommi_v256_i c, dcommi_v256_i d, bool stream)
+{
+    const __m256i low = _mm256_set1_epi16(0xff);
+    __m256i ab = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(a), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(b), low));
+    __m256i cd = _mm256_packus_epi16(_mm256_and_si256(dcommi_v256_pack_h(c), low),
+                                     _mm256_and_si256(dcommi_v256_pack_h(d), low));
+    dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
+                         stream);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_store_part(float *p, dcommi_v256_f a, size_t n)
+{
+    float whole[16];
+    dcommi_v256_store_f(whole, a, false);
+    memcpy(p, whole, n * sizeof *p);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v256_INLINE void dcommi_v256_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v256_INLINE uint32_t dcommi_v256_most(dcommi_v256_i a)
+{
+    __m256i h = _mm256_max_epi32(a.lo, a.hi);
+    __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_max_epi32(q, _mm_unpackhi_epi64(q, q));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 1)));
+}
+
+DCOMMI_v256_INLINE bool dcommi_v256_any(dcommi_v256_i a)
+{
+    __m256i either = _mm256_or_si256(a.lo, a.hi);
+    return !_mm256_testz_si256(either, either);
+}
+
+DCOMMI_v256_INLINE float dcommi_v256_sum(dcommi_v256_f a)
+{
+    __m256 h = _mm256_add_ps(a.lo, a.hi);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef struct dcommi_v256_d {
+    __m256d lo, hi;
+} dcommi_v256_d;
+
+DCOMMI_V256(d, no_squares, (void), _mm256_setzero_pd(), _mm256_setzero_pd())
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 half[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(half[h]));
+        __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(half[h], 1));
+        sum.lo = _mm256_fmadd_pd(lo, lo, sum.lo);
+        sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
+{
+    __m256d h = _mm256_add_pd(a.lo, a.hi);
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v256_random {
+    dcommi_v256_i word[2];
+} dcommi_v256_random;
+
+/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
+DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
+                                                __m256i *first, __m256i *second)
+{
+    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
+    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
+    __m256i c0 =
+        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
+    __m256i c1 = _mm256_srli_epi64(c0, 32);
+    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
+                              _mm256_set1_epi64x(rng->key[2 * i]));
+        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
+                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
+        c1 = p1;
+        c3 = p0;
+    }
+    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
+    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+{
+    dcommi_v256_random r;
+    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
+    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    return r;
+}
+
+#endif

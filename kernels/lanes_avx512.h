@@ -1,0 +1,198 @@
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
+#ifndef DCOMMI_LANES_AVX512_H
+#define DCOMMI_LANES_AVX512_H
+
+#include "lanes_portable.h"
+
+#include <immintrin.h>
+
+#define DCOMMI_v512_TARGET \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define DCOMMI_v512_INLINE DCOMMI_v512_TARGET __attribute__((always_inline, unused)) static inline
+
+typedef __m512i dcommi_v512_i;
+typedef __m512 dcommi_v512_f;
+typedef __m256i dcommi_v512_h;
+
+#define DCOMMI_V512(RESULT, NAME, ARGUMENTS, EXPRESSION)                 \
+    DCOMMI_v512_INLINE dcommi_v512_##RESULT dcommi_v512_##NAME ARGUMENTS \
+    {                                                                    \
+        return (EXPRESSION);                                             \
+    }
+
+DCOMMI_V512(i, set_i, (int32_t x), _mm512_set1_epi32(x))
+DCOMMI_V512(f, set_f, (float x), _mm512_set1_ps(x))
+DCOMMI_V512(i, as_i, (__m512 a), _mm512_castps_si512(a))
+DCOMMI_V512(f, as_f, (__m512i a), _mm512_castsi512_ps(a))
+DCOMMI_V512(i, add_i, (__m512i a, __m512i b), _mm512_add_epi32(a, b))
+DCOMMI_V512(i, sub_i, (__m512i a, __m512i b), _mm512_sub_epi32(a, b))
+DCOMMI_V512(i, and_i, (__m512i a, __m512i b), _mm512_and_si512(a, b))
+DCOMMI_V512(i, or_i, (__m512i a, __m512i b), _mm512_or_si512(a, b))
+DCOMMI_V512(i, xor_i, (__m512i a, __m512i b), _mm512_xor_si512(a, b))
+DCOMMI_V512(i, and_or, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0xea))
+DCOMMI_V512(i, and_xor, (__m512i a, __m512i b, __m512i c), _mm512_ternarylogic_epi32(a, b, c, 0x6a))
+DCOMMI_V512(i, max_i, (__m512i a, __m512i b), _mm512_max_epi32(a, b))
+DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
+DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
+DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
+DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
+DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
+DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
+            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(f, normal, (__m512 a),
+            _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
+                                                       _mm512_set1_epi32(0x7f800000)),
+                                a))
+DCOMMI_V512(f, add_f, (__m512 a, __m512 b), _mm512_add_ps(a, b))
+DCOMMI_V512(f, sub_f, (__m512 a, __m512 b), _mm512_sub_ps(a, b))
+DCOMMI_V512(f, mul_f, (__m512 a, __m512 b), _mm512_mul_ps(a, b))
+DCOMMI_V512(f, exact_add, (__m512 a, __m512 b, __m512 c), _mm512_fmadd_ps(a, b, c))
+DCOMMI_V512(f, exact_sub, (__m512 a, __m512 b, __m512 c), _mm512_fnmadd_ps(a, b, c))
+DCOMMI_V512(i, to_int, (__m512 a), _mm512_cvttps_epi32(a))
+DCOMMI_V512(f, from_int, (__m512i a), _mm512_cvtepi32_ps(a))
+DCOMMI_V512(h, pack_h, (__m512i a), _mm512_cvtepi32_epi16(a))
+DCOMMI_V512(i, unpack_h, (__m256i a), _mm512_cvtepu16_epi32(a))
+DCOMMI_V512(h, to_f16, (__m512 a),
+            _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
+
+/* ---- memory ---- */
+
+DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
+DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
+DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
+DCOMMI_V512(i, load_b, (const unsigned char *p),
+            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+DCOMMI_V512(f, load_part, (const float *p, size_t n),
+            _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_ps(p, a);
+    } else {
+        _mm512_storeu_ps(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_i(void *p, __m512i a, bool stream)
+{
+    if (stream) {
+        _mm512_stream_si512((__m512i *)p, a);
+    } else {
+        _mm512_storeu_si512(p, a);
+    }
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool stream)
+{
+    dcommi_v512_store_i(p, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
+                                             __m512i d, bool stream)
+{
+    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
+                                         _mm512_cvtepi32_epi8(b), 1);
+    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
+                                         _mm512_cvtepi32_epi8(d), 1);
+    dcommi_v512_store_h2(p, ab, cd, stream);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+DCOMMI_v512_INLINE void dcommi_v512_fence(void)
+{
+    _mm_sfence();
+}
+
+/* ---- over all lanes ---- */
+
+DCOMMI_v512_INLINE uint32_t dcommi_v512_most(__m512i a)
+{
+    return (uint32_t)_mm512_reduce_max_epi32(a);
+}
+
+DCOMMI_v512_INLINE bool dcommi_v512_any(__m512i a)
+{
+    return _mm512_test_epi32_mask(a, a) != 0;
+}
+
+DCOMMI_v512_INLINE float dcommi_v512_sum(__m512 a)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+typedef __m512d dcommi_v512_d;
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_no_squares(void)
+{
+    return _mm512_setzero_pd();
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
+}
+
+DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
+{
+    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+}
+
+typedef struct dcommi_v512_random {
+    __m512i word[2];
+} dcommi_v512_random;
+
+/* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
+ * ones does not matter until the end. */
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+{
+    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
+    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
+    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    __m512i c1 = _mm512_srli_epi64(c0, 32);
+    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
+#define DCOMMI_V512_ROUND(i)                                                          \
+    {                                                                                 \
+        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);         \
+        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i]), 0x96);     \
+        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3,                 \
+                                       _mm512_set1_epi64(rng->key[2 * i + 1]), 0x96); \
+        c1 = p1;                                                                      \
+        c3 = p0;                                                                      \
+    }
+    DCOMMI_V512_ROUND(0)
+    DCOMMI_V512_ROUND(1)
+    DCOMMI_V512_ROUND(2)
+    DCOMMI_V512_ROUND(3)
+    DCOMMI_V512_ROUND(4)
+    DCOMMI_V512_ROUND(5)
+    DCOMMI_V512_ROUND(6)
+    DCOMMI_V512_ROUND(7)
+    DCOMMI_V512_ROUND(8)
+    DCOMMI_V512_ROUND(9)
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
+                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    return r;
+}
+
+#endif

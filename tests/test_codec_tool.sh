@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# test_codec_tool.sh BUILD - dcomm-codec: its figures are those of the theory, its JSON fits the
+# schema, files are read, exit codes.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+build=${1:-build}
+if [ ! -x "$build/dcomm-codec" ]; then
+    skip "dcomm-codec" "not built"
+    finish
+fi
+codec=$build/dcomm-codec
+json=$scratch/codec.json
+
+# run ARGUMENTS...: without speeds, to $json.
+run() {
+    timeout 300 "$codec" --time 0 --json "$json" "$@"
+}
+
+# holds NAME TEST ARGUMENTS...: the run is good, its JSON fits the schema, and the Python expression
+# over its rows r and the whole d is true.
+holds() {
+    local name=$1 test=$2
+    shift 2
+    { run "$@" && python3 - docs/dcomm-codec.schema.json "$json" "$test" <<'PY'; } >"$out" 2>&1
+import json, sys
+schema, d = (json.load(open(name)) for name in sys.argv[1:3])
+try:
+    import jsonschema
+    jsonschema.validate(d, schema)
+except ImportError:
+    print("python3-jsonschema is not installed")
+r = d["results"]
+for row in r:
+    row["last"] = row["steps"][-1] if "steps" in row else None
+if not eval(sys.argv[3]):
+    print(json.dumps(d, indent=1)[:4000])
+    sys.exit(sys.argv[3])
+PY
+    ok "$name" $?
+}
+
+# within VALUE EXPECTED SHARE, in Python.
+near='abs((%s) / (%s) - 1) < %s'
+
+# ---- figures ----
+
+# q(row): nmse of the sum over that of one encoding.
+q='r[0]["last"]["nmse"] / r[0]["encode"]["nmse"]'
+for p in 2 8 32; do
+    holds "two shots: twice omega with $p ranks" "$(printf "$near" "$q" 2 0.05)" \
+        --codec qsgd:bits=8 --input gaussian:n=64K --ranks $p
+    holds "ring: (P+1)/2 times omega with $p ranks" "$(printf "$near" "$q" "($p+1)/2" 0.06)" \
+        --codec qsgd:bits=8 --input gaussian:n=64K --ranks $p --aggregate ring
+    holds "all-gather: omega with $p ranks" "$(printf "$near" "$q" 1 0.05)" \
+        --codec qsgd:bits=8 --input gaussian:n=64K --ranks $p --aggregate allgather
+done
+holds "max norm, 4 bits, bucket 512: nmse 0.036" \
+    '0.034 < r[0]["encode"]["nmse"] < 0.039 and abs(r[0]["encode"]["bits"] - 4.0625) < 1e-9' \
+    --codec qsgd:bits=4,bucket=512,norm=max --input gaussian:n=256K
+holds "two norm: 1.58" '1.5 < r[0]["encode"]["nmse"] < 1.66' \
+    --codec qsgd:bits=4,bucket=512,norm=two --input gaussian:n=256K
+holds "sign: 1 - 2/pi of a normal" 'abs(r[0]["encode"]["nmse"] - (1 - 2/3.14159265)) < 0.003' \
+    --codec sign --input gaussian:n=256K
+holds "top-k on constant magnitude: exactly 1 - k/d" \
+    'abs(r[0]["encode"]["nmse"] - 0.75) < 1e-5 and r[0]["encode"]["kept"] == 16384' \
+    --codec topk:k=0.25 --input constant:n=64K,scale=3
+holds "top-k of a tenth that is not 0: nothing is lost" \
+    'r[0]["encode"]["nmse"] < 1e-12 and r[0]["encode"]["cosine"] > 0.999999' \
+    --codec topk:k=0.15 --input sparse:n=64K,density=0.1
+holds "randk is unbiased, and d/k - 1 far off" \
+    'abs(r[0]["encode"]["nmse"] / 9 - 1) < 0.1 and r[0]["unbiased"] and r[0]["linear"]' \
+    --codec randk:k=0.1 --input gaussian:n=256K
+for input in laplace:n=5000 lognormal:n=5000,sigma=2,block=16 sparse:n=5000 constant:n=1 gaussian:n=3; do
+    holds "casts of $input" 'r[0]["encode"]["nmse"] < 1e-5 and r[1]["encode"]["nmse"] < 1e-4' \
+        --codec f16 --codec bf16 --input $input --ranks 3
+done
+
+# ---- error feedback ----
+
+all='r[0]["steps"][-1]["nmse_all"] < 0.1 * r[0]["steps"][0]["nmse_all"]'
+for way in two_shot ring allgather; do
+    holds "feedback mends the sum over steps: $way" "$all and r[0]['last']['contraction'] < 0.64" \
+        --codec sign --input gaussian:n=16K --ranks 4 --steps 40 --feedback classic --aggregate $way
+done
+holds "without it, it stays" 'r[0]["last"]["nmse_all"] > 0.3 * r[0]["steps"][0]["nmse_all"]' \
+    --codec topk:k=0.05 --input constant:n=16K --ranks 2 --steps 20
+holds "of real gradients, the same in each step" "$all" --codec topk:k=0.05 \
+    --input tests/gradients/rank%r.npy --ranks 3 --steps 200 --feedback classic
+holds "EF21 on constant gradients" 'r[0]["last"]["nmse"] < 1e-3' --codec topk:k=0.1 \
+    --input tests/gradients/rank%r.npy --ranks 3 --steps 200 --feedback ef21
+holds "DGC warms up" 'r[0]["steps"][0]["kept"] > 4 * r[0]["last"]["kept"]' --codec topk:k=0.01 \
+    --input gaussian:n=16K --ranks 2 --steps 20 --feedback dgc --warmup 10
+holds "residuals in bf16" "$all" --codec sign --input gaussian:n=16K --steps 40 \
+    --feedback classic --residuals bf16
+holds "an expanding codec, scaled" 'r[0]["last"]["contraction"] < 1' --codec randk:k=0.1 --scale \
+    --input gaussian:n=16K --steps 20 --feedback classic
+expect "or refused" 2 "not contractive" run --codec randk:k=0.1 --input gaussian:n=1K \
+    --feedback classic
+
+# ---- all of it ----
+
+check "a sweep, with speeds" timeout 300 "$codec" --sweep --input laplace:n=20000 --ranks 2 \
+    --json "$json" --svg "$scratch/sweep.svg"
+holds "its JSON, every codec" 'len(r) > 20 and all("refused" not in x for x in r)' \
+    --sweep --input laplace:n=20000 --ranks 2
+check "its picture" python3 -c 'import sys, xml.dom.minidom as m
+n = len(m.parse(sys.argv[1]).getElementsByTagName("circle")); print(n); assert n > 40' \
+    "$scratch/sweep.svg"
+check "a picture of steps" run --codec sign --codec topk --input gaussian:n=5000 --steps 9 \
+    --feedback classic --svg "$scratch/steps.svg"
+check "is XML" python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' \
+    "$scratch/steps.svg"
+if python3 -c 'import numpy' 2>/dev/null || /usr/bin/python3 -c 'import numpy' 2>/dev/null; then
+    python=python3
+    python3 -c 'import numpy' 2>/dev/null || python=/usr/bin/python3
+    check "files of NumPy's" "$python" -c 'import sys, numpy as np
+x = np.random.default_rng(1).standard_normal((37, 11))
+for t in "f2", "f4", "f8", ">f4", "i4":
+    np.save(f"{sys.argv[1]}/{t}.npy", x.astype(t))
+np.save(sys.argv[1] + "/fortran.npy", np.asfortranarray(x))
+np.save(sys.argv[1] + "/empty.npy", x[:0])
+x[3, 4] = np.nan
+np.save(sys.argv[1] + "/nan.npy", x)' "$scratch"
+    for t in f2 f4 f8; do
+        holds "$t" 'd["count"] == 407 and 0 < r[0]["encode"]["nmse"] < 1e-3' \
+            --codec qsgd:bits=8 --input "$scratch/$t.npy"
+    done
+    expect "big-endian" 2 "it is big-endian" run --codec sign --input "$scratch/>f4.npy"
+    expect "integers" 2 "not float16, float32 or float64" run --codec sign --input "$scratch/i4.npy"
+    expect "Fortran's order" 2 "Fortran order" run --codec sign --input "$scratch/fortran.npy"
+    expect "nothing in it" 2 "has no elements" run --codec sign --input "$scratch/empty.npy"
+    expect "NaN" 1 "1 were not finite" run --codec sign --input "$scratch/nan.npy"
+    head -c 1000 "$scratch/f4.npy" >"$scratch/cut.npy"
+    expect "a file that was cut" 2 "shorter than its shape says" run --codec sign \
+        --input "$scratch/cut.npy"
+else
+    skip "files of NumPy's" "NumPy is not installed"
+fi
+
+# ---- exit codes ----
+
+expect "--help" 0 "^usage: dcomm-codec" "$codec" --help
+expect "--list" 0 "^qsgd: " "$codec" --list
+expect "no input" 2 "input is missing" "$codec" --codec sign
+expect "no codec" 2 "codec or --sweep is missing" "$codec" --input gaussian
+expect "unknown codec" 2 "no codec 'zip'" "$codec" --codec zip --input gaussian:n=10
+expect "unknown option of a codec" 2 "sign" "$codec" --codec sign:bits=3 --input gaussian:n=10
+expect "unknown option" 2 "unknown option" "$codec" --nosuch
+expect "unknown distribution's option" 2 "no option 'sigma'" "$codec" --input gaussian:sigma=1
+expect "no such file" 2 "No such file" "$codec" --codec sign --input /nonexistent.npy
+expect "too many ranks" 2 "1025" "$codec" --codec sign --input gaussian:n=10 --ranks 1025
+expect "more than there is" 2 "more than there is" "$codec" --codec sign --input gaussian:n=16G \
+    --ranks 1000 --feedback classic
+expect "a ring with EF21" 2 "no --feedback but classic" "$codec" --codec sign --input gaussian \
+    --aggregate ring --feedback ef21
+expect "nowhere to write" 2 "cannot write" "$codec" --codec sign --input gaussian:n=10 --time 0 \
+    --json /nonexistent/x
+finish

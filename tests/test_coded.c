@@ -1,0 +1,574 @@
+/* test_coded.c - compressed all-reduce between processes: what arrives is what the codec's own
+ * functions compute, with the same bits on every rank; error feedback loses nothing; ranks that
+ * disagree, bad numbers and bad bytes are errors on every rank. */
+#define _GNU_SOURCE
+#include "ranks.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+typedef struct setting {
+    ranks_place place;
+    const char *spec, *algo;
+    size_t count;
+    dcomm_op op;
+    bool in_place;
+} setting;
+
+static dcomm_codec *make_codec(const char *spec)
+{
+    dcomm_codec *codec = NULL;
+    RANKS_OK(dcomm_codec_create(spec, &codec));
+    return codec;
+}
+
+/* A gradient: normal numbers, other ones on each rank and in each step. */
+static void fill(float *x, size_t count, int rank, int step)
+{
+    uint64_t state = (uint64_t)rank * 7919 + (uint64_t)step * 104729 + 1;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t r = ranks_random(&state);
+        float u = (float)((r >> 40) + 1) / 16777217.0f, v = (float)(r & 0xffffff) / 16777216.0f;
+        x[i] = sqrtf(-2 * logf(u)) * cosf(6.2831853f * v);
+    }
+}
+
+static float *floats(size_t count)
+{
+    float *x = calloc(count + 1, sizeof *x);
+    PROCS_TRUE(x != NULL);
+    return x;
+}
+
+/* All ranks hold the same bytes. */
+static void same_everywhere(dcomm_comm *comm, const void *bytes, size_t len, const char *what)
+{
+    uint64_t own = ranks_hash(bytes, len), all[PROCS_MAX];
+    RANKS_OK(dcomm_allgather(comm, &own, all, 1, DCOMM_U64, NULL));
+    for (int r = 0; r < dcomm_comm_size(comm); r++) {
+        PROCS_CHECK(all[r] == own, "%s: ranks %d and %d differ", what, dcomm_comm_rank(comm), r);
+    }
+}
+
+/* Sum of squares of y - sum of all ranks' gradients, over that of the sum. */
+static double error_of(const float *y, size_t count, int n, int step, double factor)
+{
+    double wrong = 0, all = 0;
+    double *sum = calloc(count + 1, sizeof *sum);
+    float *x = floats(count);
+    PROCS_TRUE(sum != NULL);
+    for (int r = 0; r < n; r++) {
+        fill(x, count, r, step);
+        for (size_t i = 0; i < count; i++) {
+            sum[i] += factor * (double)x[i];
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        wrong += ((double)y[i] - sum[i]) * ((double)y[i] - sum[i]);
+        all += sum[i] * sum[i];
+    }
+    free(sum);
+    free(x);
+    return all > 0 ? wrong / all : 0;
+}
+
+static void run(int n, procs_fn fn, void *arg)
+{
+    int ended[PROCS_MAX];
+    cr_assert_eq(procs_run(n, 50, fn, arg, ended), 0);
+}
+
+/* ---- the values ---- */
+
+/* What dcomm_encode and dcomm_decode make of it: all encodings added in rank order. */
+static void expect_allgather(const setting *s, const dcomm_codec *codec, int n, float *y)
+{
+    size_t bytes;
+    unsigned char *wire = malloc(dcomm_codec_max_bytes(codec, s->count) + 1);
+    float *x = floats(s->count);
+    PROCS_TRUE(wire != NULL);
+    for (int r = 0; r < n; r++) {
+        fill(x, s->count, r, 0);
+        RANKS_OK(dcomm_encode(codec, x, s->count, NULL, wire,
+                              dcomm_codec_max_bytes(codec, s->count), &bytes, NULL, NULL));
+        RANKS_OK(r == 0 ? dcomm_decode(codec, wire, bytes, y, s->count)
+                        : dcomm_decode_add(codec, wire, bytes, y, s->count));
+    }
+    free(wire);
+    free(x);
+}
+
+static int one_call(int rank, int n, procs_shared *shared, void *arg)
+{
+    setting s = *(setting *)arg;
+    ranks_settle(rank, n, s.place);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec(s.spec);
+    dcomm_codec_report report;
+    dcomm_coll_opts opts = {.algo = s.algo, .codec = codec, .codec_report = &report};
+    const size_t counts[] = {1, 700, 2048, 5000, 300001};
+    char what[128];
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        s.count = counts[k];
+        s.in_place = k % 2 == 1;
+        s.op = k % 3 == 2 ? DCOMM_AVG : DCOMM_SUM;
+        ranks_buffer in = ranks_buffer_make(4 * s.count, 0),
+                     out = ranks_buffer_make(4 * s.count, 0);
+        float *y = (float *)(void *)(s.in_place ? in.at : out.at);
+        snprintf(what, sizeof what, "%s %s, %d ranks, %zu elements", s.spec, s.algo, n, s.count);
+        fill((float *)(void *)in.at, s.count, rank, 0);
+        RANKS_OK(dcomm_allreduce(comm, in.at, y, s.count, DCOMM_F32, s.op, &opts));
+        same_everywhere(comm, y, 4 * s.count, what);
+        if (strcmp(s.algo, "coded_allgather") == 0 && s.op == DCOMM_SUM && s.count < 100000) {
+            float *z = floats(s.count);
+            expect_allgather(&s, codec, n, z);
+            PROCS_CHECK(memcmp(y, z, 4 * s.count) == 0, "%s: not what the codec computes", what);
+            free(z);
+        }
+        if (strncmp(s.spec, "bf16", 4) == 0) {
+            double nmse = error_of(y, s.count, n, 0, s.op == DCOMM_AVG ? 1.0 / n : 1);
+            PROCS_CHECK(nmse < 4e-5, "%s: NMSE %g", what, nmse);
+        }
+        bool idle = strcmp(s.algo, "coded_hier") == 0 && s.count == 1; /* one shard for two ranks */
+        PROCS_CHECK((idle || report.bytes > 0) && report.nonfinite == 0, "%s: %zu bytes", what,
+                    report.bytes);
+        ranks_buffer_free(&in, what);
+        ranks_buffer_free(&out, what);
+    }
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+static void values(const char *spec, const char *algo, ranks_place place, int most)
+{
+    for (int n = 2; n <= most; n++) {
+        setting s = {.place = place, .spec = spec, .algo = algo};
+        run(n, one_call, &s);
+    }
+}
+
+Test(coded, allgather, .timeout = 120)
+{
+    values("bf16", "coded_allgather", RANKS_LOCAL, 4);
+    values("topk:k=0.05", "coded_allgather", RANKS_HOSTS, 3);
+}
+
+Test(coded, two_shot, .timeout = 120)
+{
+    values("bf16", "coded_two_shot", RANKS_LOCAL, 5);
+    values("bf16", "two_shot", RANKS_HOSTS, 3);
+    values("topk:k=0.05", "coded_two_shot", RANKS_MESSAGE, 3);
+    values("sign", "coded_two_shot", RANKS_HOSTS, 3);
+}
+
+Test(coded, ring, .timeout = 120)
+{
+    values("bf16", "coded_ring", RANKS_LOCAL, 4);
+    values("qsgd:bits=8", "coded_ring", RANKS_LOCAL, 2);
+}
+
+Test(coded, between_hosts, .timeout = 60)
+{
+    setting s = {.place = RANKS_PAIRS, .spec = "bf16", .algo = "coded_hier"};
+    run(4, one_call, &s);
+}
+
+/* ---- how far off: what an unbiased quantizer's variance makes of a sum ---- */
+
+/* Relative to one contribution, for a variance factor of `omega` and independent contributions:
+ * what is encoded has the variance of what it sums up, errors included. */
+static double variance_of(const char *algo, int n, double omega)
+{
+    double error = n * omega;
+    if (strcmp(algo, "coded_two_shot") == 0) { /* about 2 omega n */
+        error += omega * (n + error);
+    } else if (strcmp(algo, "coded_ring") == 0) { /* about omega n (n + 1) / 2 */
+        error = 0;
+        for (int k = 1; k <= n; k++) {
+            error += omega * (k + error);
+        }
+    }
+    return error;
+}
+
+static int error_grows(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 65536, STEPS = 4 };
+    const char *algo = arg;
+    size_t bytes;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("qsgd:bits=4,bucket=512");
+    float *x = floats(COUNT), *y = floats(COUNT);
+    unsigned char *wire = malloc(dcomm_codec_max_bytes(codec, COUNT));
+    PROCS_TRUE(wire != NULL);
+    double one = 0, sum = 0;
+    for (int step = 0; step < STEPS; step++) {
+        dcomm_codec_key key = {.step = (uint64_t)step + 1000};
+        dcomm_coll_opts opts = {.algo = algo, .codec = codec, .chunk_bytes = 16384};
+        dcomm_ledger ledger = {0};
+        fill(x, COUNT, rank, step);
+        RANKS_OK(dcomm_encode(codec, x, COUNT, &key, wire, dcomm_codec_max_bytes(codec, COUNT),
+                              &bytes, NULL, NULL));
+        RANKS_OK(dcomm_decode(codec, wire, bytes, y, COUNT));
+        dcomm_ledger_compare(&ledger, x, y, COUNT);
+        one += ledger.nmse / STEPS;
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        sum += error_of(y, COUNT, n, step, 1) / STEPS;
+    }
+    double wanted = variance_of(algo, n, one) / n;
+    PROCS_CHECK(fabs(sum - wanted) < 0.07 * wanted, "%s, %d ranks: NMSE %g, not %g; of one %g",
+                algo, n, sum, wanted, one);
+    free(wire);
+    free(x);
+    free(y);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, error_is_flat_with_two_shots_and_grows_in_a_ring, .timeout = 120)
+{
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_ring"};
+    for (int n = 2; n <= 8; n *= 2) {
+        for (int a = 0; a < 3; a++) {
+            run(n, error_grows, (void *)(uintptr_t)algos[a]);
+        }
+    }
+}
+
+/* ---- types, operators, what is not compressed ---- */
+
+static int kinds(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 4000 };
+    static double in[COUNT], out[COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("bf16");
+    dcomm_coll_opts opts = {.codec = codec, .premul = rank + 1.0};
+    dcomm_codec_report report;
+    static const dcomm_dtype types[] = {DCOMM_F64, DCOMM_F16, DCOMM_BF16, DCOMM_F32};
+    for (int t = 0; t < 4; t++) {
+        for (int premul = 0; premul < 2; premul++) {
+            for (int i = 0; i < COUNT; i++) { /* small whole numbers pass bf16 unchanged */
+                ranks_put(in, (size_t)i, types[t], (i + rank) % 7);
+            }
+            dcomm_op op = premul ? DCOMM_PREMUL_SUM : DCOMM_SUM;
+            opts.codec_report = &report;
+            RANKS_OK(dcomm_allreduce(comm, in, out, COUNT, types[t], op, &opts));
+            PROCS_CHECK(report.bytes > 0, "%s was not compressed", dcomm_dtype_name(types[t]));
+            for (int i = 0; i < COUNT; i++) {
+                double sum = 0;
+                for (int r = 0; r < n; r++) {
+                    sum += (premul ? r + 1.0 : 1.0) * ((i + r) % 7);
+                }
+                double got = ranks_get(out, (size_t)i, types[t]);
+                PROCS_CHECK(got == sum, "%s[%d] is %g, not %g", dcomm_dtype_name(types[t]), i, got,
+                            sum);
+            }
+        }
+    }
+    /* Integers, and tensors that are not worth it, are exact. */
+    static int32_t whole[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        whole[i] = 1000000007 + rank;
+    }
+    opts = (dcomm_coll_opts){.codec = codec};
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, whole, 1, DCOMM_I32, DCOMM_MAX, NULL));
+    PROCS_TRUE(whole[0] == 1000000007 + n - 1);
+    whole[0] = whole[1];
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, whole, COUNT, DCOMM_U32, DCOMM_SUM, &opts));
+    uint32_t all = 0;
+    for (int r = 0; r < n; r++) {
+        all += 1000000007u + (uint32_t)r;
+    }
+    PROCS_TRUE((uint32_t)whole[COUNT - 1] == all);
+    float exact[100];
+    for (int i = 0; i < 100; i++) {
+        exact[i] = 1.0009765625f; /* bf16 has no such number */
+    }
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, exact, 100, DCOMM_F32, DCOMM_AVG, &opts));
+    PROCS_TRUE(exact[99] == 1.0009765625f);
+    /* What has no compressed form says so, before anything is sent. */
+    static float x[COUNT];
+    PROCS_TRUE(dcomm_broadcast(comm, x, x, COUNT, DCOMM_F32, 0, &opts) == DCOMM_ERR_UNSUPPORTED);
+    PROCS_TRUE(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_MAX, &opts) ==
+               DCOMM_ERR_UNSUPPORTED);
+    opts.algo = "tree";
+    PROCS_TRUE(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts) ==
+               DCOMM_ERR_UNSUPPORTED);
+    PROCS_TRUE(strstr(dcomm_last_error(), "coded_two_shot") != NULL);
+    opts = (dcomm_coll_opts){.algo = "coded_two_shot"};
+    PROCS_TRUE(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts) ==
+               DCOMM_ERR_UNSUPPORTED);
+    PROCS_TRUE(strstr(dcomm_last_error(), "codec") != NULL);
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, types_and_operators, .timeout = 60)
+{
+    run(3, kinds, NULL);
+}
+
+/* ---- error feedback ---- */
+
+typedef struct course {
+    const char *spec, *algo;
+    dcomm_feedback_opts opts;
+    int quiet; /* steps of zeros at the end, in which the residuals drain */
+    double within;
+} course;
+
+/* All that went in comes out, in the end. */
+static int conserve(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 6000, STEPS = 30 };
+    const course *c = arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec(c->spec);
+    dcomm_feedback *fb = NULL;
+    RANKS_OK(dcomm_feedback_create(codec, COUNT, &c->opts, &fb));
+    dcomm_coll_opts opts = {.algo = c->algo, .feedback = fb};
+    float *x = floats(COUNT), *y = floats(COUNT);
+    double *left = calloc(COUNT, sizeof *left), *out = calloc(COUNT, sizeof *out);
+    PROCS_TRUE(left != NULL && out != NULL);
+    for (int step = 0; step < STEPS + c->quiet; step++) {
+        for (int r = 0; r < n && step < STEPS; r++) {
+            fill(x, COUNT, r, step);
+            for (int i = 0; i < COUNT; i++) {
+                left[i] += (double)x[i];
+            }
+        }
+        memset(x, 0, COUNT * sizeof *x);
+        if (step < STEPS) {
+            fill(x, COUNT, rank, step);
+        }
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        for (int i = 0; i < COUNT; i++) {
+            out[i] += (double)y[i];
+        }
+    }
+    same_everywhere(comm, out, COUNT * sizeof *out, c->spec);
+    for (int i = 0; i < COUNT; i++) {
+        PROCS_CHECK(fabs(left[i] - out[i]) <= c->within, "%s, %s: of %g in element %d came %g",
+                    c->spec, c->algo, left[i], i, out[i]);
+    }
+    dcomm_feedback_info info;
+    RANKS_OK(dcomm_feedback_get_info(fb, &info));
+    PROCS_TRUE(info.step == (uint64_t)(STEPS + c->quiet) && !info.stale && !info.begun);
+    free(left);
+    free(out);
+    free(x);
+    free(y);
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, feedback_loses_nothing, .timeout = 120)
+{
+    course courses[] = {
+        {"topk:k=0.05", "coded_allgather", {0}, 60, 1e-4},
+        {"topk:k=0.05", "coded_two_shot", {.in_place = true}, 120, 1e-4},
+        {"bf16", "coded_two_shot", {0}, 10, 1e-4},
+        {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4},
+        {"fp8", NULL, {0}, 15, 1e-4},
+        {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4},
+        {"powersgd:rank=4", NULL, {0}, 60, 1e-3},
+        {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5},
+    };
+    for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
+        run(3, conserve, &courses[i]);
+    }
+}
+
+/* ---- linear codecs ---- */
+
+/* Matrices of rank 1 with the same columns add up to one, which rank 1 is enough for. */
+static int low_rank(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { SIDE = 80, COUNT = SIDE * SIDE };
+    static float x[COUNT], y[COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_PAIRS);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("powersgd:rank=1");
+    dcomm_coll_opts opts = {.codec = codec};
+    dcomm_stats before, after;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (float)(rank + 1) * (float)(i / SIDE % 7 - 3) * (float)(i % SIDE % 5 + 1);
+    }
+    RANKS_OK(dcomm_comm_stats(comm, &before));
+    RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
+    RANKS_OK(dcomm_comm_stats(comm, &after));
+    same_everywhere(comm, y, sizeof y, "powersgd");
+    double mean = (n + 1) / 2.0;
+    for (int i = 0; i < COUNT; i++) {
+        double wanted = mean * (i / SIDE % 7 - 3) * (i % SIDE % 5 + 1);
+        PROCS_CHECK(fabs((double)y[i] - wanted) < 1e-3, "element %d is %g, not %g", i, (double)y[i],
+                    wanted);
+    }
+    PROCS_TRUE(after.bytes_sent - before.bytes_sent < COUNT); /* of 4 COUNT */
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, powersgd_sums_before_it_decodes, .timeout = 60)
+{
+    run(4, low_rank, NULL);
+}
+
+/* ---- errors ---- */
+
+static int another_codec(int rank, int n, procs_shared *shared, void *arg)
+{
+    static float x[5000], y[5000];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec(rank == 1 ? "topk:k=0.02" : "topk:k=0.01");
+    dcomm_feedback *fb = NULL;
+    RANKS_OK(dcomm_feedback_create(codec, 5000, NULL, &fb));
+    fill(x, 5000, rank, 0);
+    dcomm_coll_opts opts = {.feedback = fb};
+    dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
+    PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "%s", dcomm_status_name(status));
+    /* Nobody knows now what the others have of this rank's gradient. */
+    PROCS_TRUE(dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(strstr(dcomm_last_error(), "stale") != NULL);
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, ranks_with_another_codec, .timeout = 60)
+{
+    run(3, another_codec, NULL);
+}
+
+static int not_a_number(int rank, int n, procs_shared *shared, void *arg)
+{
+    static float x[5000], y[5000];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("bf16:nonfinite=zero"), *strict = make_codec("bf16");
+    dcomm_codec_report report;
+    fill(x, 5000, rank, 0);
+    if (rank == 1) {
+        x[4321] = NAN;
+        x[4400] = INFINITY;
+    }
+    dcomm_coll_opts opts = {.codec = codec, .codec_report = &report, .algo = "coded_two_shot"};
+    RANKS_OK(dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts));
+    PROCS_TRUE(isfinite(y[4321]) && isfinite(y[4400]));
+    PROCS_CHECK(report.nonfinite == (rank == 1 ? 2u : 0u), "%zu", report.nonfinite);
+    PROCS_CHECK(report.first_nonfinite == (rank == 1 ? 4321u : SIZE_MAX), "%zu",
+                report.first_nonfinite);
+    atomic_fetch_add(&shared->words[0],
+                     1); /* or another is still in that call when this one fails */
+    while (atomic_load(&shared->words[0]) < n) {
+        procs_nap();
+    }
+    opts.codec = strict;
+    dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
+    PROCS_CHECK(status == DCOMM_ERR_INVALID, "%s", dcomm_status_name(status));
+    PROCS_CHECK(strstr(dcomm_last_error(), "rank 1") != NULL, "%s", dcomm_last_error());
+    dcomm_codec_destroy(&codec);
+    dcomm_codec_destroy(&strict);
+    return ranks_leave(&comm);
+}
+
+Test(coded, numbers_that_are_none, .timeout = 60)
+{
+    run(3, not_a_number, NULL);
+}
+
+/* ---- bytes that lie ---- */
+
+static dcomm_status encode_or_lie(void *user, const dcomm_codec_place *place, const void *src,
+                                  size_t src_len, void *dst, size_t dst_len, size_t *encoded)
+{
+    dcomm_codec_key key = {.first = place->first};
+    dcomm_status status =
+        dcomm_encode(user, src, src_len / 4, &key, dst, dst_len, encoded, NULL, NULL);
+    if (place->first == 0 && place->round == 1) { /* rank 0's result */
+        memset(dst, 0xff, *encoded);
+    }
+    return status;
+}
+
+static dcomm_status decode_all(void *user, const dcomm_codec_place *place, const void *const *src,
+                               const size_t *src_len, size_t nsrc, void *dst, size_t dst_len)
+{
+    (void)place;
+    return dcomm_decode_sum(user, src, src_len, nsrc, dst, dst_len / 4);
+}
+
+static const dcomm_plan_codec liar = {
+    .name = "liar", .encode = encode_or_lie, .decode = decode_all};
+
+static int lies(int rank, int n, procs_shared *shared, void *arg)
+{
+    static float x[5000], y[5000];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("topk:k=0.1");
+    dcomm_coll_opts opts = {.algo = "coded_two_shot", .codec = codec};
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE, .count = 5000, .dtype = DCOMM_F32};
+    dcomm_plan *plan = NULL;
+    RANKS_OK(dcomm_plan_create(&spec, DCOMM_SUM, rank, n, &opts, &plan));
+    fill(x, 5000, rank, 0);
+    dcomm_plan mine = *plan;
+    mine.codec = &liar;
+    mine.codec_user = codec;
+    dcomm_status status = dcomm_plan_run(comm, &mine, x, y, NULL, 5, NULL);
+    PROCS_CHECK(status == DCOMM_ERR_CORRUPT, "rank %d: %s: %s", rank, dcomm_status_name(status),
+                dcomm_last_error());
+    dcomm_plan_destroy(&plan);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, malformed_bytes_are_an_error_on_every_rank, .timeout = 60)
+{
+    run(3, lies, NULL);
+}
+
+/* ---- many at once ---- */
+
+static int overlapping(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 20000, CALLS = 6 };
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("bf16");
+    dcomm_coll_opts opts = {.codec = codec};
+    float *x[CALLS];
+    dcomm_request *requests[CALLS];
+    for (int i = 0; i < CALLS; i++) {
+        x[i] = floats(COUNT);
+        fill(x[i], COUNT, rank, i);
+        RANKS_OK(dcomm_iallreduce(comm, DCOMM_IN_PLACE, x[i], COUNT, DCOMM_F32, DCOMM_SUM,
+                                  i % 3 == 2 ? NULL : &opts, &requests[i]));
+    }
+    RANKS_OK(dcomm_wait_all(requests, CALLS));
+    for (int i = 0; i < CALLS; i++) {
+        double nmse = error_of(x[i], COUNT, n, i, 1);
+        PROCS_CHECK(nmse < (i % 3 == 2 ? 1e-10 : 4e-5), "call %d: %g", i, nmse);
+        free(x[i]);
+    }
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, many_at_once, .timeout = 60)
+{
+    run(4, overlapping, NULL);
+}

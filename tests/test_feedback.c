@@ -1,0 +1,902 @@
+/* test_feedback.c - error feedback: nothing is lost, whatever the codec, the variant and the way of
+ * the exchange; steps that fail; states saved, loaded and moved. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#define DCOMM_NO_COMM
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+#include "../bench/codec_input.h"
+
+#include <criterion/criterion.h>
+
+enum { MOST = 2208, RANKS = 3 };
+
+#define GOOD(call) cr_assert_eq((call), DCOMM_OK, "%s: %s", #call, dcomm_last_error())
+#define BAD(status, text, call)                                                 \
+    do {                                                                        \
+        cr_assert_eq((call), (status), "%s", #call);                            \
+        cr_assert_not_null(strstr(dcomm_last_error(), (text)), "%s: %s", #call, \
+                           dcomm_last_error());                                 \
+    } while (0)
+
+/* ---- all codecs, and how error feedback takes them ---- */
+
+typedef struct composition {
+    const char *spec;
+    dcomm_feedback_opts opts;
+} composition;
+
+static const char *const specs[] = {
+    "bf16",
+    "bf16:rounding=stochastic",
+    "f16",
+    "fp8:type=e4m3",
+    "fp8:type=e5m2",
+    "qsgd:bits=8",
+    "qsgd:bits=4",
+    "qsgd:bits=2",
+    "qsgd:bits=4,norm=two,bucket=128",
+    "tern",
+    "sign",
+    "topk:k=0.01",
+    "topk:k=0.1,values=bf16",
+    "topk:k=0.1,values=f16",
+    "topk+qsgd:k=0.1",
+    "threshold:k=0.05",
+    "randk:k=0.1",
+    "randk:k=0.1,scale=none",
+    "powersgd:rank=2",
+};
+enum { SPECS = sizeof specs / sizeof *specs };
+
+static void input(codec_input *in, const char *text)
+{
+    char why[INPUT_TEXT];
+    cr_assert(input_parse(in, text, why), "%s", why);
+    cr_assert(input_open(in, RANKS, 0, why), "%s", why);
+}
+
+/* Some sums of one run, in f64. */
+typedef struct books {
+    double in[MOST], out[MOST];
+} books;
+
+static float gradient[RANKS][MOST], result[MOST];
+static unsigned char wire[RANKS][64 * MOST], again[64 * MOST];
+
+/* One step of a two-shot exchange of RANKS ranks: shards are thirds. */
+static void two_shot(dcomm_feedback **fb, size_t n, books *b, bool average)
+{
+    float factor = average ? 1.0f / RANKS : 1;
+    for (int r = 0; r < RANKS; r++) {
+        size_t own = n * (size_t)r / RANKS, end = n * (size_t)(r + 1) / RANKS;
+        dcomm_feedback_step step = {.x = gradient[r],
+                                    .rank = (uint32_t)r,
+                                    .nranks = RANKS,
+                                    .own_first = own,
+                                    .own_count = end - own,
+                                    .average = average};
+        GOOD(dcomm_feedback_begin(fb[r], &step));
+        for (size_t i = 0; i < n; i++) {
+            b->in[i] += (double)gradient[r][i];
+        }
+    }
+    for (int owner = 0; owner < RANKS; owner++) {
+        size_t own = n * (size_t)owner / RANKS, count = n * (size_t)(owner + 1) / RANKS - own;
+        const void *wires[RANKS];
+        size_t bytes[RANKS], length;
+        for (int r = 0; r < RANKS; r++) {
+            GOOD(
+                dcomm_feedback_encode(fb[r], own, count, wire[r], sizeof wire[r], &bytes[r], NULL));
+            wires[r] = wire[r];
+        }
+        GOOD(dcomm_feedback_recode(fb[owner], wires, bytes, RANKS, factor, own, count, again,
+                                   sizeof again, &length, NULL));
+        GOOD(dcomm_decode(dcomm_feedback_codec(fb[owner]), again, length, result + own, count));
+    }
+    for (size_t i = 0; i < n; i++) {
+        b->out[i] += (double)result[i] / (double)factor;
+    }
+    for (int r = 0; r < RANKS; r++) {
+        float copy[MOST];
+        memcpy(copy, result, n * sizeof *copy);
+        GOOD(dcomm_feedback_finish(fb[r], 0, n, copy));
+        GOOD(dcomm_feedback_commit(fb[r]));
+    }
+}
+
+/* |in - out - residuals|, and the size of what went through. */
+static double imbalance(dcomm_feedback **fb, size_t n, const books *b, double *size)
+{
+    double off = 0;
+    *size = 0;
+    for (size_t i = 0; i < n; i++) {
+        double held = 0;
+        for (int r = 0; r < RANKS; r++) {
+            held += dcommi_feedback_owed(fb[r], i);
+        }
+        off = fmax(off, fabs(b->in[i] - b->out[i] - held));
+        *size = fmax(*size, fabs(b->in[i]) + fabs(held));
+    }
+    return off;
+}
+
+static void make_all(dcomm_feedback **fb, const dcomm_codec *codec, size_t n,
+                     const dcomm_feedback_opts *opts)
+{
+    for (int r = 0; r < RANKS; r++) {
+        fb[r] = NULL;
+        GOOD(dcomm_feedback_create(codec, n, opts, &fb[r]));
+    }
+}
+
+static void destroy_all(dcomm_feedback **fb)
+{
+    for (int r = 0; r < RANKS; r++) {
+        GOOD(dcomm_feedback_destroy(&fb[r]));
+    }
+}
+
+static void conserve(const char *spec, const char *text, const dcomm_feedback_opts *opts, size_t n,
+                     int steps, bool average, double tolerance)
+{
+    codec_input in;
+    dcomm_codec *codec;
+    dcomm_feedback *fb[RANKS];
+    static books b;
+    GOOD(dcomm_codec_create(spec, &codec));
+    input(&in, text);
+    n = in.kind == INPUT_FILE ? (in.n < n ? in.n : n) : n;
+    memset(&b, 0, sizeof b);
+    make_all(fb, codec, n, opts);
+    for (int s = 0; s < steps; s++) {
+        for (int r = 0; r < RANKS; r++) {
+            input_fill(&in, (uint32_t)r, (uint64_t)s, 0, n, gradient[r]);
+        }
+        two_shot(fb, n, &b, average);
+    }
+    double size, off = imbalance(fb, n, &b, &size);
+    cr_assert(off <= tolerance * size, "%s, %s, variant %d: %g of %g is lost after %d steps", spec,
+              text, (int)opts->variant, off, size, steps);
+    destroy_all(fb);
+    input_close(&in);
+    dcomm_codec_destroy(&codec);
+}
+
+static const char *const inputs[] = {"gaussian", "laplace:seed=2", "lognormal:seed=3,sigma=2",
+                                     "sparse:density=0.1", "constant:scale=0.01"};
+
+Test(feedback, nothing_is_lost_with_any_codec_and_distribution)
+{
+    dcomm_feedback_opts opts = {.scale = true};
+    for (int c = 0; c < SPECS; c++) {
+        for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
+            conserve(specs[c], inputs[k], &opts, 700, 100, false, 2e-6);
+        }
+    }
+}
+
+Test(feedback, nothing_is_lost_of_real_gradients)
+{
+    dcomm_feedback_opts opts = {.scale = true};
+    for (int c = 0; c < SPECS; c++) {
+        conserve(specs[c], DCOMM_TESTS_DIR "/gradients/rank%r.npy", &opts, MOST, 50, false, 2e-6);
+    }
+}
+
+/* Every codec and composition, long enough for rounding to show a bias if it had one. */
+Test(feedback, nothing_is_lost_in_5000_steps)
+{
+    dcomm_feedback_opts opts = {.scale = true};
+    for (int c = 0; c < SPECS; c++) {
+        conserve(specs[c], "gaussian:seed=5", &opts, 96, 5000, false, 2e-6);
+        conserve(specs[c], "lognormal:seed=6", &opts, 33, 5000, true, 2e-6);
+    }
+}
+
+Test(feedback, nothing_is_lost_in_place_or_with_ef21)
+{
+    for (int c = 0; c < SPECS; c++) {
+        dcomm_feedback_opts opts = {.scale = true, .in_place = true};
+        conserve(specs[c], "laplace", &opts, 333, 200, false, 2e-6);
+    }
+}
+
+/* bf16 residuals round in each step, without a bias. */
+Test(feedback, bf16_residuals_lose_little)
+{
+    dcomm_feedback_opts opts = {.scale = true, .bf16 = true};
+    for (int c = 0; c < SPECS; c++) {
+        conserve(specs[c], "gaussian:seed=9", &opts, 200, 1000, false, 0.02);
+    }
+}
+
+/* What DGC sends and holds back is the sum of the velocities; without momentum, of the gradients.
+ */
+Test(feedback, dgc_without_momentum_loses_nothing)
+{
+    dcomm_feedback_opts opts = {
+        .variant = DCOMM_FEEDBACK_DGC, .scale = true, .momentum = -1, .warmup_steps = 100};
+    static const char *const sparse[] = {"topk:k=0.01", "topk:k=0.1,values=bf16",
+                                         "threshold:k=0.02"};
+    for (int c = 0; c < 3; c++) {
+        conserve(sparse[c], "gaussian:seed=7", &opts, 400, 1000, false, 2e-6);
+        opts.in_place = !opts.in_place;
+    }
+}
+
+/* EF21: the estimate that all ranks hold is the sum of what each claims, less what owners keep. */
+Test(feedback, ef21_estimates_agree_and_converge)
+{
+    for (int c = 0; c < SPECS; c++) {
+        for (int average = 0; average < 2; average++) {
+            dcomm_feedback_opts opts = {.variant = DCOMM_FEEDBACK_EF21, .scale = true};
+            enum { N = 120 };
+            codec_input in;
+            dcomm_codec *codec;
+            dcomm_feedback *fb[RANKS];
+            static books b;
+            GOOD(dcomm_codec_create(specs[c], &codec));
+            input(&in, "gaussian:seed=11");
+            make_all(fb, codec, N, &opts);
+            for (int r = 0; r < RANKS; r++) {
+                input_fill(&in, (uint32_t)r, 0, 0, N, gradient[r]);
+            }
+            for (int s = 0; s < 2000; s++) { /* the same gradient again and again */
+                two_shot(fb, N, &b, average != 0);
+            }
+            const float *estimate = fb[0]->estimate.now;
+            for (size_t i = 0; i < N; i++) {
+                double claimed = 0, sum = 0;
+                for (int r = 0; r < RANKS; r++) {
+                    claimed += dcommi_feedback_owed(fb[r], i);
+                    sum += (double)gradient[r][i];
+                    cr_assert_eq(((const float *)fb[r]->estimate.now)[i], estimate[i]);
+                }
+                double scale = average ? RANKS : 1;
+                cr_assert_float_eq(scale * (double)estimate[i], claimed, 1e-3, "%s: %g and %g",
+                                   specs[c], (double)estimate[i], claimed);
+                cr_assert_float_eq(scale * (double)estimate[i], sum, 0.02, "%s: %g and %g",
+                                   specs[c], (double)estimate[i], sum);
+            }
+            destroy_all(fb);
+            dcomm_codec_destroy(&codec);
+        }
+    }
+}
+
+/* Constant gradients: what is sent per step tends to the gradient, which without feedback top-k
+ * never sends. */
+Test(feedback, small_elements_arrive_in_the_end)
+{
+    enum { N = 100, STEPS = 4000 };
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    float x[N], sent[N];
+    double sum[N] = {0};
+    GOOD(dcomm_codec_create("topk:k=0.02", &codec));
+    GOOD(dcomm_feedback_create(codec, N, NULL, &fb));
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)(i + 1) / N;
+    }
+    for (int s = 0; s < STEPS; s++) {
+        size_t bytes;
+        GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = x}));
+        GOOD(dcomm_feedback_encode(fb, 0, N, again, sizeof again, &bytes, NULL));
+        GOOD(dcomm_feedback_commit(fb));
+        GOOD(dcomm_decode(codec, again, bytes, sent, N));
+        for (int i = 0; i < N; i++) {
+            sum[i] += (double)sent[i];
+        }
+    }
+    for (int i = 0; i < N; i++) {
+        cr_assert_float_eq(sum[i] / STEPS, (double)x[i], 0.03, "element %d: %g", i, sum[i] / STEPS);
+    }
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+}
+
+/* ---- DGC ---- */
+
+Test(feedback, dgc_forgets_the_momentum_of_what_it_sends)
+{
+    enum { N = 8 };
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    float x[N] = {1, 2, 3, 4, 5, 6, 7, 8};
+    double u[N] = {0}, v[N] = {0};
+    GOOD(dcomm_codec_create("topk:k=2", &codec));
+    GOOD(dcomm_feedback_create(
+        codec, N, &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_DGC, .momentum = 0.5}, &fb));
+    for (int s = 0; s < 50; s++) {
+        size_t bytes;
+        float sent[N];
+        GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = x}));
+        GOOD(dcomm_feedback_encode(fb, 0, N, again, sizeof again, &bytes, NULL));
+        GOOD(dcomm_feedback_commit(fb));
+        GOOD(dcomm_decode(codec, again, bytes, sent, N));
+        for (int i = 0; i < N; i++) {
+            u[i] = 0.5 * u[i] + (double)x[i];
+            v[i] += u[i];
+            if (sent[i] != 0) {
+                cr_assert_float_eq((double)sent[i], v[i], 1e-4);
+                u[i] = v[i] = 0;
+            }
+            cr_assert_float_eq((double)((float *)fb->velocity.now)[i], u[i], 1e-4);
+            cr_assert_float_eq((double)((float *)fb->worker.now)[i], v[i], 1e-4);
+        }
+    }
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+}
+
+Test(feedback, dgc_clips_and_warms_up)
+{
+    enum { N = 1000 };
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    codec_input in;
+    dcomm_feedback_opts opts = {.variant = DCOMM_FEEDBACK_DGC, .clip = 3, .warmup_steps = 8};
+    input(&in, "gaussian:scale=100");
+    input_fill(&in, 0, 0, 0, N, gradient[0]);
+    GOOD(dcomm_codec_create("topk:k=0.01", &codec));
+    GOOD(dcomm_feedback_create(codec, N, &opts, &fb));
+    static const size_t kept[] = {250, 250, 63, 63, 16, 16, 10, 10, 10};
+    for (int s = 0; s < 9; s++) {
+        size_t bytes;
+        dcomm_codec_report report;
+        GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0], .nranks = 9}));
+        GOOD(dcomm_feedback_encode(fb, 0, N, again, sizeof again, &bytes, &report));
+        GOOD(dcomm_decode(dcomm_feedback_codec(fb), again, bytes, result, N));
+        if (s == 0) { /* 3 / sqrt(9) */
+            dcomm_ledger l = {0};
+            dcomm_ledger_compare(&l, fb->velocity.next, fb->velocity.next, N);
+            dcomm_ledger_compare(&l, result, result, N);
+            cr_assert_float_eq(l.sums[DCOMMI_LEDGER_XX], 1, 1e-4);
+        }
+        cr_assert(report.kept + 1 >= kept[s] && report.kept <= kept[s] + 1, "step %d: %zu", s,
+                  report.kept);
+        cr_assert_leq(bytes, dcomm_feedback_max_bytes(fb, N));
+        GOOD(dcomm_feedback_commit(fb));
+    }
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+}
+
+/* ---- sparse and linear exchanges ---- */
+
+Test(feedback, what_was_not_agreed_comes_back)
+{
+    enum { N = 300 };
+    static const char *const sparse[] = {"topk:k=0.1", "topk:k=0.1,values=bf16"};
+    for (int variant = 0; variant < DCOMM_FEEDBACK_VARIANT_COUNT; variant++) {
+        for (int c = 0; c < 2; c++) {
+            dcomm_codec *codec;
+            dcomm_feedback *fb = NULL;
+            codec_input in;
+            dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)variant, .momentum = -1};
+            double in_sum[N] = {0}, out_sum[N] = {0};
+            input(&in, "gaussian:seed=3");
+            GOOD(dcomm_codec_create(sparse[c], &codec));
+            GOOD(dcomm_feedback_create(codec, N, &opts, &fb));
+            for (uint64_t s = 0; s < 40; s++) {
+                uint32_t index[N], agreed[N];
+                float value[N], sent[N];
+                size_t bytes, n = 0, m = 0;
+                input_fill(&in, 0, s, 0, N, gradient[0]);
+                GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+                GOOD(dcomm_feedback_encode(fb, 0, N, again, sizeof again, &bytes, NULL));
+                GOOD(dcomm_decode(codec, again, bytes, sent, N));
+                for (uint32_t i = 0; i < N; i++) {
+                    if (sent[i] != 0) {
+                        index[n] = i;
+                        value[n++] = sent[i];
+                    }
+                    if (i % 3 == s % 3) { /* what others would have chosen, too */
+                        agreed[m++] = i;
+                        out_sum[i] += (double)sent[i];
+                    }
+                    in_sum[i] += (double)gradient[0][i];
+                }
+                GOOD(dcomm_feedback_give_back(fb, 0, index, value, n, agreed, m));
+                GOOD(dcomm_feedback_finish(fb, 0, N, sent));
+                GOOD(dcomm_feedback_commit(fb));
+            }
+            for (size_t i = 0; i < N; i++) {
+                double held = (double)((float *)fb->worker.now)[i];
+                double expected = variant == DCOMM_FEEDBACK_EF21 ? out_sum[i] - held
+                                                                 : in_sum[i] - out_sum[i] - held;
+                cr_assert_float_eq(expected, 0, 1e-4, "variant %d: %g", variant, expected);
+            }
+            dcomm_feedback_destroy(&fb);
+            dcomm_codec_destroy(&codec);
+        }
+    }
+}
+
+Test(feedback, a_linear_codec_keeps_what_the_group_did_not_say)
+{
+    enum { N = 64 };
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        dcomm_codec *codec;
+        dcomm_feedback *fb = NULL;
+        codec_input in;
+        double in_sum[N] = {0}, out_sum[N] = {0};
+        input(&in, "laplace");
+        GOOD(dcomm_codec_create("bf16", &codec));
+        GOOD(dcomm_feedback_create(codec, N, &(dcomm_feedback_opts){.bf16 = bf16 != 0}, &fb));
+        for (uint64_t s = 0; s < 30; s++) {
+            const float *e;
+            float part[N];
+            input_fill(&in, 0, s, 0, N, gradient[0]);
+            GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+            GOOD(dcomm_feedback_gather(fb, &e));
+            for (int i = 0; i < N; i++) {
+                part[i] = 0.25f * (e[i] + e[i ^ 1]);
+                in_sum[i] += (double)gradient[0][i];
+                out_sum[i] += (double)part[i];
+            }
+            GOOD(dcomm_feedback_keep(fb, 0, N / 2, part));
+            GOOD(dcomm_feedback_keep(fb, N / 2, N / 2, part + N / 2));
+            GOOD(dcomm_feedback_commit(fb));
+        }
+        for (size_t i = 0; i < N; i++) {
+            double held = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i);
+            cr_assert_float_eq(in_sum[i] - out_sum[i], held, bf16 ? 0.5 : 1e-4);
+        }
+        dcomm_feedback_destroy(&fb);
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* ---- steps that fail, ranges, owners that change ---- */
+
+Test(feedback, a_failed_step_can_be_begun_again)
+{
+    enum { N = 500 };
+    dcomm_codec *codec;
+    dcomm_feedback *fb[RANKS];
+    codec_input in;
+    static books b, before;
+    memset(&b, 0, sizeof b);
+    input(&in, "gaussian");
+    GOOD(dcomm_codec_create("topk:k=0.05", &codec));
+    make_all(fb, codec, N, NULL);
+    for (int s = 0; s < 30; s++) {
+        for (int r = 0; r < RANKS; r++) {
+            input_fill(&in, (uint32_t)r, (uint64_t)s, 0, N, gradient[r]);
+        }
+        if (s % 4 == 3) { /* it breaks off after the first range */
+            size_t bytes;
+            for (int r = 0; r < RANKS; r++) {
+                size_t own = N * (size_t)r / RANKS;
+                dcomm_feedback_step step = {.x = gradient[r],
+                                            .rank = (uint32_t)r,
+                                            .nranks = RANKS,
+                                            .own_first = own,
+                                            .own_count = N * (size_t)(r + 1) / RANKS - own};
+                GOOD(dcomm_feedback_begin(fb[r], &step));
+                GOOD(dcomm_feedback_encode(fb[r], 0, 100, again, sizeof again, &bytes, NULL));
+                BAD(DCOMM_ERR_INVALID, "100 of 500", dcomm_feedback_commit(fb[r]));
+                GOOD(dcomm_feedback_fail(fb[r]));
+                BAD(DCOMM_ERR_INVALID, "a step failed", dcomm_feedback_begin(fb[r], &step));
+                GOOD(dcomm_feedback_recover(fb[r], DCOMM_FEEDBACK_RETRY, NULL));
+            }
+        }
+        before = b;
+        two_shot(fb, N, &b, false);
+        cr_assert_neq(memcmp(&before, &b, sizeof b), 0);
+    }
+    double size, off = imbalance(fb, N, &b, &size);
+    cr_assert(off <= 1e-6 * size, "%g of %g", off, size);
+    double lost;
+    GOOD(dcomm_feedback_fail(fb[0]));
+    GOOD(dcomm_feedback_recover(fb[0], DCOMM_FEEDBACK_RESET, &lost));
+    cr_assert(lost > 1);
+    dcomm_feedback_info info;
+    GOOD(dcomm_feedback_get_info(fb[0], &info));
+    cr_assert_eq(info.worker_norm, 0);
+    cr_assert_eq(info.step, 30);
+    destroy_all(fb);
+    dcomm_feedback *place = NULL;
+    GOOD(dcomm_feedback_create(codec, N, &(dcomm_feedback_opts){.in_place = true}, &place));
+    GOOD(dcomm_feedback_fail(place));
+    BAD(DCOMM_ERR_INVALID, "in place", dcomm_feedback_recover(place, DCOMM_FEEDBACK_RETRY, NULL));
+    GOOD(dcomm_feedback_recover(place, DCOMM_FEEDBACK_RESET, NULL));
+    dcomm_feedback_destroy(&place);
+    dcomm_codec_destroy(&codec);
+}
+
+/* A rank that encodes a part of the tensor only, another one in each step, as under hierarchies
+ * that change; and owns another shard each time. */
+Test(feedback, ranges_and_owners_may_change)
+{
+    enum { N = 240 };
+    for (int place = 0; place < 2; place++) {
+        dcomm_codec *codec;
+        dcomm_feedback *fb = NULL;
+        codec_input in;
+        double balance[N] = {0};
+        input(&in, "gaussian");
+        GOOD(dcomm_codec_create("topk:k=0.1", &codec));
+        GOOD(dcomm_feedback_create(codec, N, &(dcomm_feedback_opts){.in_place = place != 0}, &fb));
+        for (uint64_t s = 0; s < 60; s++) {
+            size_t first = s % 5 * 24, count = 96, own = first + s % 3 * 10, owned = 40, bytes;
+            input_fill(&in, 0, s, 0, N, gradient[0]);
+            dcomm_feedback_step step = {.x = gradient[0] + first,
+                                        .first = first,
+                                        .count = count,
+                                        .own_first = own,
+                                        .own_count = owned};
+            GOOD(dcomm_feedback_begin(fb, &step));
+            for (size_t at = first; at < first + count; at += 48) {
+                GOOD(dcomm_feedback_encode(fb, at, 48, again, sizeof again, &bytes, NULL));
+                GOOD(dcomm_decode(codec, again, bytes, result + at, 48));
+            }
+            for (size_t i = first; i < first + count; i++) {
+                balance[i] += (double)gradient[0][i];
+                balance[i] -= i < own || i >= own + owned ? (double)result[i] : 0;
+            }
+            GOOD(dcomm_feedback_encode_owned(fb, result + own, 0.5f, own, owned, again,
+                                             sizeof again, &bytes, NULL));
+            GOOD(dcomm_decode(codec, again, bytes, result, owned));
+            for (size_t i = 0; i < owned; i++) {
+                balance[own + i] -= 2 * (double)result[i];
+            }
+            GOOD(dcomm_feedback_commit(fb));
+        }
+        for (size_t i = 0; i < N; i++) {
+            cr_assert_float_eq(balance[i], dcommi_feedback_owed(fb, i), 1e-4, "element %zu", i);
+        }
+        dcomm_feedback_destroy(&fb);
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* ---- numbers that are not ---- */
+
+Test(feedback, what_is_not_finite_enters_no_residual)
+{
+    enum { N = 70 };
+    for (int variant = 0; variant < DCOMM_FEEDBACK_VARIANT_COUNT; variant++) {
+        for (int pass = 0; pass < 2; pass++) {
+            dcomm_codec *codec;
+            dcomm_feedback *fb = NULL;
+            codec_input in;
+            input(&in, "gaussian");
+            GOOD(dcomm_codec_create(pass ? "topk:k=0.2,nonfinite=pass" : "topk:k=0.2", &codec));
+            GOOD(dcomm_feedback_create(
+                codec, N, &(dcomm_feedback_opts){.variant = (dcomm_feedback_variant)variant}, &fb));
+            for (uint64_t s = 0; s < 5; s++) {
+                size_t bytes;
+                dcomm_codec_report report;
+                input_fill(&in, 0, s, 0, N, gradient[0]);
+                gradient[0][13 + s] = NAN;
+                gradient[0][50] = s % 2 == 0 ? INFINITY : -INFINITY;
+                GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+                dcomm_status status =
+                    dcomm_feedback_encode(fb, 0, N, again, sizeof again, &bytes, &report);
+                cr_assert_eq(status, pass ? DCOMM_OK : DCOMM_ERR_INVALID);
+                if (!pass) {
+                    cr_assert_eq(report.nonfinite, 2);
+                    cr_assert_eq(report.first_nonfinite, 13 + s);
+                }
+                GOOD(dcomm_decode(codec, again, bytes, result, N));
+                GOOD(dcomm_feedback_finish(fb, 0, N, result));
+                GOOD(dcomm_feedback_commit(fb));
+                for (int i = 0; i < N; i++) {
+                    cr_assert(isfinite(((float *)fb->worker.now)[i]));
+                    cr_assert(variant != 2 || isfinite(((float *)fb->velocity.now)[i]));
+                }
+            }
+            dcomm_feedback_destroy(&fb);
+            dcomm_codec_destroy(&codec);
+        }
+    }
+}
+
+/* ---- what is refused ---- */
+
+Test(feedback, an_expanding_codec_is_refused_or_scaled)
+{
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    dcomm_feedback_info info;
+    GOOD(dcomm_codec_create("randk:k=0.1", &codec));
+    BAD(DCOMM_ERR_INVALID, "not contractive", dcomm_feedback_create(codec, 100, NULL, &fb));
+    GOOD(dcomm_feedback_create(codec, 100, &(dcomm_feedback_opts){.scale = true}, &fb));
+    GOOD(dcomm_feedback_get_info(fb, &info));
+    cr_assert_float_eq(info.factor, 0.1, 1e-3); /* omega = d/k - 1 */
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+}
+
+Test(feedback, arguments)
+{
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    size_t bytes;
+    GOOD(dcomm_codec_create("bf16", &codec));
+    BAD(DCOMM_ERR_INVALID, "codec is NULL", dcomm_feedback_create(NULL, 1, NULL, &fb));
+    BAD(DCOMM_ERR_INVALID, "DGC forgets",
+        dcomm_feedback_create(codec, 1, &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_DGC},
+                              &fb));
+    BAD(DCOMM_ERR_INVALID, "momentum",
+        dcomm_feedback_create(codec, 1, &(dcomm_feedback_opts){.momentum = 1}, &fb));
+    BAD(DCOMM_ERR_INVALID, "drift",
+        dcomm_feedback_create(
+            codec, 1, &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_EF21, .bf16 = true}, &fb));
+    GOOD(dcomm_feedback_create(codec, 10, NULL, &fb));
+    BAD(DCOMM_ERR_INVALID, "no step was begun", dcomm_feedback_commit(fb));
+    BAD(DCOMM_ERR_INVALID, "step->x is NULL",
+        dcomm_feedback_begin(fb, &(dcomm_feedback_step){.rank = 0}));
+    BAD(DCOMM_ERR_INVALID, "not within",
+        dcomm_feedback_begin(fb,
+                             &(dcomm_feedback_step){.x = result, .own_first = 5, .own_count = 6}));
+    GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = result}));
+    BAD(DCOMM_ERR_INVALID, "under way",
+        dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = result}));
+    BAD(DCOMM_ERR_INVALID, "not within",
+        dcomm_feedback_encode(fb, 5, 6, again, sizeof again, &bytes, NULL));
+    GOOD(dcomm_feedback_encode(fb, 5, 5, again, sizeof again, &bytes, NULL));
+    BAD(DCOMM_ERR_INVALID, "5 elements are done",
+        dcomm_feedback_encode(fb, 0, 6, again, sizeof again, &bytes, NULL));
+    BAD(DCOMM_ERR_INVALID, "capacity", dcomm_feedback_encode(fb, 0, 5, again, 4, &bytes, NULL));
+    GOOD(dcomm_feedback_destroy(&fb));
+    cr_assert_null(fb);
+    GOOD(dcomm_feedback_destroy(&fb));
+    dcomm_codec_destroy(&codec);
+}
+
+/* ---- between runs ---- */
+
+Test(feedback, rescaled_to_another_learning_rate)
+{
+    dcomm_codec *codec;
+    dcomm_feedback *fb[RANKS];
+    static books b;
+    GOOD(dcomm_codec_create("topk:k=0.1", &codec));
+    make_all(fb, codec, 90, NULL);
+    codec_input in;
+    input(&in, "gaussian");
+    for (int r = 0; r < RANKS; r++) {
+        input_fill(&in, (uint32_t)r, 0, 0, 90, gradient[r]);
+    }
+    two_shot(fb, 90, &b, false);
+    dcomm_feedback_info before, after;
+    GOOD(dcomm_feedback_get_info(fb[1], &before));
+    GOOD(dcomm_feedback_rescale(fb[1], 0.25));
+    GOOD(dcomm_feedback_get_info(fb[1], &after));
+    cr_assert_float_eq(after.worker_norm, before.worker_norm / 4, 1e-9);
+    cr_assert_float_eq(after.owner_norm, before.owner_norm / 4, 1e-9);
+    BAD(DCOMM_ERR_INVALID, "factor", dcomm_feedback_rescale(fb[1], (double)INFINITY));
+    destroy_all(fb);
+    dcomm_codec_destroy(&codec);
+}
+
+/* A run that is saved and loaded goes on with the bits of one that is not. */
+Test(feedback, saved_and_loaded)
+{
+    enum { N = 111 };
+    for (int variant = 0; variant < DCOMM_FEEDBACK_VARIANT_COUNT; variant++) {
+        for (int bf16 = 0; bf16 < (variant == DCOMM_FEEDBACK_EF21 ? 1 : 2); bf16++) {
+            dcomm_codec *codec, *other;
+            dcomm_feedback *fb[RANKS];
+            static books b;
+            float expected[N];
+            codec_input in;
+            dcomm_feedback_opts opts = {
+                .variant = (dcomm_feedback_variant)variant, .bf16 = bf16 != 0, .seed = 5};
+            input(&in, "gaussian");
+            GOOD(dcomm_codec_create("topk:k=0.1", &codec));
+            GOOD(dcomm_codec_create("topk:k=0.2", &other));
+            make_all(fb, codec, N, &opts);
+            for (int half = 0; half < 2; half++) {
+                for (uint64_t s = 0; s < 10; s++) {
+                    for (int r = 0; r < RANKS; r++) {
+                        input_fill(&in, (uint32_t)r, s, 0, N, gradient[r]);
+                    }
+                    if (half == 1 && s == 5) {
+                        for (int r = 0; r < RANKS; r++) {
+                            size_t bytes = dcomm_feedback_save_bytes(fb[r]);
+                            unsigned char *file = malloc(bytes);
+                            BAD(DCOMM_ERR_INVALID, "no room",
+                                dcomm_feedback_save(fb[r], file, bytes - 1));
+                            GOOD(dcomm_feedback_save(fb[r], file, bytes));
+                            GOOD(dcomm_feedback_destroy(&fb[r]));
+                            BAD(DCOMM_ERR_INVALID, "saved with codec topk",
+                                dcomm_feedback_load(other, file, bytes, &fb[r]));
+                            for (size_t cut = 0; cut < bytes; cut += 13) {
+                                cr_assert_eq(dcomm_feedback_load(codec, file, cut, &fb[r]),
+                                             DCOMM_ERR_CORRUPT);
+                                file[cut] ^= 4;
+                                cr_assert_eq(dcomm_feedback_load(codec, file, bytes, &fb[r]),
+                                             DCOMM_ERR_CORRUPT, "byte %zu", cut);
+                                file[cut] ^= 4;
+                            }
+                            GOOD(dcomm_feedback_load(codec, file, bytes, &fb[r]));
+                            free(file);
+                        }
+                    }
+                    two_shot(fb, N, &b, false);
+                }
+                if (half == 0) {
+                    memcpy(expected, result, sizeof expected);
+                    destroy_all(fb);
+                    make_all(fb, codec, N, &opts);
+                }
+            }
+            cr_assert_eq(memcmp(expected, result, sizeof expected), 0);
+            destroy_all(fb);
+            dcomm_codec_destroy(&codec);
+            dcomm_codec_destroy(&other);
+        }
+    }
+}
+
+Test(feedback, moved_to_another_number_of_ranks)
+{
+    enum { N = 90 };
+    for (int variant = 0; variant < DCOMM_FEEDBACK_VARIANT_COUNT; variant++) {
+        for (uint32_t nranks = 1; nranks <= 5; nranks++) {
+            dcomm_codec *codec;
+            dcomm_feedback *fb[RANKS];
+            const dcomm_feedback *old[RANKS];
+            static books b;
+            codec_input in;
+            dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)variant};
+            input(&in, "gaussian");
+            GOOD(dcomm_codec_create("topk:k=0.1,values=bf16", &codec));
+            make_all(fb, codec, N, &opts);
+            for (uint64_t s = 0; s < 10; s++) {
+                for (int r = 0; r < RANKS; r++) {
+                    input_fill(&in, (uint32_t)r, s, 0, N, gradient[r]);
+                }
+                two_shot(fb, N, &b, true);
+            }
+            for (int missing = 0; missing < 2; missing++) {
+                double owed[N] = {0}, dealt[N] = {0};
+                dcomm_feedback_loss loss = {0}, first = {0};
+                dcomm_feedback *moved = NULL;
+                for (int r = 0; r < RANKS; r++) {
+                    old[r] = missing && r == 1 ? NULL : fb[r];
+                    for (size_t i = 0; i < N; i++) {
+                        owed[i] += old[r] != NULL ? dcommi_feedback_owed(fb[r], i) : 0;
+                    }
+                }
+                for (uint32_t r = 0; r < nranks; r++) {
+                    GOOD(dcomm_feedback_reshard(old, RANKS, r, nranks, &moved, &loss));
+                    cr_assert(r == 0 || memcmp(&loss, &first, sizeof loss) == 0);
+                    first = loss;
+                    for (size_t i = 0; i < N; i++) {
+                        dealt[i] += dcommi_feedback_owed(moved, i);
+                    }
+                    if (variant == DCOMM_FEEDBACK_EF21 && r == nranks - 1) {
+                        for (size_t i = 0; i < N; i++) {
+                            cr_assert_float_eq((double)((float *)moved->estimate.now)[i] * nranks,
+                                               owed[i], 1e-4);
+                        }
+                    }
+                    GOOD(dcomm_feedback_destroy(&moved));
+                }
+                for (size_t i = 0; i < N; i++) {
+                    cr_assert_float_eq(dealt[i], owed[i], 1e-4);
+                }
+                cr_assert_eq(loss.missing, missing);
+                cr_assert(missing && variant == DCOMM_FEEDBACK_EF21 ? loss.lost > 1
+                                                                    : loss.lost < 1e-4,
+                          "%g", loss.lost);
+                cr_assert(loss.carried > 1);
+            }
+            GOOD(dcomm_feedback_fail(fb[2]));
+            dcomm_feedback *moved = NULL;
+            BAD(DCOMM_ERR_INVALID, "rank 2 is stale",
+                dcomm_feedback_reshard((const dcomm_feedback *const *)fb, RANKS, 0, 1, &moved,
+                                       NULL));
+            destroy_all(fb);
+            dcomm_codec_destroy(&codec);
+        }
+    }
+}
+
+/* ---- the ledger ---- */
+
+Test(ledger, against_the_definitions)
+{
+    enum { N = 1003 };
+    static float x[N], y[N];
+    static double wide[N];
+    codec_input in;
+    double xx = 0, yy = 0, xy = 0, ee = 0, bias = 0, size = 0;
+    input(&in, "gaussian");
+    input_fill(&in, 0, 0, 0, N, x);
+    input_fill(&in, 1, 0, 0, N, y);
+    for (int i = 0; i < N; i++) {
+        y[i] = 0.9f * x[i] + 0.1f * y[i];
+        wide[i] = (double)x[i];
+        double e = (double)y[i] - (double)x[i];
+        xx += (double)x[i] * (double)x[i];
+        yy += (double)y[i] * (double)y[i];
+        xy += (double)x[i] * (double)y[i];
+        ee += e * e;
+        bias += x[i] > 0 ? e : -e;
+        size += fabs((double)x[i]);
+    }
+    dcomm_ledger l = {0}, parts = {0}, other = {0}, f64 = {0};
+    dcomm_ledger_compare(&l, x, y, N);
+    cr_assert_eq(l.count, N);
+    cr_assert_float_eq(l.nmse, ee / xx, 1e-12);
+    cr_assert_float_eq(l.cosine, xy / sqrt(xx * yy), 1e-12);
+    cr_assert_float_eq(l.mean_signed_error, bias / size, 1e-12);
+    dcomm_ledger_compare(&parts, x, y, 400);
+    dcomm_ledger_compare(&other, x + 400, y + 400, N - 400);
+    dcomm_ledger_merge(&parts, &other);
+    cr_assert_float_eq(parts.nmse, l.nmse, 1e-12);
+    dcomm_ledger_compare_f64(&f64, wide, y, N);
+    cr_assert_eq(memcmp(&f64, &l, sizeof l), 0);
+    x[5] = NAN;
+    y[6] = INFINITY;
+    l = (dcomm_ledger){0};
+    dcomm_ledger_compare(&l, x, y, N);
+    cr_assert_eq(l.count, N - 2);
+    cr_assert(isfinite(l.nmse));
+    l = (dcomm_ledger){0};
+    dcomm_ledger_compare(&l, x, x, 0);
+    cr_assert_eq(l.nmse, 0);
+}
+
+/* With feedback: the residual's norm and the measured contraction are those of the state. */
+Test(ledger, of_a_state)
+{
+    enum { N = 1600 };
+    for (int variant = 0; variant < DCOMM_FEEDBACK_VARIANT_COUNT; variant++) {
+        dcomm_codec *codec;
+        dcomm_feedback *fb = NULL;
+        codec_input in;
+        dcomm_ledger l;
+        dcomm_feedback_info info;
+        float before[N];
+        size_t bytes, total = 0;
+        input(&in, "constant");
+        GOOD(dcomm_codec_create("topk:k=0.25", &codec));
+        GOOD(dcomm_feedback_create(
+            codec, N,
+            &(dcomm_feedback_opts){.variant = (dcomm_feedback_variant)variant, .momentum = -1},
+            &fb));
+        for (uint64_t s = 0; s < 6; s++) {
+            double ee = 0;
+            memset(&l, 0, sizeof l);
+            GOOD(dcomm_feedback_set_ledger(fb, &l));
+            input_fill(&in, 0, s, 0, N, gradient[0]);
+            memcpy(before, fb->worker.now, sizeof before);
+            GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+            for (size_t at = 0; at < N; at += N / 4) {
+                GOOD(dcomm_feedback_encode(fb, at, N / 4, again, sizeof again, &bytes, NULL));
+                GOOD(dcomm_decode(codec, again, bytes, result + at, N / 4));
+                total += bytes;
+            }
+            GOOD(dcomm_feedback_finish(fb, 0, N, result));
+            GOOD(dcomm_feedback_commit(fb));
+            GOOD(dcomm_feedback_get_info(fb, &info));
+            for (int i = 0; i < N; i++) {
+                double e = variant == DCOMM_FEEDBACK_EF21
+                               ? (double)gradient[0][i] - (double)before[i]
+                               : (double)gradient[0][i] + (double)before[i];
+                ee += e * e;
+            }
+            if (variant != DCOMM_FEEDBACK_EF21) {
+                cr_assert_float_eq(l.residual_norm, info.worker_norm, 1e-6);
+            }
+            cr_assert_float_eq(l.contraction, l.residual_norm * l.residual_norm / ee, 1e-6);
+            cr_assert(l.contraction <= 0.75 + 1e-6);
+            cr_assert(s > 0 || l.contraction > 0.75 - 1e-6); /* equality on constant magnitude */
+            cr_assert_eq(l.count, N);
+            cr_assert_eq(l.kept, N / 4);
+            cr_assert_eq(l.wire_bytes, total);
+            total = 0;
+        }
+        dcomm_feedback_destroy(&fb);
+        dcomm_codec_destroy(&codec);
+    }
+}
