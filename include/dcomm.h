@@ -2389,12 +2389,32 @@ typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];
 } dcommi_vport_random;
 
-DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+/* In steps, so that a loop can put other work between the rounds: begin, ten rounds, end. */
+typedef struct dcommi_vport_philox {
+    const dcommi_rng *rng;
+    uint64_t group;
+} dcommi_vport_philox;
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_begin(const dcommi_rng *rng,
+                                                                  uint64_t group)
+{
+    dcommi_vport_philox s = {rng, group};
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_round(dcommi_vport_philox s,
+                                                                  const dcommi_rng *rng, unsigned i)
+{
+    (void)rng, (void)i;
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox_end(dcommi_vport_philox s)
 {
     dcommi_vport_random r;
     for (int i = 0; i < 8; i++) {
         uint32_t word[4];
-        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        dcommi_rng_block(s.rng, 8 * s.group + (unsigned)i, word);
         for (int j = 0; j < 4; j++) {
             r.word[j / 2].v[2 * i + j % 2] = word[j];
         }
@@ -2768,34 +2788,48 @@ typedef struct dcommi_v256_random {
     dcommi_v256_i word[2];
 } dcommi_v256_random;
 
-/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
-DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
-                                                __m256i *first, __m256i *second)
+/* Two times four blocks in 64-bit lanes: see lanes_avx512.h. */
+typedef struct dcommi_v256_philox {
+    __m256i c0[2], c1[2], c2[2], c3[2];
+} dcommi_v256_philox;
+
+DCOMMI_v256_INLINE dcommi_v256_philox dcommi_v256_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
-    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
-    __m256i c0 =
-        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
-    __m256i c1 = _mm256_srli_epi64(c0, 32);
-    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
-    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
-        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
-                              _mm256_set1_epi64x(rng->key[2 * i]));
-        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
-                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
-        c1 = p1;
-        c3 = p0;
+    dcommi_v256_philox s;
+    for (int h = 0; h < 2; h++) {
+        s.c0[h] = _mm256_add_epi64(_mm256_set1_epi64x((long long)(8 * group) + 4 * h),
+                                   _mm256_set_epi64x(3, 2, 1, 0));
+        s.c1[h] = _mm256_srli_epi64(s.c0[h], 32);
+        s.c2[h] = _mm256_set1_epi64x(rng->high[0]);
+        s.c3[h] = _mm256_set1_epi64x(rng->high[1]);
     }
-    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
-    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+    return s;
 }
 
-DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+DCOMMI_v256_INLINE dcommi_v256_philox dcommi_v256_philox_round(dcommi_v256_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    for (int h = 0; h < 2; h++) {
+        __m256i p0 = _mm256_mul_epu32(_mm256_set1_epi64x(DCOMMI_PHILOX_M0), s.c0[h]);
+        __m256i p1 = _mm256_mul_epu32(_mm256_set1_epi64x(DCOMMI_PHILOX_M1), s.c2[h]);
+        s.c0[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), s.c1[h]),
+                                   _mm256_set1_epi32((int)rng->key[2 * i]));
+        s.c2[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), s.c3[h]),
+                                   _mm256_set1_epi32((int)rng->key[2 * i + 1]));
+        s.c1[h] = p1;
+        s.c3[h] = p0;
+    }
+    return s;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox_end(dcommi_v256_philox s)
 {
     dcommi_v256_random r;
-    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
-    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    r.word[0].lo = _mm256_blend_epi32(s.c0[0], _mm256_slli_epi64(s.c1[0], 32), 0xaa);
+    r.word[0].hi = _mm256_blend_epi32(s.c0[1], _mm256_slli_epi64(s.c1[1], 32), 0xaa);
+    r.word[1].lo = _mm256_blend_epi32(s.c2[0], _mm256_slli_epi64(s.c3[0], 32), 0xaa);
+    r.word[1].hi = _mm256_blend_epi32(s.c2[1], _mm256_slli_epi64(s.c3[1], 32), 0xaa);
     return r;
 }
 
@@ -2991,36 +3025,40 @@ typedef struct dcommi_v512_random {
 
 /* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
  * ones does not matter until the end. */
-DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+typedef struct dcommi_v512_philox {
+    __m512i c0, c1, c2, c3;
+} dcommi_v512_philox;
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
-    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
-    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
-                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    __m512i c1 = _mm512_srli_epi64(c0, 32);
-    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
-#define DCOMMI_V512_ROUND(i)                                                               \
-    {                                                                                      \
-        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);              \
-        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);     \
-        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96); \
-        c1 = p1;                                                                           \
-        c3 = p0;                                                                           \
-    }
-    DCOMMI_V512_ROUND(0)
-    DCOMMI_V512_ROUND(1)
-    DCOMMI_V512_ROUND(2)
-    DCOMMI_V512_ROUND(3)
-    DCOMMI_V512_ROUND(4)
-    DCOMMI_V512_ROUND(5)
-    DCOMMI_V512_ROUND(6)
-    DCOMMI_V512_ROUND(7)
-    DCOMMI_V512_ROUND(8)
-    DCOMMI_V512_ROUND(9)
-    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
-                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    dcommi_v512_philox s;
+    s.c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                            _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    s.c1 = _mm512_srli_epi64(s.c0, 32);
+    s.c2 = _mm512_set1_epi64(rng->high[0]);
+    s.c3 = _mm512_set1_epi64(rng->high[1]);
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_round(dcommi_v512_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    __m512i p0 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M0), s.c0);
+    __m512i p1 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M1), s.c2);
+    s.c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), s.c1,
+                                     _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);
+    s.c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), s.c3,
+                                     _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96);
+    s.c1 = p1;
+    s.c3 = p0;
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox_end(dcommi_v512_philox s)
+{
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(s.c0, 0xaaaa, _mm512_slli_epi64(s.c1, 32)),
+                             _mm512_mask_mov_epi32(s.c2, 0xaaaa, _mm512_slli_epi64(s.c3, 32))}};
     return r;
 }
 
@@ -3126,6 +3164,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -3193,7 +3242,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -3204,17 +3255,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -3282,6 +3337,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -3484,7 +3542,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8
@@ -3660,6 +3718,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -3727,7 +3796,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -3738,17 +3809,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -3816,6 +3891,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -4018,7 +4096,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8
@@ -4186,6 +4264,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -4253,7 +4342,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -4264,17 +4355,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -4342,6 +4437,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -4544,7 +4642,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8
@@ -32826,7 +32924,6 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_V256_PICK
 #undef DCOMMI_V256_ROL
 #undef DCOMMI_V512
-#undef DCOMMI_V512_ROUND
 #undef DCOMMI_VPORT
 #undef DCOMMI_WINDOW
 #undef DCOMMI_WIRE_LARGEST

@@ -189,36 +189,40 @@ typedef struct dcommi_v512_random {
 
 /* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
  * ones does not matter until the end. */
-DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+typedef struct dcommi_v512_philox {
+    __m512i c0, c1, c2, c3;
+} dcommi_v512_philox;
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
-    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
-    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
-                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    __m512i c1 = _mm512_srli_epi64(c0, 32);
-    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
-#define DCOMMI_V512_ROUND(i)                                                               \
-    {                                                                                      \
-        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);              \
-        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);     \
-        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96); \
-        c1 = p1;                                                                           \
-        c3 = p0;                                                                           \
-    }
-    DCOMMI_V512_ROUND(0)
-    DCOMMI_V512_ROUND(1)
-    DCOMMI_V512_ROUND(2)
-    DCOMMI_V512_ROUND(3)
-    DCOMMI_V512_ROUND(4)
-    DCOMMI_V512_ROUND(5)
-    DCOMMI_V512_ROUND(6)
-    DCOMMI_V512_ROUND(7)
-    DCOMMI_V512_ROUND(8)
-    DCOMMI_V512_ROUND(9)
-    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
-                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    dcommi_v512_philox s;
+    s.c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                            _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    s.c1 = _mm512_srli_epi64(s.c0, 32);
+    s.c2 = _mm512_set1_epi64(rng->high[0]);
+    s.c3 = _mm512_set1_epi64(rng->high[1]);
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_round(dcommi_v512_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    __m512i p0 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M0), s.c0);
+    __m512i p1 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M1), s.c2);
+    s.c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), s.c1,
+                                     _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);
+    s.c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), s.c3,
+                                     _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96);
+    s.c1 = p1;
+    s.c3 = p0;
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox_end(dcommi_v512_philox s)
+{
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(s.c0, 0xaaaa, _mm512_slli_epi64(s.c1, 32)),
+                             _mm512_mask_mov_epi32(s.c2, 0xaaaa, _mm512_slli_epi64(s.c3, 32))}};
     return r;
 }
 
