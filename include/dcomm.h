@@ -1772,8 +1772,7 @@ static dcommi_isa dcommi_isa_best(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    bool f16c =
-        __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
     if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         return DCOMMI_ISA_AVX512;
@@ -2120,6 +2119,7 @@ DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint6
 
 #endif
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -2206,6 +2206,7 @@ DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
 
 /* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
  */
+#define DCOMMI_vport_MARKS 0 /* whether a code that does not exist becomes NaN */
 typedef struct dcommi_vport_table {
     float step;
     bool binary;
@@ -2632,6 +2633,7 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
 }
 
 /* Code k of a line of `bits` bits each, times a step. */
+#define DCOMMI_v256_MARKS 0
 typedef struct dcommi_v256_table {
     float step;
     bool binary;
@@ -2841,6 +2843,7 @@ DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox_end(dcommi_v256_philox 
 
 
 #include <immintrin.h>
+#include <math.h>
 
 #define DCOMMI_v512_TARGET \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
@@ -2899,7 +2902,9 @@ DCOMMI_V512(h, to_f16, (__m512 a),
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
 
 /* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
- * lowest bits of each lane, so the table of shorter codes is repeated. */
+ * lowest bits of each lane, so the table of shorter codes is repeated. The lowest code, which no
+ * encoder writes, is a NaN. */
+#define DCOMMI_v512_MARKS 1
 typedef __m512 dcommi_v512_table;
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool binary)
@@ -2910,7 +2915,9 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
         level = _mm512_or_si512(level, _mm512_set1_epi32(1));
     }
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __mmask16 lowest = _mm512_cmpeq_epi32_mask(level, _mm512_set1_epi32(-(1 << (bits - 1))));
+    return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
@@ -3114,6 +3121,7 @@ typedef struct dcommi_codec_kernels {
 
 #define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_MARKS DCOMMI_vport_MARKS
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
 /* ==== kernels/codec_loops.h ================================================================ */
@@ -3452,6 +3460,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -3465,9 +3474,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -3497,6 +3506,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -3657,6 +3673,7 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 #undef DCOMMI_UNROLL_8
 
@@ -3668,6 +3685,7 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 
 #if defined(__x86_64__)
 #define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_MARKS DCOMMI_v256_MARKS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
 /* ==== kernels/codec_loops.h ================================================================ */
@@ -4006,6 +4024,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -4019,9 +4038,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -4051,6 +4070,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -4211,9 +4237,11 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 
 #define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_MARKS DCOMMI_v512_MARKS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
 /* ==== kernels/codec_loops.h ================================================================ */
@@ -4552,6 +4580,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -4565,9 +4594,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -4597,6 +4626,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -4757,6 +4793,7 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 #endif
 
@@ -5748,23 +5785,25 @@ static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
            (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
-/* With step D the error of an element is at most D (D/2 to nearest) and its variance D^2 p(1-p),
- * which is at most D^2/4, and at most D|x|. The largest element is a multiple of the step. max
- * norm: D = M/s, M = max|x|, and M <= |x|_2. Two norm: D = |x|_2/s: the paper's bounds. */
+/* An element that is f steps from the level below has the variance f(1-f) steps^2, which is at most
+ * f and at most 1/4. Two norm: with |x|_2 = s steps these are the paper's bounds. Max norm: one
+ * element is s steps long and exact; the worst that d-1 others can be, all at the same f < 1, gives
+ * (sqrt(1 + (d-1)/s^2) - 1) / 2. To nearest it is f = 1/2. One bit: levels at both ends alone. */
 static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     const dcommi_bucketing *as = &codec->bucketing;
     double d = (double)(count < as->bucket ? count : as->bucket);
     double s = (double)dcommi_format_most[as->format] / (1 + 0x1p-15); /* steps are rounded up */
+    double others = d > 1 ? (d - 1) / (s * s) : 0;
     info->granule = as->bucket;
-    if (as->stochastic) {
-        double by_count = as->format == DCOMMI_FORMAT_Q1 ? d : d / (4 * s * s);
-        double by_root = as->format == DCOMMI_FORMAT_Q1 ? d : sqrt(d) / s;
-        info->omega = by_count < by_root ? by_count : by_root;
+    if (as->stochastic && as->format == DCOMMI_FORMAT_Q1) {
+        info->omega = d;
+    } else if (as->stochastic && as->two_norm) {
+        info->omega = fmin(d / (4 * s * s), sqrt(d) / s);
+    } else if (as->stochastic) {
+        info->omega = (sqrt(1 + others) - 1) / 2 + 0x1p-13;
     } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
-        /* Elements below half a step become 0; others lose at most half a step. */
-        double bound = (d - 1) / (d - 1 + 4 * s * s);
-        info->contraction = bound > 0 ? bound : 0x1p-15;
+        info->contraction = others / (others + 4) + 0x1p-15;
     }
 }
 
@@ -32935,8 +32974,11 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_avx512_INLINE
 #undef DCOMMI_avx512_TARGET
 #undef DCOMMI_v256_INLINE
+#undef DCOMMI_v256_MARKS
 #undef DCOMMI_v256_TARGET
 #undef DCOMMI_v512_INLINE
+#undef DCOMMI_v512_MARKS
 #undef DCOMMI_v512_TARGET
 #undef DCOMMI_vport_INLINE
+#undef DCOMMI_vport_MARKS
 #undef DCOMMI_vport_TARGET

@@ -333,6 +333,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -346,9 +347,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -378,6 +379,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 

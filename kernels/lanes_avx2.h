@@ -109,6 +109,7 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
 }
 
 /* Code k of a line of `bits` bits each, times a step. */
+#define DCOMMI_v256_MARKS 0
 typedef struct dcommi_v256_table {
     float step;
     bool binary;

@@ -5,6 +5,7 @@
 #include "lanes_portable.h"
 
 #include <immintrin.h>
+#include <math.h>
 
 #define DCOMMI_v512_TARGET \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
@@ -63,7 +64,9 @@ DCOMMI_V512(h, to_f16, (__m512 a),
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
 
 /* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
- * lowest bits of each lane, so the table of shorter codes is repeated. */
+ * lowest bits of each lane, so the table of shorter codes is repeated. The lowest code, which no
+ * encoder writes, is a NaN. */
+#define DCOMMI_v512_MARKS 1
 typedef __m512 dcommi_v512_table;
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool binary)
@@ -74,7 +77,9 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
         level = _mm512_or_si512(level, _mm512_set1_epi32(1));
     }
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __mmask16 lowest = _mm512_cmpeq_epi32_mask(level, _mm512_set1_epi32(-(1 << (bits - 1))));
+    return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,

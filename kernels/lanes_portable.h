@@ -7,6 +7,7 @@
 
 #include "rng.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -93,6 +94,7 @@ DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
 
 /* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
  */
+#define DCOMMI_vport_MARKS 0 /* whether a code that does not exist becomes NaN */
 typedef struct dcommi_vport_table {
     float step;
     bool binary;
