@@ -7,6 +7,7 @@
 
 #include "rng.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -71,6 +72,9 @@ DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
              dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
                                       ? dcommi_f32_bits(a.v[l])
                                       : 0))
+/* normal(a) * b */
+DCOMMI_VPORT(f, mul_normal, (dcommi_vport_f a, dcommi_vport_f b),
+             (dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0 ? a.v[l] * b.v[l] : 0)
 DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
 DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
 DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
@@ -87,6 +91,37 @@ DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
 DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
 DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
 DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
+
+/* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
+ */
+#define DCOMMI_vport_MARKS 0 /* whether a code that does not exist becomes NaN */
+typedef struct dcommi_vport_table {
+    float step;
+    bool binary;
+} dcommi_vport_table;
+
+DCOMMI_vport_INLINE dcommi_vport_table dcommi_vport_make_table(float step, unsigned bits,
+                                                               bool binary)
+{
+    dcommi_vport_table r = {step, binary};
+    (void)bits;
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_look(const dcommi_vport_table *table,
+                                                     dcommi_vport_i line, unsigned k, unsigned bits)
+{
+    dcommi_vport_f r;
+    for (int l = 0; l < 16; l++) {
+        uint32_t top = line.v[l] << (32 - bits * (k + 1));
+        if (table->binary) {
+            r.v[l] = dcommi_f32_from_bits((top & 0x80000000u) ^ dcommi_f32_bits(table->step));
+        } else {
+            r.v[l] = (float)((int64_t)(int32_t)top >> (32 - bits)) * table->step;
+        }
+    }
+    return r;
+}
 
 /* ---- memory: any alignment, but 64 where streaming ---- */
 
@@ -243,12 +278,32 @@ typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];
 } dcommi_vport_random;
 
-DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+/* In steps, so that a loop can put other work between the rounds: begin, ten rounds, end. */
+typedef struct dcommi_vport_philox {
+    const dcommi_rng *rng;
+    uint64_t group;
+} dcommi_vport_philox;
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_begin(const dcommi_rng *rng,
+                                                                  uint64_t group)
+{
+    dcommi_vport_philox s = {rng, group};
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_round(dcommi_vport_philox s,
+                                                                  const dcommi_rng *rng, unsigned i)
+{
+    (void)rng, (void)i;
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox_end(dcommi_vport_philox s)
 {
     dcommi_vport_random r;
     for (int i = 0; i < 8; i++) {
         uint32_t word[4];
-        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        dcommi_rng_block(s.rng, 8 * s.group + (unsigned)i, word);
         for (int j = 0; j < 4; j++) {
             r.word[j / 2].v[2 * i + j % 2] = word[j];
         }
