@@ -2187,6 +2187,9 @@ DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
              dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
                                       ? dcommi_f32_bits(a.v[l])
                                       : 0))
+/* normal(a) * b */
+DCOMMI_VPORT(f, mul_normal, (dcommi_vport_f a, dcommi_vport_f b),
+             (dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0 ? a.v[l] * b.v[l] : 0)
 DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
 DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
 DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
@@ -2203,6 +2206,36 @@ DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
 DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
 DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
 DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
+
+/* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
+ */
+typedef struct dcommi_vport_table {
+    float step;
+    bool binary;
+} dcommi_vport_table;
+
+DCOMMI_vport_INLINE dcommi_vport_table dcommi_vport_make_table(float step, unsigned bits,
+                                                               bool binary)
+{
+    dcommi_vport_table r = {step, binary};
+    (void)bits;
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_look(const dcommi_vport_table *table,
+                                                     dcommi_vport_i line, unsigned k, unsigned bits)
+{
+    dcommi_vport_f r;
+    for (int l = 0; l < 16; l++) {
+        uint32_t top = line.v[l] << (32 - bits * (k + 1));
+        if (table->binary) {
+            r.v[l] = dcommi_f32_from_bits((top & 0x80000000u) ^ dcommi_f32_bits(table->step));
+        } else {
+            r.v[l] = (float)((int64_t)(int32_t)top >> (32 - bits)) * table->step;
+        }
+    }
+    return r;
+}
 
 /* ---- memory: any alignment, but 64 where streaming ---- */
 
@@ -2544,6 +2577,8 @@ DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
 DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+#define DCOMMI_V256_MUL_NORMAL(a, b) _mm256_mul_ps(DCOMMI_V256_NORMAL(a), b)
+DCOMMI_V256_2(f, mul_normal, DCOMMI_V256_MUL_NORMAL)
 DCOMMI_V256_2(f, add_f, _mm256_add_ps)
 DCOMMI_V256_2(f, sub_f, _mm256_sub_ps)
 DCOMMI_V256_2(f, mul_f, _mm256_mul_ps)
@@ -2577,6 +2612,33 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
     __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
     __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* Code k of a line of `bits` bits each, times a step. */
+typedef struct dcommi_v256_table {
+    float step;
+    bool binary;
+} dcommi_v256_table;
+
+DCOMMI_v256_INLINE dcommi_v256_table dcommi_v256_make_table(float step, unsigned bits, bool binary)
+{
+    dcommi_v256_table r = {step, binary};
+    (void)bits;
+    return r;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_look(const dcommi_v256_table *table,
+                                                  dcommi_v256_i line, unsigned k, unsigned bits)
+{
+    dcommi_v256_i up = dcommi_v256_set_i((int32_t)(32 - bits * (k + 1)));
+    dcommi_v256_i top = dcommi_v256_sll(line, up);
+    dcommi_v256_f step = dcommi_v256_set_f(table->step);
+    if (table->binary) {
+        return dcommi_v256_as_f(dcommi_v256_and_xor(top, dcommi_v256_set_i((int32_t)0x80000000u),
+                                                    dcommi_v256_as_i(step)));
+    }
+    top = dcommi_v256_sra(top, dcommi_v256_set_i((int32_t)(32 - bits)));
+    return dcommi_v256_mul_f(dcommi_v256_from_int(top), step);
 }
 
 /* ---- memory ---- */
@@ -2787,6 +2849,11 @@ DCOMMI_V512(f, normal, (__m512 a),
             _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
                                                        _mm512_set1_epi32(0x7f800000)),
                                 a))
+/* normal(a) * b */
+DCOMMI_V512(f, mul_normal, (__m512 a, __m512 b),
+            _mm512_maskz_mul_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
+                                                       _mm512_set1_epi32(0x7f800000)),
+                                a, b))
 DCOMMI_V512(f, add_f, (__m512 a, __m512 b), _mm512_add_ps(a, b))
 DCOMMI_V512(f, sub_f, (__m512 a, __m512 b), _mm512_sub_ps(a, b))
 DCOMMI_V512(f, mul_f, (__m512 a, __m512 b), _mm512_mul_ps(a, b))
@@ -2799,6 +2866,28 @@ DCOMMI_V512(i, unpack_h, (__m256i a), _mm512_cvtepu16_epi32(a))
 DCOMMI_V512(h, to_f16, (__m512 a),
             _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
+
+/* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
+ * lowest bits of each lane, so the table of shorter codes is repeated. */
+typedef __m512 dcommi_v512_table;
+
+DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool binary)
+{
+    const __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i rest = _mm512_set1_epi32((int)(32 - bits));
+    __m512i level = _mm512_srav_epi32(_mm512_sllv_epi32(index, rest), rest);
+    if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
+        level = _mm512_or_si512(level, _mm512_set1_epi32(1));
+    }
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+}
+
+DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
+                                           unsigned bits)
+{
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(line, _mm512_set1_epi32((int)(bits * k))),
+                                 *table);
+}
 
 /* ---- memory ---- */
 
@@ -2913,15 +3002,15 @@ DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, 
                                   _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
     __m512i c1 = _mm512_srli_epi64(c0, 32);
     __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
-#define DCOMMI_V512_ROUND(i)                                                          \
-    {                                                                                 \
-        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);         \
-        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1,                 \
-                                       _mm512_set1_epi64(rng->key[2 * i]), 0x96);     \
-        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3,                 \
-                                       _mm512_set1_epi64(rng->key[2 * i + 1]), 0x96); \
-        c1 = p1;                                                                      \
-        c3 = p0;                                                                      \
+#define DCOMMI_V512_ROUND(i)                                                               \
+    {                                                                                      \
+        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);              \
+        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,                      \
+                                       _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);     \
+        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,                      \
+                                       _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96); \
+        c1 = p1;                                                                           \
+        c3 = p0;                                                                           \
     }
     DCOMMI_V512_ROUND(0)
     DCOMMI_V512_ROUND(1)
@@ -2944,6 +3033,7 @@ DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, 
 /* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
  * and the first cache are slower. */
 #define DCOMMI_CODEC_AHEAD 3072
+#define DCOMMI_DEQUANT_WIRES 64 /* summed at once, at most */
 
 /* The encoding of a bucket, or for casts of a block. */
 typedef struct dcommi_quant {
@@ -2954,13 +3044,15 @@ typedef struct dcommi_quant {
     uint32_t mask, half;   /* what is taken of a random number, and added to it */
     const dcommi_rng *rng; /* NULL: to nearest */
     uint64_t group;        /* of x[0], for rng */
-    const float *ahead;    /* as many elements, measured on the way */
+    const float *ahead;    /* as many elements, measured on the way; NULL: none */
     /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
      * and next = x - decoded. */
     const float *ahead_residual;
     float *ahead_sum;
     float *next;
     bool stream, stream_next;
+    uint64_t soon_group; /* whose random numbers are already in soon; UINT64_MAX: none */
+    _Alignas(64) uint32_t soon[32];
 } dcommi_quant;
 
 typedef struct dcommi_dequant {
@@ -2977,9 +3069,9 @@ typedef struct dcommi_codec_kernels {
     uint32_t (*measure)(const float *x, size_t n, bool sign);
     uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
     double (*squares)(const float *x, size_t n);
-    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(const dcommi_quant *q);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(dcommi_quant *q);
     bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
-    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d, uint32_t *measured);
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
     void (*settle)(void); /* after streaming */
@@ -3085,8 +3177,8 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
  * that every input comes from memory once. */
-DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
-                                          bool feedback)
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
+                                          bool measures)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -3108,25 +3200,37 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
+     * operations. */
+    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+    if (!sign && stochastic && q->soon_group == q->group) {
+        soon.word[0] = DCOMMI_L(load_i)(q->soon);
+        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
+    } else if (!sign && stochastic) {
+        soon = DCOMMI_L(philox)(q->rng, q->group);
+    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        const DCOMMI_L(random) random = soon;
         if (!sign && stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            soon = DCOMMI_L(philox)(q->rng, group + 1);
         }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
-            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
-            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
-            if (feedback) {
+            DCOMMI_L(f) w = v;
+            if (measures) {
+                DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(load_f)(q->ahead + i);
+            }
+            if (measures && feedback) {
                 DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
             if (sign) {
-                w = DCOMMI_L(normal)(w);
+                w = DCOMMI_L(normal)(w); /* what nobody reads is not computed */
                 sum = DCOMMI_L(add_f)(
                     sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
                 line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
@@ -3138,7 +3242,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
                 turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
@@ -3187,18 +3291,18 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
             out += DCOMMI_WIRE_LINE;
         }
     }
+    if (!sign && stochastic) {
+        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
+        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
+        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
+    }
+    if (!measures) {
+        return 0;
+    }
     return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
 }
 
 /* ---- decoding ---- */
-
-/* The number of steps that code k of a line stands for; signs have their step already. */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
-{
-    return DCOMMI_L(from_int)(
-        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
-                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
-}
 
 /* Not zero where a line holds the lowest code, which no encoder writes. */
 DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
@@ -3210,37 +3314,40 @@ DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
     return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
 }
 
-/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
-                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+/* What a step makes of codes. */
+DCOMMI_LANE DCOMMI_L(table) DCOMMI_L(table_of)(float step, dcommi_format format)
 {
-    const unsigned bits = dcommi_format_bits[format];
-    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
-        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
-        DCOMMI_L(f)
-        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
-            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
-            DCOMMI_L(set_i)((int32_t)0x80000000u),
-            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
-        return add ? DCOMMI_L(add_f)(before, v) : v;
-    }
+    const bool binary = format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1;
+    return DCOMMI_L(make_table)(format == DCOMMI_FORMAT_Q1 ? -step : step,
+                                dcommi_format_bits[format], binary);
+}
+
+/* Vector k of a line, which floats read where it is, added to `before` where add. */
+DCOMMI_LANE DCOMMI_L(f)
+    DCOMMI_L(decode_one)(DCOMMI_L(i) line, const unsigned char *from, const DCOMMI_L(table) * table,
+                         float step, unsigned k, dcommi_format format, DCOMMI_L(f) before, bool add)
+{
     DCOMMI_L(f) level;
-    if (format >= DCOMMI_FORMAT_E4M3) {
+    if (format < DCOMMI_FORMAT_Q8 || format == DCOMMI_FORMAT_SIGN) {
+        level = DCOMMI_L(look)(table, line, k, dcommi_format_bits[format]);
+        return add ? DCOMMI_L(add_f)(before, level) : level;
+    }
+    if (format == DCOMMI_FORMAT_Q8) {
+        DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
+        level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
+    } else {
         level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
-    } else {
-        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
                : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
 }
 
-DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(DCOMMI_L(i) w, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
         return DCOMMI_L(set_i)(0);
     }
-    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
     if (format < DCOMMI_FORMAT_E4M3) {
         return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
     }
@@ -3258,9 +3365,11 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     const bool stream = d->stream;
     const unsigned char *from = d->wires[0];
     const float step = d->steps[0];
+    const DCOMMI_L(table) table = DCOMMI_L(table_of)(step, format);
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
     for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        const DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
@@ -3269,50 +3378,91 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
-            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+            (x, DCOMMI_L(decode_one)(line, from, &table, step, k, format, before, add), stream);
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+/* x = factor * the sum of n wires; *measured is its measure. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+                                   uint32_t *measured)
 {
-    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const unsigned bits = dcommi_format_bits[format];
+    const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const size_t n = d->n;
+    const unsigned char *const *wires = d->wires;
+    float *x = d->x;
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
-    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
-    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        for (size_t w = 0; w < d->n; w++) {
-            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+    DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
+    for (size_t w = 0; w < n; w++) {
+        table[w] = DCOMMI_L(table_of)(d->steps[w], format);
+    }
+    /* Eight vectors of all wires at a time. */
+    for (size_t at = 0; at < d->count; at += 16 * some) {
+        const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
+        const unsigned down = (unsigned)(at / 16 % vectors) * bits;
+        DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
+        for (size_t w = 0; w < n; w++) {
+            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
+            if (down == 0) {
+                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
+            } else {
+                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+            }
+            if (w == 0) {
+                DCOMMI_UNROLL_8
+                for (unsigned k = 0; k < some; k++) {
+                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
+                                                  format, factor, false);
+                }
+                continue;
+            }
+            DCOMMI_UNROLL_8
+            for (unsigned k = 0; k < some; k++) {
+                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
+                                              format, sum[k], true);
+            }
         }
         DCOMMI_UNROLL_8
-        for (unsigned k = 0; k < vectors; k++) {
-            DCOMMI_L(f)
-            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
-            for (size_t w = 1; w < d->n; w++) {
-                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+        for (unsigned k = 0; k < some; k++) {
+            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
+            if (sign) {
+                total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
+            } else {
+                most = DCOMMI_L(max_i)(most, size);
             }
-            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+            DCOMMI_L(store_f)(x + at + 16 * k, v, stream);
         }
     }
+    *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
-    {                                                                   \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
-    {                                                                   \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
-    {                                                                   \
-        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
+    {                                                                                  \
+        if (q->ahead == NULL) {                                                        \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
+        }                                                                              \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
+    {                                                                                  \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
+    {                                                                                  \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -3561,8 +3711,8 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
  * that every input comes from memory once. */
-DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
-                                          bool feedback)
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
+                                          bool measures)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -3584,25 +3734,37 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
+     * operations. */
+    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+    if (!sign && stochastic && q->soon_group == q->group) {
+        soon.word[0] = DCOMMI_L(load_i)(q->soon);
+        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
+    } else if (!sign && stochastic) {
+        soon = DCOMMI_L(philox)(q->rng, q->group);
+    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        const DCOMMI_L(random) random = soon;
         if (!sign && stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            soon = DCOMMI_L(philox)(q->rng, group + 1);
         }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
-            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
-            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
-            if (feedback) {
+            DCOMMI_L(f) w = v;
+            if (measures) {
+                DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(load_f)(q->ahead + i);
+            }
+            if (measures && feedback) {
                 DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
             if (sign) {
-                w = DCOMMI_L(normal)(w);
+                w = DCOMMI_L(normal)(w); /* what nobody reads is not computed */
                 sum = DCOMMI_L(add_f)(
                     sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
                 line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
@@ -3614,7 +3776,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
                 turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
@@ -3663,18 +3825,18 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
             out += DCOMMI_WIRE_LINE;
         }
     }
+    if (!sign && stochastic) {
+        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
+        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
+        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
+    }
+    if (!measures) {
+        return 0;
+    }
     return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
 }
 
 /* ---- decoding ---- */
-
-/* The number of steps that code k of a line stands for; signs have their step already. */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
-{
-    return DCOMMI_L(from_int)(
-        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
-                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
-}
 
 /* Not zero where a line holds the lowest code, which no encoder writes. */
 DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
@@ -3686,37 +3848,40 @@ DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
     return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
 }
 
-/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
-                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+/* What a step makes of codes. */
+DCOMMI_LANE DCOMMI_L(table) DCOMMI_L(table_of)(float step, dcommi_format format)
 {
-    const unsigned bits = dcommi_format_bits[format];
-    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
-        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
-        DCOMMI_L(f)
-        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
-            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
-            DCOMMI_L(set_i)((int32_t)0x80000000u),
-            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
-        return add ? DCOMMI_L(add_f)(before, v) : v;
-    }
+    const bool binary = format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1;
+    return DCOMMI_L(make_table)(format == DCOMMI_FORMAT_Q1 ? -step : step,
+                                dcommi_format_bits[format], binary);
+}
+
+/* Vector k of a line, which floats read where it is, added to `before` where add. */
+DCOMMI_LANE DCOMMI_L(f)
+    DCOMMI_L(decode_one)(DCOMMI_L(i) line, const unsigned char *from, const DCOMMI_L(table) * table,
+                         float step, unsigned k, dcommi_format format, DCOMMI_L(f) before, bool add)
+{
     DCOMMI_L(f) level;
-    if (format >= DCOMMI_FORMAT_E4M3) {
+    if (format < DCOMMI_FORMAT_Q8 || format == DCOMMI_FORMAT_SIGN) {
+        level = DCOMMI_L(look)(table, line, k, dcommi_format_bits[format]);
+        return add ? DCOMMI_L(add_f)(before, level) : level;
+    }
+    if (format == DCOMMI_FORMAT_Q8) {
+        DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
+        level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
+    } else {
         level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
-    } else {
-        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
                : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
 }
 
-DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(DCOMMI_L(i) w, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
         return DCOMMI_L(set_i)(0);
     }
-    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
     if (format < DCOMMI_FORMAT_E4M3) {
         return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
     }
@@ -3734,9 +3899,11 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     const bool stream = d->stream;
     const unsigned char *from = d->wires[0];
     const float step = d->steps[0];
+    const DCOMMI_L(table) table = DCOMMI_L(table_of)(step, format);
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
     for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        const DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
@@ -3745,50 +3912,91 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
-            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+            (x, DCOMMI_L(decode_one)(line, from, &table, step, k, format, before, add), stream);
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+/* x = factor * the sum of n wires; *measured is its measure. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+                                   uint32_t *measured)
 {
-    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const unsigned bits = dcommi_format_bits[format];
+    const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const size_t n = d->n;
+    const unsigned char *const *wires = d->wires;
+    float *x = d->x;
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
-    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
-    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        for (size_t w = 0; w < d->n; w++) {
-            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+    DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
+    for (size_t w = 0; w < n; w++) {
+        table[w] = DCOMMI_L(table_of)(d->steps[w], format);
+    }
+    /* Eight vectors of all wires at a time. */
+    for (size_t at = 0; at < d->count; at += 16 * some) {
+        const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
+        const unsigned down = (unsigned)(at / 16 % vectors) * bits;
+        DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
+        for (size_t w = 0; w < n; w++) {
+            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
+            if (down == 0) {
+                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
+            } else {
+                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+            }
+            if (w == 0) {
+                DCOMMI_UNROLL_8
+                for (unsigned k = 0; k < some; k++) {
+                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
+                                                  format, factor, false);
+                }
+                continue;
+            }
+            DCOMMI_UNROLL_8
+            for (unsigned k = 0; k < some; k++) {
+                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
+                                              format, sum[k], true);
+            }
         }
         DCOMMI_UNROLL_8
-        for (unsigned k = 0; k < vectors; k++) {
-            DCOMMI_L(f)
-            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
-            for (size_t w = 1; w < d->n; w++) {
-                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+        for (unsigned k = 0; k < some; k++) {
+            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
+            if (sign) {
+                total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
+            } else {
+                most = DCOMMI_L(max_i)(most, size);
             }
-            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+            DCOMMI_L(store_f)(x + at + 16 * k, v, stream);
         }
     }
+    *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
-    {                                                                   \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
-    {                                                                   \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
-    {                                                                   \
-        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
+    {                                                                                  \
+        if (q->ahead == NULL) {                                                        \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
+        }                                                                              \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
+    {                                                                                  \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
+    {                                                                                  \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4029,8 +4237,8 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
  * that every input comes from memory once. */
-DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
-                                          bool feedback)
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
+                                          bool measures)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -4052,25 +4260,37 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
+     * operations. */
+    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+    if (!sign && stochastic && q->soon_group == q->group) {
+        soon.word[0] = DCOMMI_L(load_i)(q->soon);
+        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
+    } else if (!sign && stochastic) {
+        soon = DCOMMI_L(philox)(q->rng, q->group);
+    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        const DCOMMI_L(random) random = soon;
         if (!sign && stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            soon = DCOMMI_L(philox)(q->rng, group + 1);
         }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
-            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
-            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
-            if (feedback) {
+            DCOMMI_L(f) w = v;
+            if (measures) {
+                DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(load_f)(q->ahead + i);
+            }
+            if (measures && feedback) {
                 DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
             if (sign) {
-                w = DCOMMI_L(normal)(w);
+                w = DCOMMI_L(normal)(w); /* what nobody reads is not computed */
                 sum = DCOMMI_L(add_f)(
                     sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
                 line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
@@ -4082,7 +4302,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
                 turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
@@ -4131,18 +4351,18 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
             out += DCOMMI_WIRE_LINE;
         }
     }
+    if (!sign && stochastic) {
+        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
+        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
+        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
+    }
+    if (!measures) {
+        return 0;
+    }
     return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
 }
 
 /* ---- decoding ---- */
-
-/* The number of steps that code k of a line stands for; signs have their step already. */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
-{
-    return DCOMMI_L(from_int)(
-        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
-                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
-}
 
 /* Not zero where a line holds the lowest code, which no encoder writes. */
 DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
@@ -4154,37 +4374,40 @@ DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
     return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
 }
 
-/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
-                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+/* What a step makes of codes. */
+DCOMMI_LANE DCOMMI_L(table) DCOMMI_L(table_of)(float step, dcommi_format format)
 {
-    const unsigned bits = dcommi_format_bits[format];
-    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
-        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
-        DCOMMI_L(f)
-        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
-            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
-            DCOMMI_L(set_i)((int32_t)0x80000000u),
-            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
-        return add ? DCOMMI_L(add_f)(before, v) : v;
-    }
+    const bool binary = format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1;
+    return DCOMMI_L(make_table)(format == DCOMMI_FORMAT_Q1 ? -step : step,
+                                dcommi_format_bits[format], binary);
+}
+
+/* Vector k of a line, which floats read where it is, added to `before` where add. */
+DCOMMI_LANE DCOMMI_L(f)
+    DCOMMI_L(decode_one)(DCOMMI_L(i) line, const unsigned char *from, const DCOMMI_L(table) * table,
+                         float step, unsigned k, dcommi_format format, DCOMMI_L(f) before, bool add)
+{
     DCOMMI_L(f) level;
-    if (format >= DCOMMI_FORMAT_E4M3) {
+    if (format < DCOMMI_FORMAT_Q8 || format == DCOMMI_FORMAT_SIGN) {
+        level = DCOMMI_L(look)(table, line, k, dcommi_format_bits[format]);
+        return add ? DCOMMI_L(add_f)(before, level) : level;
+    }
+    if (format == DCOMMI_FORMAT_Q8) {
+        DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
+        level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
+    } else {
         level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
-    } else {
-        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
                : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
 }
 
-DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(DCOMMI_L(i) w, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
         return DCOMMI_L(set_i)(0);
     }
-    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
     if (format < DCOMMI_FORMAT_E4M3) {
         return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
     }
@@ -4202,9 +4425,11 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     const bool stream = d->stream;
     const unsigned char *from = d->wires[0];
     const float step = d->steps[0];
+    const DCOMMI_L(table) table = DCOMMI_L(table_of)(step, format);
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
     for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        const DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
@@ -4213,50 +4438,91 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
-            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+            (x, DCOMMI_L(decode_one)(line, from, &table, step, k, format, before, add), stream);
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+/* x = factor * the sum of n wires; *measured is its measure. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+                                   uint32_t *measured)
 {
-    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const unsigned bits = dcommi_format_bits[format];
+    const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const size_t n = d->n;
+    const unsigned char *const *wires = d->wires;
+    float *x = d->x;
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
-    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
-    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        for (size_t w = 0; w < d->n; w++) {
-            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+    DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
+    for (size_t w = 0; w < n; w++) {
+        table[w] = DCOMMI_L(table_of)(d->steps[w], format);
+    }
+    /* Eight vectors of all wires at a time. */
+    for (size_t at = 0; at < d->count; at += 16 * some) {
+        const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
+        const unsigned down = (unsigned)(at / 16 % vectors) * bits;
+        DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
+        for (size_t w = 0; w < n; w++) {
+            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
+            if (down == 0) {
+                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
+            } else {
+                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+            }
+            if (w == 0) {
+                DCOMMI_UNROLL_8
+                for (unsigned k = 0; k < some; k++) {
+                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
+                                                  format, factor, false);
+                }
+                continue;
+            }
+            DCOMMI_UNROLL_8
+            for (unsigned k = 0; k < some; k++) {
+                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
+                                              format, sum[k], true);
+            }
         }
         DCOMMI_UNROLL_8
-        for (unsigned k = 0; k < vectors; k++) {
-            DCOMMI_L(f)
-            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
-            for (size_t w = 1; w < d->n; w++) {
-                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+        for (unsigned k = 0; k < some; k++) {
+            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
+            if (sign) {
+                total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
+            } else {
+                most = DCOMMI_L(max_i)(most, size);
             }
-            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+            DCOMMI_L(store_f)(x + at + 16 * k, v, stream);
         }
     }
+    *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
-    {                                                                   \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
-    {                                                                   \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
-    {                                                                   \
-        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
+    {                                                                                  \
+        if (q->ahead == NULL) {                                                        \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
+        }                                                                              \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
+    {                                                                                  \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
+    {                                                                                  \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4419,7 +4685,6 @@ static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
 
 /* Wires from this length on, and the residuals that belong to them, are written past the caches. */
 #define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
-#define DCOMMI_BUCKET_WIRES 64 /* summed at once */
 
 static inline size_t dcommi_bucket_group(dcommi_format format)
 {
@@ -4529,6 +4794,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->stage[0] = call->workspace;
     en->stage[1] = en->stage[0] + padded;
     en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
         /* A random fraction, but for its last ten bits, or one half. */
@@ -4634,11 +4900,11 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->x = from;
     q->count = padded;
     q->group = en->rng.group + at / DCOMMI_RNG_GROUP;
-    q->ahead = ahead != NULL ? ahead : from;
+    q->ahead = ahead;
     q->next = NULL;
     if (residual != NULL) {
         /* The next bucket's sum goes to the other stage while this one is coded. */
-        q->ahead_residual = ahead != NULL ? residual + as->bucket : from;
+        q->ahead_residual = ahead != NULL ? residual + as->bucket : NULL;
         q->ahead_sum = en->stage[(b + 1) % 2];
         q->next = call->next + at;
     }
@@ -4808,17 +5074,18 @@ static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const dcommi_
     return status;
 }
 
-/* Bucket b of all wires, in order, times the factor. */
+/* Bucket b of all wires, in order, times the factor; measured, if it is of whole groups. */
 static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
-                                          size_t b, size_t n, float factor, float *x, bool stream)
+                                          size_t b, size_t n, float factor, float *x, bool stream,
+                                          uint32_t *measured)
 {
     const dcommi_bucketing *as = de->as;
     const unsigned bits = dcommi_format_bits[as->format];
     const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
-    const unsigned char *from[DCOMMI_BUCKET_WIRES];
-    float steps[DCOMMI_BUCKET_WIRES];
+    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
+    float steps[DCOMMI_DEQUANT_WIRES];
     bool nan = false;
-    if (in->n <= DCOMMI_BUCKET_WIRES && n % line == 0) {
+    if (in->n <= DCOMMI_DEQUANT_WIRES && n % line == 0) {
         for (size_t w = 0; w < in->n; w++) {
             from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
             DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
@@ -4830,11 +5097,12 @@ static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const
                             .count = n,
                             .factor = factor,
                             .stream = stream};
-        if (!de->kernels->sum[as->format](&d)) {
+        if (!de->kernels->sum[as->format](&d, measured)) {
             return dcommi_bucket_bad_code(de, b);
         }
         for (size_t i = 0; nan && i < n; i++) {
             x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+            *measured = DCOMMI_F32_NAN;
         }
         return DCOMM_OK;
     }
@@ -4843,6 +5111,9 @@ static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const
     }
     for (size_t i = 0; factor != 1 && i < n; i++) {
         x[i] *= factor;
+    }
+    if (n % as->group == 0) {
+        *measured = de->kernels->measure(x, n, as->format == DCOMMI_FORMAT_SIGN);
     }
     return DCOMM_OK;
 }
@@ -4853,10 +5124,11 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
     dcommi_bucket_decoder de;
     DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, count));
     bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
+    uint32_t measured = 0;
     dcomm_status status = DCOMM_OK;
     for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
         size_t n = count - at < as->bucket ? count - at : as->bucket;
-        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream);
+        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream, &measured);
     }
     de.kernels->settle();
     return status;
@@ -4877,12 +5149,10 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
     for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
         size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
-        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false));
         uint32_t measured = 0;
-        if (n % as->group == 0) {
-            measured = call->residual != NULL ? en.kernels->add_measure(sum, call->residual + at,
-                                                                        en.stage[b % 2], n, sign)
-                                              : en.kernels->measure(sum, n, sign);
+        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false, &measured));
+        if (n % as->group == 0 && call->residual != NULL) {
+            measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
         }
         dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
     }
@@ -5109,7 +5379,7 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
                                     size_t n, float factor, float *x, bool add, bool stream)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
-    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
     const size_t whole = n / 64 * 64;
     const uint32_t infinity = half ? 0x7c00 : 0x7f80;
     for (size_t w = 0; w < n_wires; w++) {
@@ -5125,7 +5395,7 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
     uint32_t most = kernels->uncast(&d, half);
     if (whole < n) {
         _Alignas(64) float stage[64] = {0};
-        _Alignas(64) unsigned char numbers[DCOMMI_BUCKET_WIRES][128];
+        _Alignas(64) unsigned char numbers[DCOMMI_DEQUANT_WIRES][128];
         for (size_t w = 0; w < n_wires; w++) {
             memset(numbers[w], 0, sizeof numbers[w]);
             memcpy(numbers[w], from[w] + 2 * whole, 2 * (n - whole));
@@ -5177,7 +5447,7 @@ static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
                                           float *x)
 {
     const unsigned char *const *wires = (const unsigned char *const *)in->wires;
-    if (in->n >= 2 && in->n <= DCOMMI_BUCKET_WIRES) {
+    if (in->n >= 2 && in->n <= DCOMMI_DEQUANT_WIRES) {
         return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
     }
     for (size_t w = 0; w < in->n; w++) {
@@ -34416,7 +34686,6 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BUCKETS
 #undef DCOMMI_BUCKET_ROW
 #undef DCOMMI_BUCKET_STREAM
-#undef DCOMMI_BUCKET_WIRES
 #undef DCOMMI_BYTE_VALUES
 #undef DCOMMI_CACHE_BUCKETS
 #undef DCOMMI_CACHE_LINE
@@ -34450,6 +34719,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CODEC_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
+#undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
@@ -34659,6 +34929,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_V256_AND_OR
 #undef DCOMMI_V256_AND_XOR
 #undef DCOMMI_V256_LESS
+#undef DCOMMI_V256_MUL_NORMAL
 #undef DCOMMI_V256_NORMAL
 #undef DCOMMI_V256_PICK
 #undef DCOMMI_V256_ROL

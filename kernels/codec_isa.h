@@ -14,6 +14,7 @@
 /* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
  * and the first cache are slower. */
 #define DCOMMI_CODEC_AHEAD 3072
+#define DCOMMI_DEQUANT_WIRES 64 /* summed at once, at most */
 
 /* The encoding of a bucket, or for casts of a block. */
 typedef struct dcommi_quant {
@@ -24,13 +25,15 @@ typedef struct dcommi_quant {
     uint32_t mask, half;   /* what is taken of a random number, and added to it */
     const dcommi_rng *rng; /* NULL: to nearest */
     uint64_t group;        /* of x[0], for rng */
-    const float *ahead;    /* as many elements, measured on the way */
+    const float *ahead;    /* as many elements, measured on the way; NULL: none */
     /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
      * and next = x - decoded. */
     const float *ahead_residual;
     float *ahead_sum;
     float *next;
     bool stream, stream_next;
+    uint64_t soon_group; /* whose random numbers are already in soon; UINT64_MAX: none */
+    _Alignas(64) uint32_t soon[32];
 } dcommi_quant;
 
 typedef struct dcommi_dequant {
@@ -47,9 +50,9 @@ typedef struct dcommi_codec_kernels {
     uint32_t (*measure)(const float *x, size_t n, bool sign);
     uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
     double (*squares)(const float *x, size_t n);
-    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(const dcommi_quant *q);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(dcommi_quant *q);
     bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
-    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d, uint32_t *measured);
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
     void (*settle)(void); /* after streaming */

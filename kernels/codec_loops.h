@@ -93,8 +93,8 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
  * that every input comes from memory once. */
-DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format format,
-                                          bool feedback)
+DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
+                                          bool measures)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -116,25 +116,37 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
+    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
+     * operations. */
+    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+    if (!sign && stochastic && q->soon_group == q->group) {
+        soon.word[0] = DCOMMI_L(load_i)(q->soon);
+        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
+    } else if (!sign && stochastic) {
+        soon = DCOMMI_L(philox)(q->rng, q->group);
+    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        const DCOMMI_L(random) random = soon;
         if (!sign && stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            soon = DCOMMI_L(philox)(q->rng, group + 1);
         }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
-            DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
-            DCOMMI_L(f) w = DCOMMI_L(load_f)(q->ahead + i);
-            if (feedback) {
+            DCOMMI_L(f) w = v;
+            if (measures) {
+                DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+                w = DCOMMI_L(load_f)(q->ahead + i);
+            }
+            if (measures && feedback) {
                 DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
             if (sign) {
-                w = DCOMMI_L(normal)(w);
+                w = DCOMMI_L(normal)(w); /* what nobody reads is not computed */
                 sum = DCOMMI_L(add_f)(
                     sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
                 line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
@@ -146,7 +158,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_f)(DCOMMI_L(normal)(v), inverse);
+            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
                 turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
@@ -195,18 +207,18 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(const dcommi_quant *q, dcommi_format f
             out += DCOMMI_WIRE_LINE;
         }
     }
+    if (!sign && stochastic) {
+        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
+        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
+        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
+    }
+    if (!measures) {
+        return 0;
+    }
     return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
 }
 
 /* ---- decoding ---- */
-
-/* The number of steps that code k of a line stands for; signs have their step already. */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(level)(DCOMMI_L(i) line, unsigned k, unsigned bits)
-{
-    return DCOMMI_L(from_int)(
-        DCOMMI_L(sra)(DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(32 - bits * (k + 1)))),
-                      DCOMMI_L(set_i)((int32_t)(32 - bits))));
-}
 
 /* Not zero where a line holds the lowest code, which no encoder writes. */
 DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
@@ -218,37 +230,40 @@ DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
     return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
 }
 
-/* The sum of n wires at element `i` = 16 vectors on: vector k of line number i / (512 / bits). */
-DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(decode_one)(const unsigned char *from, float step, unsigned k,
-                                             dcommi_format format, DCOMMI_L(f) before, bool add)
+/* What a step makes of codes. */
+DCOMMI_LANE DCOMMI_L(table) DCOMMI_L(table_of)(float step, dcommi_format format)
 {
-    const unsigned bits = dcommi_format_bits[format];
-    if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
-        DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
-        DCOMMI_L(f)
-        v = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(
-            DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(31 - k))),
-            DCOMMI_L(set_i)((int32_t)0x80000000u),
-            DCOMMI_L(as_i)(DCOMMI_L(set_f)(format == DCOMMI_FORMAT_Q1 ? -step : step))));
-        return add ? DCOMMI_L(add_f)(before, v) : v;
-    }
+    const bool binary = format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1;
+    return DCOMMI_L(make_table)(format == DCOMMI_FORMAT_Q1 ? -step : step,
+                                dcommi_format_bits[format], binary);
+}
+
+/* Vector k of a line, which floats read where it is, added to `before` where add. */
+DCOMMI_LANE DCOMMI_L(f)
+    DCOMMI_L(decode_one)(DCOMMI_L(i) line, const unsigned char *from, const DCOMMI_L(table) * table,
+                         float step, unsigned k, dcommi_format format, DCOMMI_L(f) before, bool add)
+{
     DCOMMI_L(f) level;
-    if (format >= DCOMMI_FORMAT_E4M3) {
+    if (format < DCOMMI_FORMAT_Q8 || format == DCOMMI_FORMAT_SIGN) {
+        level = DCOMMI_L(look)(table, line, k, dcommi_format_bits[format]);
+        return add ? DCOMMI_L(add_f)(before, level) : level;
+    }
+    if (format == DCOMMI_FORMAT_Q8) {
+        DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
+        level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
+    } else {
         level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
-    } else {
-        level = DCOMMI_L(level)(DCOMMI_L(load_i)(from), k, bits);
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
                : DCOMMI_L(mul_f)(level, DCOMMI_L(set_f)(step));
 }
 
-DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(const unsigned char *line, dcommi_format format)
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(DCOMMI_L(i) w, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1) {
         return DCOMMI_L(set_i)(0);
     }
-    DCOMMI_L(i) w = DCOMMI_L(load_i)(line);
     if (format < DCOMMI_FORMAT_E4M3) {
         return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
     }
@@ -266,9 +281,11 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     const bool stream = d->stream;
     const unsigned char *from = d->wires[0];
     const float step = d->steps[0];
+    const DCOMMI_L(table) table = DCOMMI_L(table_of)(step, format);
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
     for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(from, format));
+        const DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
+        bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
@@ -277,50 +294,91 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
-            (x, DCOMMI_L(decode_one)(from, step, k, format, before, add), stream);
+            (x, DCOMMI_L(decode_one)(line, from, &table, step, k, format, before, add), stream);
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format)
+/* x = factor * the sum of n wires; *measured is its measure. */
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+                                   uint32_t *measured)
 {
-    const unsigned vectors = 32 / dcommi_format_bits[format];
+    const unsigned bits = dcommi_format_bits[format];
+    const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
+    const bool sign = format == DCOMMI_FORMAT_SIGN;
+    const size_t n = d->n;
+    const unsigned char *const *wires = d->wires;
+    float *x = d->x;
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
-    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0);
-    for (size_t at = 0, from = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
-        for (size_t w = 0; w < d->n; w++) {
-            bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(d->wires[w] + from, format));
+    DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
+    DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
+    DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
+    for (size_t w = 0; w < n; w++) {
+        table[w] = DCOMMI_L(table_of)(d->steps[w], format);
+    }
+    /* Eight vectors of all wires at a time. */
+    for (size_t at = 0; at < d->count; at += 16 * some) {
+        const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
+        const unsigned down = (unsigned)(at / 16 % vectors) * bits;
+        DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
+        for (size_t w = 0; w < n; w++) {
+            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
+            if (down == 0) {
+                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
+            } else {
+                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+            }
+            if (w == 0) {
+                DCOMMI_UNROLL_8
+                for (unsigned k = 0; k < some; k++) {
+                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
+                                                  format, factor, false);
+                }
+                continue;
+            }
+            DCOMMI_UNROLL_8
+            for (unsigned k = 0; k < some; k++) {
+                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
+                                              format, sum[k], true);
+            }
         }
         DCOMMI_UNROLL_8
-        for (unsigned k = 0; k < vectors; k++) {
-            DCOMMI_L(f)
-            sum = DCOMMI_L(decode_one)(d->wires[0] + from, d->steps[0], k, format, factor, false);
-            for (size_t w = 1; w < d->n; w++) {
-                sum = DCOMMI_L(decode_one)(d->wires[w] + from, d->steps[w], k, format, sum, true);
+        for (unsigned k = 0; k < some; k++) {
+            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
+            if (sign) {
+                total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
+            } else {
+                most = DCOMMI_L(max_i)(most, size);
             }
-            DCOMMI_L(store_f)(d->x + at + 16 * k, DCOMMI_L(mul_f)(sum, factor), stream);
+            DCOMMI_L(store_f)(x + at + 16 * k, v, stream);
         }
     }
+    *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                   \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(const dcommi_quant *q) \
-    {                                                                   \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false) \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true); \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)   \
-    {                                                                   \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)           \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);         \
-    }                                                                   \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d)      \
-    {                                                                   \
-        return DCOMMI_L(sum_any)(d, FORMAT);                            \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
+    {                                                                                  \
+        if (q->ahead == NULL) {                                                        \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
+        }                                                                              \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
+    {                                                                                  \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
+    }                                                                                  \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
+    {                                                                                  \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)

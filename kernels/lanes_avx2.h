@@ -71,6 +71,8 @@ DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
 DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+#define DCOMMI_V256_MUL_NORMAL(a, b) _mm256_mul_ps(DCOMMI_V256_NORMAL(a), b)
+DCOMMI_V256_2(f, mul_normal, DCOMMI_V256_MUL_NORMAL)
 DCOMMI_V256_2(f, add_f, _mm256_add_ps)
 DCOMMI_V256_2(f, sub_f, _mm256_sub_ps)
 DCOMMI_V256_2(f, mul_f, _mm256_mul_ps)
@@ -104,6 +106,33 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
     __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
     __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+
+/* Code k of a line of `bits` bits each, times a step. */
+typedef struct dcommi_v256_table {
+    float step;
+    bool binary;
+} dcommi_v256_table;
+
+DCOMMI_v256_INLINE dcommi_v256_table dcommi_v256_make_table(float step, unsigned bits, bool binary)
+{
+    dcommi_v256_table r = {step, binary};
+    (void)bits;
+    return r;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_look(const dcommi_v256_table *table,
+                                                  dcommi_v256_i line, unsigned k, unsigned bits)
+{
+    dcommi_v256_i up = dcommi_v256_set_i((int32_t)(32 - bits * (k + 1)));
+    dcommi_v256_i top = dcommi_v256_sll(line, up);
+    dcommi_v256_f step = dcommi_v256_set_f(table->step);
+    if (table->binary) {
+        return dcommi_v256_as_f(dcommi_v256_and_xor(top, dcommi_v256_set_i((int32_t)0x80000000u),
+                                                    dcommi_v256_as_i(step)));
+    }
+    top = dcommi_v256_sra(top, dcommi_v256_set_i((int32_t)(32 - bits)));
+    return dcommi_v256_mul_f(dcommi_v256_from_int(top), step);
 }
 
 /* ---- memory ---- */

@@ -44,6 +44,11 @@ DCOMMI_V512(f, normal, (__m512 a),
             _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
                                                        _mm512_set1_epi32(0x7f800000)),
                                 a))
+/* normal(a) * b */
+DCOMMI_V512(f, mul_normal, (__m512 a, __m512 b),
+            _mm512_maskz_mul_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
+                                                       _mm512_set1_epi32(0x7f800000)),
+                                a, b))
 DCOMMI_V512(f, add_f, (__m512 a, __m512 b), _mm512_add_ps(a, b))
 DCOMMI_V512(f, sub_f, (__m512 a, __m512 b), _mm512_sub_ps(a, b))
 DCOMMI_V512(f, mul_f, (__m512 a, __m512 b), _mm512_mul_ps(a, b))
@@ -56,6 +61,28 @@ DCOMMI_V512(i, unpack_h, (__m256i a), _mm512_cvtepu16_epi32(a))
 DCOMMI_V512(h, to_f16, (__m512 a),
             _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
+
+/* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
+ * lowest bits of each lane, so the table of shorter codes is repeated. */
+typedef __m512 dcommi_v512_table;
+
+DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool binary)
+{
+    const __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i rest = _mm512_set1_epi32((int)(32 - bits));
+    __m512i level = _mm512_srav_epi32(_mm512_sllv_epi32(index, rest), rest);
+    if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
+        level = _mm512_or_si512(level, _mm512_set1_epi32(1));
+    }
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+}
+
+DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
+                                           unsigned bits)
+{
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(line, _mm512_set1_epi32((int)(bits * k))),
+                                 *table);
+}
 
 /* ---- memory ---- */
 
@@ -170,15 +197,15 @@ DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, 
                                   _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
     __m512i c1 = _mm512_srli_epi64(c0, 32);
     __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
-#define DCOMMI_V512_ROUND(i)                                                          \
-    {                                                                                 \
-        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);         \
-        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1,                 \
-                                       _mm512_set1_epi64(rng->key[2 * i]), 0x96);     \
-        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3,                 \
-                                       _mm512_set1_epi64(rng->key[2 * i + 1]), 0x96); \
-        c1 = p1;                                                                      \
-        c3 = p0;                                                                      \
+#define DCOMMI_V512_ROUND(i)                                                               \
+    {                                                                                      \
+        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);              \
+        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,                      \
+                                       _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);     \
+        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,                      \
+                                       _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96); \
+        c1 = p1;                                                                           \
+        c3 = p0;                                                                           \
     }
     DCOMMI_V512_ROUND(0)
     DCOMMI_V512_ROUND(1)

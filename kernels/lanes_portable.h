@@ -71,6 +71,9 @@ DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
              dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
                                       ? dcommi_f32_bits(a.v[l])
                                       : 0))
+/* normal(a) * b */
+DCOMMI_VPORT(f, mul_normal, (dcommi_vport_f a, dcommi_vport_f b),
+             (dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0 ? a.v[l] * b.v[l] : 0)
 DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
 DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
 DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
@@ -87,6 +90,36 @@ DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
 DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
 DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
 DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
+
+/* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
+ */
+typedef struct dcommi_vport_table {
+    float step;
+    bool binary;
+} dcommi_vport_table;
+
+DCOMMI_vport_INLINE dcommi_vport_table dcommi_vport_make_table(float step, unsigned bits,
+                                                               bool binary)
+{
+    dcommi_vport_table r = {step, binary};
+    (void)bits;
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_look(const dcommi_vport_table *table,
+                                                     dcommi_vport_i line, unsigned k, unsigned bits)
+{
+    dcommi_vport_f r;
+    for (int l = 0; l < 16; l++) {
+        uint32_t top = line.v[l] << (32 - bits * (k + 1));
+        if (table->binary) {
+            r.v[l] = dcommi_f32_from_bits((top & 0x80000000u) ^ dcommi_f32_bits(table->step));
+        } else {
+            r.v[l] = (float)((int64_t)(int32_t)top >> (32 - bits)) * table->step;
+        }
+    }
+    return r;
+}
 
 /* ---- memory: any alignment, but 64 where streaming ---- */
 

@@ -12,7 +12,6 @@
 
 /* Wires from this length on, and the residuals that belong to them, are written past the caches. */
 #define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
-#define DCOMMI_BUCKET_WIRES 64 /* summed at once */
 
 static inline size_t dcommi_bucket_group(dcommi_format format)
 {
@@ -122,6 +121,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->stage[0] = call->workspace;
     en->stage[1] = en->stage[0] + padded;
     en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
         /* A random fraction, but for its last ten bits, or one half. */
@@ -227,11 +227,11 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->x = from;
     q->count = padded;
     q->group = en->rng.group + at / DCOMMI_RNG_GROUP;
-    q->ahead = ahead != NULL ? ahead : from;
+    q->ahead = ahead;
     q->next = NULL;
     if (residual != NULL) {
         /* The next bucket's sum goes to the other stage while this one is coded. */
-        q->ahead_residual = ahead != NULL ? residual + as->bucket : from;
+        q->ahead_residual = ahead != NULL ? residual + as->bucket : NULL;
         q->ahead_sum = en->stage[(b + 1) % 2];
         q->next = call->next + at;
     }
@@ -401,17 +401,18 @@ static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const dcommi_
     return status;
 }
 
-/* Bucket b of all wires, in order, times the factor. */
+/* Bucket b of all wires, in order, times the factor; measured, if it is of whole groups. */
 static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
-                                          size_t b, size_t n, float factor, float *x, bool stream)
+                                          size_t b, size_t n, float factor, float *x, bool stream,
+                                          uint32_t *measured)
 {
     const dcommi_bucketing *as = de->as;
     const unsigned bits = dcommi_format_bits[as->format];
     const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
-    const unsigned char *from[DCOMMI_BUCKET_WIRES];
-    float steps[DCOMMI_BUCKET_WIRES];
+    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
+    float steps[DCOMMI_DEQUANT_WIRES];
     bool nan = false;
-    if (in->n <= DCOMMI_BUCKET_WIRES && n % line == 0) {
+    if (in->n <= DCOMMI_DEQUANT_WIRES && n % line == 0) {
         for (size_t w = 0; w < in->n; w++) {
             from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
             DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
@@ -423,11 +424,12 @@ static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const
                             .count = n,
                             .factor = factor,
                             .stream = stream};
-        if (!de->kernels->sum[as->format](&d)) {
+        if (!de->kernels->sum[as->format](&d, measured)) {
             return dcommi_bucket_bad_code(de, b);
         }
         for (size_t i = 0; nan && i < n; i++) {
             x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+            *measured = DCOMMI_F32_NAN;
         }
         return DCOMM_OK;
     }
@@ -436,6 +438,9 @@ static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const
     }
     for (size_t i = 0; factor != 1 && i < n; i++) {
         x[i] *= factor;
+    }
+    if (n % as->group == 0) {
+        *measured = de->kernels->measure(x, n, as->format == DCOMMI_FORMAT_SIGN);
     }
     return DCOMM_OK;
 }
@@ -446,10 +451,11 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
     dcommi_bucket_decoder de;
     DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, count));
     bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
+    uint32_t measured = 0;
     dcomm_status status = DCOMM_OK;
     for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
         size_t n = count - at < as->bucket ? count - at : as->bucket;
-        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream);
+        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream, &measured);
     }
     de.kernels->settle();
     return status;
@@ -470,12 +476,10 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
     for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
         size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
-        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false));
         uint32_t measured = 0;
-        if (n % as->group == 0) {
-            measured = call->residual != NULL ? en.kernels->add_measure(sum, call->residual + at,
-                                                                        en.stage[b % 2], n, sign)
-                                              : en.kernels->measure(sum, n, sign);
+        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false, &measured));
+        if (n % as->group == 0 && call->residual != NULL) {
+            measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
         }
         dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
     }

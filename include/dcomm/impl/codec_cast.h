@@ -168,7 +168,7 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
                                     size_t n, float factor, float *x, bool add, bool stream)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
-    const unsigned char *from[DCOMMI_BUCKET_WIRES];
+    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
     const size_t whole = n / 64 * 64;
     const uint32_t infinity = half ? 0x7c00 : 0x7f80;
     for (size_t w = 0; w < n_wires; w++) {
@@ -184,7 +184,7 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
     uint32_t most = kernels->uncast(&d, half);
     if (whole < n) {
         _Alignas(64) float stage[64] = {0};
-        _Alignas(64) unsigned char numbers[DCOMMI_BUCKET_WIRES][128];
+        _Alignas(64) unsigned char numbers[DCOMMI_DEQUANT_WIRES][128];
         for (size_t w = 0; w < n_wires; w++) {
             memset(numbers[w], 0, sizeof numbers[w]);
             memcpy(numbers[w], from[w] + 2 * whole, 2 * (n - whole));
@@ -236,7 +236,7 @@ static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
                                           float *x)
 {
     const unsigned char *const *wires = (const unsigned char *const *)in->wires;
-    if (in->n >= 2 && in->n <= DCOMMI_BUCKET_WIRES) {
+    if (in->n >= 2 && in->n <= DCOMMI_DEQUANT_WIRES) {
         return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
     }
     for (size_t w = 0; w < in->n; w++) {
