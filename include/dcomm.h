@@ -6020,16 +6020,18 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 #define DCOMMI_TOPK_AHEAD 3072
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
- * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
+ * may be stored past the caches, which ends with dcommi_topk_settle. */
 typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
                                       uint32_t first, uint32_t threshold, uint32_t *bits,
-                                      uint32_t *index, size_t have, size_t *done);
+                                      uint32_t *index, size_t have, bool stream, size_t *done);
 
 static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
                                     uint32_t first, uint32_t threshold, uint32_t *bits,
-                                    uint32_t *index, size_t have, size_t *done)
+                                    uint32_t *index, size_t have, bool stream, size_t *done)
 {
     size_t i = 0;
+    (void)stream;
     if (residual == NULL) {
         for (; i < n; i++) {
             uint32_t b = dcommi_f32_bits(x[i]);
@@ -6084,7 +6086,8 @@ DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
 DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
                                                        float *next, size_t n, uint32_t first,
                                                        uint32_t threshold, uint32_t *bits,
-                                                       uint32_t *index, size_t have, size_t *done)
+                                                       uint32_t *index, size_t have, bool stream,
+                                                       size_t *done)
 {
     const __m256i below = _mm256_set1_epi32((int)threshold - 1);
     const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
@@ -6127,7 +6130,7 @@ DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     size_t more;
     have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
                                  next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
+                                 threshold, bits, index, have, stream, &more);
     *done = i + more;
     return have;
 }
@@ -6143,12 +6146,14 @@ DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m
 DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
                                                          float *next, size_t n, uint32_t first,
                                                          uint32_t threshold, uint32_t *bits,
-                                                         uint32_t *index, size_t have, size_t *done)
+                                                         uint32_t *index, size_t have, bool stream,
+                                                         size_t *done)
 {
     const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
     const __m512i limit = _mm512_set1_epi32((int)threshold);
     const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
     const __m512i step = _mm512_set1_epi32(16);
+    stream = stream && (uintptr_t)next % sizeof(__m512i) == 0;
     __m512i at =
         _mm512_add_epi32(_mm512_set1_epi32((int)first),
                          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -6186,12 +6191,20 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
     size_t more;
     have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
                                  next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
+                                 threshold, bits, index, have, stream, &more);
     *done = i + more;
     return have;
 }
 
 #endif
+
+/* What was streamed is there for all later stores to see. */
+static inline void dcommi_topk_settle(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
 
 /* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
  * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
@@ -6292,6 +6305,7 @@ static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
 #define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
+#define DCOMMI_TOPK_STREAM ((size_t)1 << 20) /* elements from which `next` is streamed */
 
 typedef struct dcommi_topk {
     const float *x;
@@ -6441,6 +6455,8 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
     dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
     const float *x = again ? t->next : t->x;
     bool adds = t->residual != NULL && !again;
+    /* `next` in memory of its own would first be read from there. */
+    bool stream = adds && t->next != t->residual && t->count >= DCOMMI_TOPK_STREAM;
     size_t room = t->room - DCOMMI_TOPK_SLACK;
     t->have = 0;
     t->seen = 0;
@@ -6448,16 +6464,18 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
         size_t done;
         if (room - t->have < n) {
+            dcommi_topk_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
         }
         t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
-                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, stream, &done);
         i += done;
         if (done < n) {
             dcommi_topk_odd(t, i++, threshold);
         }
         t->seen = adds ? t->have : t->seen;
     }
+    dcommi_topk_settle();
     dcommi_topk_tame(t, threshold);
 }
 
@@ -34900,6 +34918,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TOPK_OPTION_K
 #undef DCOMMI_TOPK_SAMPLE
 #undef DCOMMI_TOPK_SLACK
+#undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_FARTHEST
