@@ -2476,13 +2476,13 @@ DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
     return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
 }
 
-/* Whether an encoder can have written this step. */
-DCOMMI_HD static inline int dcommi_wire_step_good(float step, int exact)
+/* Whether an encoder can have written this step, of codes that go up to `most`. */
+DCOMMI_HD static inline int dcommi_wire_step_good(float step, float most, int exact)
 {
     uint32_t bits = dcommi_f32_bits(step);
-    return bits == 0 ||
-           (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(DCOMMI_WIRE_LARGEST) &&
-            (!exact || (bits & 0xffu) == 0));
+    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) &&
+                         bits <= dcommi_f32_bits(dcommi_wire_step(DCOMMI_WIRE_LARGEST, most)) &&
+                         (!exact || (bits & 0xffu) == 0));
 }
 
 /* The code of element e in a line. */
@@ -4854,8 +4854,11 @@ static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_
     }
     if (as->two_norm) {
         double norm = sqrt(en->kernels->squares(x, padded));
-        largest = norm < (double)DCOMMI_WIRE_LARGEST ? (float)norm : DCOMMI_WIRE_LARGEST;
-        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + (largest < norm));
+        if (!(norm < (double)DCOMMI_WIRE_LARGEST)) { /* no |x| is larger */
+            return dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format]);
+        }
+        largest = (float)norm;
+        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + ((double)largest < norm));
     }
     return dcommi_wire_step(largest, dcommi_format_most[as->format]);
 }
@@ -4993,7 +4996,8 @@ static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, con
                                             size_t b, float *step, bool *nan)
 {
     *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    if (dcommi_wire_step_good(*step, de->as->format != DCOMMI_FORMAT_SIGN)) {
+    if (dcommi_wire_step_good(*step, dcommi_format_most[de->as->format],
+                              de->as->format != DCOMMI_FORMAT_SIGN)) {
         return DCOMM_OK;
     }
     if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&

@@ -68,13 +68,13 @@ DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
     return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
 }
 
-/* Whether an encoder can have written this step. */
-DCOMMI_HD static inline int dcommi_wire_step_good(float step, int exact)
+/* Whether an encoder can have written this step, of codes that go up to `most`. */
+DCOMMI_HD static inline int dcommi_wire_step_good(float step, float most, int exact)
 {
     uint32_t bits = dcommi_f32_bits(step);
-    return bits == 0 ||
-           (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(DCOMMI_WIRE_LARGEST) &&
-            (!exact || (bits & 0xffu) == 0));
+    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) &&
+                         bits <= dcommi_f32_bits(dcommi_wire_step(DCOMMI_WIRE_LARGEST, most)) &&
+                         (!exact || (bits & 0xffu) == 0));
 }
 
 /* The code of element e in a line. */

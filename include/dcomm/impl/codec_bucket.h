@@ -181,8 +181,11 @@ static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_
     }
     if (as->two_norm) {
         double norm = sqrt(en->kernels->squares(x, padded));
-        largest = norm < (double)DCOMMI_WIRE_LARGEST ? (float)norm : DCOMMI_WIRE_LARGEST;
-        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + (largest < norm));
+        if (!(norm < (double)DCOMMI_WIRE_LARGEST)) { /* no |x| is larger */
+            return dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format]);
+        }
+        largest = (float)norm;
+        largest = dcommi_f32_from_bits(dcommi_f32_bits(largest) + ((double)largest < norm));
     }
     return dcommi_wire_step(largest, dcommi_format_most[as->format]);
 }
@@ -320,7 +323,8 @@ static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, con
                                             size_t b, float *step, bool *nan)
 {
     *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    if (dcommi_wire_step_good(*step, de->as->format != DCOMMI_FORMAT_SIGN)) {
+    if (dcommi_wire_step_good(*step, dcommi_format_most[de->as->format],
+                              de->as->format != DCOMMI_FORMAT_SIGN)) {
         return DCOMM_OK;
     }
     if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&

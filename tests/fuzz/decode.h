@@ -1,0 +1,97 @@
+/* decode.h - what the fuzz targets of decoders share: any bytes as a wire, for a count that the
+ * bytes choose or one whose wires are just as long. A decoder must stay inside, refuse or give
+ * finite numbers, and say the same with every instruction set. */
+#ifndef DCOMM_FUZZ_DECODE_H
+#define DCOMM_FUZZ_DECODE_H
+
+#define DCOMM_NO_COMM
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { DECODE_MOST = 1 << 14 };
+
+/* The most elements whose wires are no longer than this. */
+static size_t decode_count(const dcomm_codec *codec, size_t bytes)
+{
+    size_t low = 0, high = DECODE_MOST;
+    while (low < high) {
+        size_t middle = (low + high + 1) / 2;
+        if (dcomm_codec_max_bytes(codec, middle) <= bytes) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+static void decode_once(const dcomm_codec *codec, const uint8_t *wire, size_t bytes, size_t count,
+                        bool finite)
+{
+    float *x = malloc(count * sizeof *x + 1), *first = malloc(count * sizeof *x + 1);
+    dcomm_status status = DCOMM_OK;
+    for (int isa = 0; x != NULL && first != NULL && isa <= (int)dcommi_isa_best(); isa++) {
+        dcommi_isa_force(isa);
+        dcomm_status now = dcomm_decode(codec, wire, bytes, x, count);
+        if (now != DCOMM_OK && now != DCOMM_ERR_CORRUPT) {
+            abort();
+        }
+        if (isa == 0) {
+            status = now;
+            memcpy(first, x, now == DCOMM_OK ? count * sizeof *x : 0);
+        } else if (now != status) {
+            abort();
+        }
+        for (size_t i = 0; now == DCOMM_OK && i < count; i++) {
+            if ((finite && dcommi_f32_nonfinite(x[i])) || (x[i] == x[i] && x[i] != first[i])) {
+                abort();
+            }
+        }
+        const void *wires[3] = {wire, wire, wire};
+        const size_t lengths[3] = {bytes, bytes, bytes};
+        if (dcomm_decode_add(codec, wire, bytes, x, count) != status ||
+            dcomm_decode_sum(codec, wires, lengths, 3, x, count) != status) {
+            abort();
+        }
+    }
+    free(x);
+    free(first);
+}
+
+/* specs ends with NULL. The first byte says which, the next two the count. */
+static void decode_any(const char *const *specs, const uint8_t *data, size_t size)
+{
+    size_t n = 0;
+    while (specs[n] != NULL) {
+        n++;
+    }
+    dcomm_codec *codec = NULL;
+    if (size < 3 || dcomm_codec_create(specs[data[0] % n], &codec) != DCOMM_OK) {
+        return;
+    }
+    bool finite = codec->nonfinite != DCOMMI_NONFINITE_PASS;
+    size_t bytes = size - 3, fits = decode_count(codec, bytes);
+    decode_once(codec, data + 3, bytes, (size_t)(data[1] | (data[2] & 0x3f) << 8), finite);
+    size_t exact = dcomm_codec_max_bytes(codec, fits);
+    uint8_t *wire = malloc(exact + 1);
+    if (wire != NULL && exact <= bytes) {
+        memcpy(wire, data + 3, exact); /* exactly as long as it is: reading on is seen */
+        decode_once(codec, wire, exact, fits, finite);
+        if (exact >= 4 &&
+            codec->bucketing.bucket != 0) { /* past the checks that chance does not pass */
+            for (size_t at = fits == 0 ? exact
+                                       : exact - 4 * ((fits - 1) / codec->bucketing.bucket + 1);
+                 at + 4 <= exact; at += 4) {
+                const float step = 0.5f;
+                memcpy(wire + at, &step, 4);
+            }
+            decode_once(codec, wire, exact, fits, finite);
+        }
+    }
+    free(wire);
+    dcomm_codec_destroy(&codec);
+}
+
+#endif

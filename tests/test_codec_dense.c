@@ -1,0 +1,744 @@
+/* test_codec_dense.c - the dense codecs: the same bytes from every instruction set, the formats bit
+ * by bit as docs/codecs.md has them, unbiased roundings and their variance, bounds, malformed
+ * wires. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#define DCOMM_NO_COMM
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+#include <criterion/criterion.h>
+
+static const char *const specs[] = {
+    "f16",
+    "f16:rounding=stochastic",
+    "bf16",
+    "bf16:rounding=stochastic",
+    "bf16:nonfinite=pass",
+    "fp8",
+    "fp8:rounding=stochastic",
+    "fp8:type=e5m2,block=256",
+    "fp8:type=e5m2,rounding=stochastic",
+    "qsgd:bits=8",
+    "qsgd:bits=8,bucket=128",
+    "qsgd",
+    "qsgd:rounding=nearest",
+    "qsgd:norm=two,bucket=1024",
+    "qsgd:bits=2",
+    "qsgd:bits=2,norm=two,nonfinite=pass",
+    "qsgd:bits=1",
+    "qsgd:bits=1,rounding=nearest",
+    "qsgd:bits=1,nonfinite=zero,norm=two",
+    "tern",
+    "sign",
+    "sign:bucket=2048,nonfinite=zero",
+};
+enum { SPECS = sizeof specs / sizeof *specs };
+
+static dcomm_codec *make(const char *spec)
+{
+    dcomm_codec *codec = NULL;
+    cr_assert_eq(dcomm_codec_create(spec, &codec), DCOMM_OK, "%s: %s", spec, dcomm_last_error());
+    return codec;
+}
+
+static bool full(void)
+{
+    return getenv("DCOMM_TEST_FULL") != NULL;
+}
+
+/* ---- data ---- */
+
+static uint64_t state = 88172645463325252u;
+
+static uint64_t random_bits(void)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+
+static double uniform(void)
+{
+    return (double)(random_bits() >> 11) * 0x1p-53;
+}
+
+static double gaussian(void)
+{
+    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
+}
+
+enum { GAUSSIAN, LAPLACE, LOGNORMAL, SPARSE, CONSTANT, MIXED, BITS, DISTRIBUTIONS };
+
+static void fill(float *x, size_t count, int distribution)
+{
+    for (size_t i = 0; i < count; i++) {
+        double g = gaussian();
+        switch (distribution) {
+        case GAUSSIAN:
+            x[i] = (float)g;
+            break;
+        case LAPLACE:
+            x[i] = (float)(copysign(log(1 - uniform()), g));
+            break;
+        case LOGNORMAL:
+            x[i] = (float)(copysign(exp(2 * gaussian()), g));
+            break;
+        case SPARSE:
+            x[i] = random_bits() % 10 == 0 ? (float)g : 0;
+            break;
+        case CONSTANT:
+            x[i] = g > 0 ? 0.01f : -0.01f;
+            break;
+        case MIXED: { /* scales, zeros of both signs and denormals side by side */
+            const float few[6] = {0, -0.0f, 1e-40f, -1e-41f, 1e-20f, (float)g};
+            x[i] = few[random_bits() % 6];
+            break;
+        }
+        default: { /* any bits, as numbers of all sizes */
+            uint32_t bits = (uint32_t)random_bits();
+            x[i] = dcommi_f32_from_bits(bits);
+            break;
+        }
+        }
+    }
+}
+
+/* ---- the same bytes ---- */
+
+typedef struct results {
+    unsigned char *wire[4];
+    float *next, *decoded, *added, *sum;
+    size_t bytes;
+} results;
+
+static results results_of(const dcomm_codec *codec, size_t count)
+{
+    results r = {0};
+    for (int w = 0; w < 4; w++) {
+        r.wire[w] = aligned_alloc(64, (dcomm_codec_max_bytes(codec, count) + 128) & ~(size_t)63);
+    }
+    float **arrays[4] = {&r.next, &r.decoded, &r.added, &r.sum};
+    for (int a = 0; a < 4; a++) {
+        *arrays[a] = aligned_alloc(64, (count * sizeof(float) + 128) & ~(size_t)63);
+    }
+    return r;
+}
+
+static void free_results(results *r)
+{
+    for (int w = 0; w < 4; w++) {
+        free(r->wire[w]);
+    }
+    free(r->next);
+    free(r->decoded);
+    free(r->added);
+    free(r->sum);
+}
+
+static void good_or_nonfinite(dcomm_status status)
+{
+    cr_assert(status == DCOMM_OK ||
+                  (status == DCOMM_ERR_INVALID && strstr(dcomm_last_error(), "finite") != NULL),
+              "%s", dcomm_last_error());
+}
+
+/* wire 0: encode; 1: with feedback; 2: encode of the residual; 3: 0 to 2 summed and encoded again.
+ */
+static void run(const dcomm_codec *codec, const float *x, const float *residual, size_t count,
+                size_t first, results *r)
+{
+    const size_t room = dcomm_codec_max_bytes(codec, count);
+    dcomm_codec_key key = {.seed = 7, .step = 5, .rank = 3, .tensor = 2, .first = first};
+    size_t bytes[3];
+    good_or_nonfinite(dcomm_encode(codec, x, count, &key, r->wire[0], room, &bytes[0], NULL, NULL));
+    good_or_nonfinite(dcomm_encode_feedback(codec, x, residual, r->next, count, &key, r->wire[1],
+                                            room, &bytes[1], NULL, NULL));
+    good_or_nonfinite(
+        dcomm_encode(codec, residual, count, &key, r->wire[2], room, &bytes[2], NULL, NULL));
+    const void *wires[3] = {r->wire[0], r->wire[1], r->wire[2]};
+    cr_assert_eq(dcomm_decode(codec, wires[0], bytes[0], r->decoded, count), DCOMM_OK, "%s",
+                 dcomm_last_error());
+    memcpy(r->added, residual, count * sizeof(float));
+    cr_assert_eq(dcomm_decode_add(codec, wires[1], bytes[1], r->added, count), DCOMM_OK);
+    cr_assert_eq(dcomm_decode_sum(codec, wires, bytes, 3, r->sum, count), DCOMM_OK);
+    good_or_nonfinite(dcomm_recode(codec, wires, bytes, 3, 1.0f / 3, NULL, NULL, count, &key,
+                                   r->wire[3], room, &r->bytes, NULL, NULL));
+}
+
+/* Any NaN is as good as any other. */
+static bool same_numbers(const float *a, const float *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (dcommi_f32_bits(a[i]) != dcommi_f32_bits(b[i]) && !(isnan(a[i]) && isnan(b[i]))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void compare(const char *spec, const float *x, const float *residual, size_t count,
+                    size_t first)
+{
+    dcomm_codec *codec = make(spec);
+    results plain = results_of(codec, count), fast = results_of(codec, count);
+    dcommi_isa_force(DCOMMI_ISA_PORTABLE);
+    run(codec, x, residual, count, first, &plain);
+    for (int isa = 1; isa <= (int)dcommi_isa_best(); isa++) {
+        dcommi_isa_force(isa);
+        run(codec, x, residual, count, first, &fast);
+        for (int w = 0; w < 4; w++) {
+            cr_assert_eq(memcmp(plain.wire[w], fast.wire[w], plain.bytes), 0,
+                         "%s, %s, %zu: wire %d", spec, dcommi_isa_names[isa], count, w);
+        }
+        cr_assert(same_numbers(plain.next, fast.next, count), "%s, %s", spec,
+                  dcommi_isa_names[isa]);
+        cr_assert(same_numbers(plain.decoded, fast.decoded, count), "%s", spec);
+        cr_assert(same_numbers(plain.added, fast.added, count), "%s", spec);
+        cr_assert(same_numbers(plain.sum, fast.sum, count), "%s", spec);
+    }
+    free_results(&plain);
+    free_results(&fast);
+    dcomm_codec_destroy(&codec);
+}
+
+Test(codec_dense, the_same_bytes_from_each_isa, .timeout = 3600)
+{
+    const size_t most = full() ? 10000000 : 20000;
+    const size_t counts[] = {1, 17, 500, 512, 1300, 4097, most};
+    float *x = aligned_alloc(64, most * sizeof *x + 64);
+    float *residual = aligned_alloc(64, most * sizeof *x + 64);
+    for (int s = 0; s < SPECS; s++) {
+        for (int distribution = 0; distribution < DISTRIBUTIONS; distribution++) {
+            if (distribution == BITS && strstr(specs[s], "rounding") != NULL) {
+                continue;
+            }
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                if (counts[c] > 20000 && distribution > LOGNORMAL) {
+                    continue;
+                }
+                fill(x, counts[c], distribution);
+                fill(residual, counts[c], distribution == BITS ? GAUSSIAN : distribution);
+                compare(specs[s], x, residual, counts[c], c % 2 == 0 ? 0 : 1000);
+            }
+        }
+    }
+    free(x);
+    free(residual);
+}
+
+/* Unaligned arrays give what aligned ones give. */
+Test(codec_dense, any_alignment)
+{
+    enum { N = 3333 };
+    static float x[N + 16], y[N + 16], z[N + 16];
+    static unsigned char wire[4 * N], other[4 * N];
+    fill(x, N, GAUSSIAN);
+    memmove(z + 3, x, N * sizeof *x);
+    for (int s = 0; s < SPECS; s++) {
+        dcomm_codec *codec = make(specs[s]);
+        size_t bytes, same;
+        cr_assert_eq(dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL),
+                     DCOMM_OK);
+        cr_assert_eq(
+            dcomm_encode(codec, z + 3, N, NULL, other + 1, sizeof other - 1, &same, NULL, NULL),
+            DCOMM_OK);
+        cr_assert(bytes == same && memcmp(wire, other + 1, bytes) == 0);
+        cr_assert_eq(dcomm_decode(codec, other + 1, bytes, y + 1, N), DCOMM_OK);
+        cr_assert_eq(dcomm_decode(codec, wire, bytes, y, N), DCOMM_OK);
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* A tensor in pieces at multiples of the granule is coded like the whole. */
+Test(codec_dense, pieces_are_coded_like_the_whole)
+{
+    enum { N = 8192 + 700 };
+    static float x[N], whole[N], part[N];
+    static unsigned char wire[4 * N];
+    fill(x, N, GAUSSIAN);
+    for (int s = 0; s < SPECS; s++) {
+        dcomm_codec *codec = make(specs[s]);
+        dcomm_codec_info info;
+        dcomm_codec_get_info(codec, N, &info);
+        size_t bytes, cut = 2048 / info.granule * info.granule;
+        cr_assert_gt(cut, 0);
+        dcomm_codec_key key = {.seed = 11, .first = 4096};
+        dcomm_encode(codec, x, N, &key, wire, sizeof wire, &bytes, NULL, NULL);
+        dcomm_decode(codec, wire, bytes, whole, N);
+        for (size_t at = 0; at < N; at += cut) {
+            size_t n = N - at < cut ? N - at : cut;
+            key.first = 4096 + at;
+            dcomm_encode(codec, x + at, n, &key, wire, sizeof wire, &bytes, NULL, NULL);
+            dcomm_decode(codec, wire, bytes, part + at, n);
+        }
+        cr_assert_eq(memcmp(part, whole, sizeof whole), 0, "%s", specs[s]);
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* ---- the random numbers ---- */
+
+/* The known answers of Random123 for philox4x32-10. */
+Test(codec_dense, philox_is_philox)
+{
+    dcommi_rng rng = {{0}, {0, 0}, 0};
+    uint32_t word[4];
+    for (uint32_t i = 0; i < 10; i++) {
+        rng.key[2 * i] = i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = i * DCOMMI_PHILOX_W1;
+    }
+    dcommi_rng_block(&rng, 0, word);
+    const uint32_t zeros[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+    cr_assert_eq(memcmp(word, zeros, sizeof word), 0);
+    for (uint32_t i = 0; i < 10; i++) {
+        rng.key[2 * i] = 0xa4093822u + i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = 0x299f31d0u + i * DCOMMI_PHILOX_W1;
+    }
+    rng.high[0] = 0x13198a2e;
+    rng.high[1] = 0x03707344;
+    dcommi_rng_block(&rng, 0x85a308d3243f6a88u, word);
+    const uint32_t digits[4] = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
+    cr_assert_eq(memcmp(word, digits, sizeof word), 0);
+}
+
+/* ---- formats, element by element from their description ---- */
+
+/* What docs/codecs.md says of element i of a qsgd wire. */
+static double qsgd_element(const unsigned char *wire, size_t count, size_t i, unsigned bits,
+                           size_t bucket)
+{
+    size_t line = 512 / bits, code_bytes = ((count * bits + 7) / 8 + 3) / 4 * 4;
+    unsigned code;
+    if (i / line < count / line) {
+        const unsigned char *at = wire + i / line * 64;
+        size_t e = i % line, bit = e / 16 * bits;
+        code = at[4 * (e % 16) + bit / 8] >> (bit % 8) & ((1u << bits) - 1);
+    } else {
+        size_t bit = (i % line) * bits;
+        code = wire[count / line * 64 + bit / 8] >> (bit % 8) & ((1u << bits) - 1);
+    }
+    float step;
+    memcpy(&step, wire + code_bytes + i / bucket * 4, 4);
+    if (bits == 1) {
+        return code ? (double)step : -(double)step;
+    }
+    int level = code >= 1u << (bits - 1) ? (int)code - (1 << bits) : (int)code;
+    return level * (double)step;
+}
+
+Test(codec_dense, qsgd_wires_are_as_described)
+{
+    enum { N = 1500 };
+    static float x[N], y[N];
+    static unsigned char wire[2 * N];
+    fill(x, N, GAUSSIAN);
+    for (unsigned bits = 1; bits <= 8; bits *= 2) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "qsgd:bits=%u", bits);
+        dcomm_codec *codec = make(spec);
+        size_t bytes;
+        dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL);
+        cr_assert_eq(bytes, ((N * bits + 7) / 8 + 3) / 4 * 4 + 3 * 4);
+        dcomm_decode(codec, wire, bytes, y, N);
+        dcommi_rng rng = dcommi_rng_make(0, 0, 0, 0, 0);
+        for (size_t i = 0; i < N; i++) {
+            double value = qsgd_element(wire, N, i, bits, 512);
+            cr_assert_eq((double)y[i], value, "%u bits, element %zu", bits, i);
+            /* and it is the level below, or above when the random number says so */
+            float step;
+            memcpy(&step, wire + bytes - 12 + i / 512 * 4, 4);
+            double width = bits == 1 ? 2 * (double)step : (double)step;
+            double low = bits == 1 ? -(double)step : 0;
+            double place = ((double)x[i] - low) / width;
+            double u = dcommi_rng_element(&rng, i) * 0x1p-32, resolution = ldexp(1, -12);
+            double expected = floor(place + u) * width + low;
+            if (fabs(place + u - rint(place + u)) > resolution) {
+                cr_assert_float_eq(value, expected, 1e-6 * width, "%u bits, %zu: %g, %g", bits, i,
+                                   value, expected);
+            }
+        }
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+static double fp8_value(unsigned code, int exponent_bits)
+{
+    int fraction = 7 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    int e = (int)(code & 0x7f) >> fraction, f = (int)code & ((1 << fraction) - 1);
+    double v =
+        e == 0 ? ldexp(f, 1 - bias - fraction) : ldexp((1 << fraction) + f, e - bias - fraction);
+    return code & 0x80 ? -v : v;
+}
+
+Test(codec_dense, fp8_decodes_every_code_and_rounds_to_nearest)
+{
+    for (int type = 0; type < 2; type++) {
+        const int exponent_bits = type == 0 ? 4 : 5, top = type == 0 ? 0x7e : 0x7b;
+        const double largest = type == 0 ? 448 : 57344;
+        dcomm_codec *codec = make(type == 0 ? "fp8:block=256" : "fp8:type=e5m2,block=256");
+        unsigned char wire[260];
+        float y[256];
+        const float one = 1;
+        for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
+            dcommi_isa_force(isa);
+            for (int i = 0; i < 256; i++) {
+                wire[i] = (i & 0x7f) > top ? 0 : (unsigned char)i;
+            }
+            memcpy(wire + 256, &one, 4);
+            cr_assert_eq(dcomm_decode(codec, wire, 260, y, 256), DCOMM_OK, "%s",
+                         dcomm_last_error());
+            for (int i = 0; i < 256; i++) {
+                cr_assert_eq((double)y[i], fp8_value(wire[i], exponent_bits), "%02x", wire[i]);
+            }
+            for (int i = 0; i < 256; i++) {
+                if ((i & 0x7f) > top) {
+                    wire[i] = (unsigned char)i;
+                    cr_assert_eq(dcomm_decode(codec, wire, 260, y, 256), DCOMM_ERR_CORRUPT);
+                    wire[i] = 0;
+                }
+            }
+            float x[256];
+            size_t bytes;
+            for (int round = 0; round < 50; round++) {
+                for (int i = 0; i < 256; i++) {
+                    x[i] = (float)(gaussian() * exp(3 * gaussian()));
+                }
+                x[9] = x[9] < 0 ? -1000.0f : 1000.0f; /* so that the step is known */
+                for (int i = 0; i < 256; i++) {
+                    x[i] = fminf(fmaxf(x[i], -1000.0f), 1000.0f);
+                }
+                cr_assert_eq(dcomm_encode(codec, x, 256, NULL, wire, 260, &bytes, NULL, NULL),
+                             DCOMM_OK);
+                float step;
+                memcpy(&step, wire + 256, 4);
+                cr_assert(step >= 1000 / (float)largest &&
+                          (double)step < 1000 / largest * (1 + 0x1p-14));
+                for (int i = 0; i < 256; i++) {
+                    double y0 = (double)x[i] / (double)step, best = HUGE_VAL;
+                    for (int code = 0; code < 256; code++) {
+                        if ((code & 0x7f) <= top) {
+                            best = fmin(best, fabs(fp8_value((unsigned)code, exponent_bits) - y0));
+                        }
+                    }
+                    double error = fabs(fp8_value(wire[i], exponent_bits) - y0);
+                    cr_assert(error <= best * (1 + 1e-6) + 1e-6 * fabs(y0), "%g: %g, not %g", y0,
+                              error, best);
+                }
+            }
+        }
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+Test(codec_dense, casts_are_the_conversions)
+{
+    enum { N = 1 << 16 };
+    static float x[N], y[N];
+    static uint16_t wire[N];
+    for (int half = 0; half < 2; half++) {
+        dcomm_codec *codec = make(half ? "f16:nonfinite=zero" : "bf16:nonfinite=zero");
+        fill(x, N, BITS);
+        size_t bytes;
+        dcomm_codec_report report;
+        for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
+            dcommi_isa_force(isa);
+            cr_assert_eq(dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, &report),
+                         DCOMM_OK);
+            size_t nonfinite = 0, clipped = 0;
+            for (int i = 0; i < N; i++) {
+                uint16_t h = half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
+                uint16_t infinity = half ? 0x7c00 : 0x7f80;
+                if (!isfinite(x[i])) {
+                    nonfinite++;
+                    h = 0;
+                } else if (fpclassify(x[i]) == FP_SUBNORMAL) {
+                    h &= 0x8000;
+                } else if ((h & 0x7fff) == infinity) {
+                    clipped++;
+                    h--;
+                }
+                cr_assert_eq(wire[i], h, "%a gave %04x, not %04x", (double)x[i], wire[i], h);
+            }
+            cr_assert_eq(report.nonfinite, nonfinite);
+            cr_assert_eq(report.clipped, clipped);
+            cr_assert_eq(dcomm_decode(codec, wire, bytes, y, N), DCOMM_OK);
+            for (int i = 0; i < N; i++) {
+                cr_assert_eq(y[i], half ? dcommi_f16_to_f32(wire[i]) : dcommi_bf16_to_f32(wire[i]));
+            }
+        }
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* ---- statistics ---- */
+
+/* The mean over many keys is the input, and the variance what the distance to both levels makes it.
+ */
+static void check_unbiased(const char *spec, int distribution, double random_bits_of, double levels)
+{
+    enum { N = 512 };
+    const int seeds = full() ? 100000 : 10000;
+    static float x[N], y[N];
+    static double sum[N], squares[N];
+    static unsigned char wire[4 * N];
+    dcomm_codec *codec = make(spec);
+    memset(sum, 0, sizeof sum);
+    memset(squares, 0, sizeof squares);
+    fill(x, N, distribution);
+    size_t bytes = 0;
+    for (int seed = 0; seed < seeds; seed++) {
+        dcomm_codec_key key = {.seed = (uint64_t)seed, .step = 1};
+        dcomm_encode(codec, x, N, &key, wire, sizeof wire, &bytes, NULL, NULL);
+        dcomm_decode(codec, wire, bytes, y, N);
+        for (int i = 0; i < N; i++) {
+            double error = (double)y[i] - (double)x[i];
+            sum[i] += error;
+            squares[i] += error * error;
+        }
+    }
+    float step;
+    memcpy(&step, wire + bytes - 4, 4);
+    double width = levels * (double)step, measured = 0, expected = 0;
+    for (int i = 0; i < N; i++) {
+        double place = ((double)x[i] + (levels == 2 ? (double)step : 0)) / width;
+        double p = place - floor(place);
+        double sigma = width * sqrt(p * (1 - p) / seeds);
+        double bias = fabs(sum[i] / seeds);
+        cr_assert(bias <= width * ldexp(1, -(int)random_bits_of - 1) + 4.5 * sigma + 1e-7 * width,
+                  "%s, element %d: %g is off by %g, sigma %g", spec, i, (double)x[i], bias, sigma);
+        measured += squares[i] / seeds;
+        expected += width * width * p * (1 - p);
+    }
+    cr_assert(fabs(measured - expected) <= 0.01 * expected, "%s: variance %g, not %g", spec,
+              measured, expected);
+    dcomm_codec_info info;
+    dcomm_codec_get_info(codec, N, &info);
+    double norm = 0;
+    for (int i = 0; i < N; i++) {
+        norm += (double)x[i] * (double)x[i];
+    }
+    cr_assert(measured <= info.omega * norm, "%s: %g of %g", spec, measured / norm, info.omega);
+    dcomm_codec_destroy(&codec);
+}
+
+Test(codec_dense, qsgd_is_unbiased_with_the_variance_of_its_levels, .timeout = 600)
+{
+    static const int kinds[] = {GAUSSIAN, LAPLACE, LOGNORMAL, SPARSE};
+    for (int k = 0; k < 4; k++) {
+        check_unbiased("qsgd:bits=8", kinds[k], 14, 1);
+        check_unbiased("qsgd:bits=4", kinds[k], 18, 1);
+        check_unbiased("qsgd:bits=2", kinds[k], 20, 1);
+        check_unbiased("qsgd:bits=1", kinds[k], 21, 2);
+    }
+    check_unbiased("qsgd:bits=4,norm=two", GAUSSIAN, 18, 1);
+    check_unbiased("qsgd:bits=8,norm=two", GAUSSIAN, 14, 1);
+    check_unbiased("tern", GAUSSIAN, 20, 1);
+}
+
+/* QSGD's bounds for the two norm, and the figures that docs/codecs.md gives for Gaussian data. */
+Test(codec_dense, qsgd_keeps_its_bounds)
+{
+    enum { N = 1 << 18 };
+    static float x[N], y[N];
+    static unsigned char wire[2 * N];
+    fill(x, N, GAUSSIAN);
+    const struct {
+        const char *spec;
+        double least, most;
+    } cases[] = {{"qsgd:bits=4,bucket=512,norm=two", 1.5, 1.65},
+                 {"qsgd:bits=4,bucket=512,norm=max", 0.03, 0.04},
+                 {"qsgd:bits=8,bucket=512,norm=max", 8e-5, 13e-5},
+                 {"sign", 0.35, 0.38},
+                 {"bf16", 1e-6, 4e-6},
+                 {"fp8", 4e-4, 9e-4}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        dcomm_codec *codec = make(cases[c].spec);
+        size_t bytes;
+        dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL);
+        dcomm_decode(codec, wire, bytes, y, N);
+        double error = 0, norm = 0;
+        for (int i = 0; i < N; i++) {
+            error += ((double)y[i] - (double)x[i]) * ((double)y[i] - (double)x[i]);
+            norm += (double)x[i] * (double)x[i];
+        }
+        cr_assert(error / norm >= cases[c].least && error / norm <= cases[c].most, "%s: NMSE %g",
+                  cases[c].spec, error / norm);
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* Casts and fp8 by chance: the mean over keys is the input, to what 10^4 keys can show. */
+Test(codec_dense, stochastic_casts_are_unbiased, .timeout = 600)
+{
+    enum { N = 256, SEEDS = 10000 };
+    static const char *const names[] = {"bf16:rounding=stochastic", "f16:rounding=stochastic",
+                                        "fp8:rounding=stochastic",
+                                        "fp8:type=e5m2,rounding=stochastic"};
+    static const int fraction[] = {7, 10, 3, 2};
+    static float x[N], y[N];
+    static unsigned char wire[4 * N];
+    for (int c = 0; c < 4; c++) {
+        dcomm_codec *codec = make(names[c]);
+        double sum[N] = {0};
+        size_t bytes = 0;
+        fill(x, N, GAUSSIAN);
+        for (int seed = 0; seed < SEEDS; seed++) {
+            dcomm_codec_key key = {.seed = (uint64_t)seed};
+            dcomm_encode(codec, x, N, &key, wire, sizeof wire, &bytes, NULL, NULL);
+            dcomm_decode(codec, wire, bytes, y, N);
+            for (int i = 0; i < N; i++) {
+                sum[i] += (double)y[i] - (double)x[i];
+            }
+        }
+        for (int i = 0; i < N; i++) {
+            /* the place that is rounded at is at most 2^-fraction of the number, or the smallest */
+            double width = fmax(fabs((double)x[i]) * ldexp(1, -fraction[c]),
+                                c >= 2 ? 4.0 / 448 / 64 : ldexp(1, -24));
+            cr_assert(fabs(sum[i] / SEEDS) <= width * (4.5 * 0.5 / 100 + 1e-4),
+                      "%s: %g is off by %g, places are %g", names[c], (double)x[i], sum[i] / SEEDS,
+                      width);
+        }
+        dcomm_codec_destroy(&codec);
+    }
+}
+
+/* |C(x) - x|^2 <= contraction |x|^2 for each bucket's worth of data, whatever it looks like. */
+Test(codec_dense, contractions_hold)
+{
+    enum { N = 512 };
+    static float x[N], y[N];
+    static unsigned char wire[4 * N];
+    for (int s = 0; s < SPECS; s++) {
+        dcomm_codec *codec = make(specs[s]);
+        dcomm_codec_info info;
+        size_t bytes;
+        dcomm_codec_get_info(codec, N, &info);
+        for (int round = 0; round < 700 && !isnan(info.contraction); round++) {
+            fill(x, N, round % 5);
+            dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL);
+            dcomm_decode(codec, wire, bytes, y, N);
+            double error = 0, norm = 0;
+            for (int i = 0; i < N; i++) {
+                error += ((double)y[i] - (double)x[i]) * ((double)y[i] - (double)x[i]);
+                norm += (double)x[i] * (double)x[i];
+            }
+            cr_assert(error <= info.contraction * norm * (1 + 1e-6) + 1e-12 * norm, "%s: %g of %g",
+                      specs[s], error / norm, info.contraction);
+        }
+        dcomm_codec_destroy(&codec);
+    }
+    /* sign is exact where all have one magnitude */
+    dcomm_codec *codec = make("sign");
+    size_t bytes;
+    fill(x, N, CONSTANT);
+    dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL);
+    dcomm_decode(codec, wire, bytes, y, N);
+    for (int i = 0; i < N; i++) {
+        cr_assert_float_eq(y[i], x[i], 1e-7);
+    }
+    dcomm_codec_destroy(&codec);
+}
+
+/* ---- malformed wires ---- */
+
+static void must_be_corrupt(const dcomm_codec *codec, const unsigned char *wire, size_t bytes,
+                            size_t count, const char *what)
+{
+    static float y[4096];
+    const void *wires[2] = {wire, wire};
+    size_t lengths[2] = {bytes, bytes};
+    cr_assert_eq(dcomm_decode(codec, wire, bytes, y, count), DCOMM_ERR_CORRUPT, "%s: %s",
+                 dcomm_codec_spec(codec), what);
+    cr_assert_eq(dcomm_decode_add(codec, wire, bytes, y, count), DCOMM_ERR_CORRUPT);
+    cr_assert_eq(dcomm_decode_sum(codec, wires, lengths, 2, y, count), DCOMM_ERR_CORRUPT, "%s: %s",
+                 dcomm_codec_spec(codec), what);
+}
+
+Test(codec_dense, what_no_encoder_writes_is_corrupt)
+{
+    static const char *const names[] = {"qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=2",  "qsgd:bits=1",
+                                        "sign",        "fp8",         "fp8:type=e5m2"};
+    static const float bad_steps[] = {-1, NAN, INFINITY, 1e-42f, 2e38f};
+    enum { N = 1337 };
+    static float x[N];
+    static unsigned char wire[2 * N], damaged[2 * N];
+    fill(x, N, GAUSSIAN);
+    for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
+        dcommi_isa_force(isa);
+        for (size_t c = 0; c < sizeof names / sizeof *names; c++) {
+            dcomm_codec *codec = make(names[c]);
+            size_t bytes;
+            dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL);
+            for (size_t b = 0; b < sizeof bad_steps / sizeof *bad_steps; b++) {
+                memcpy(damaged, wire, bytes);
+                memcpy(damaged + bytes - 4, &bad_steps[b], 4);
+                must_be_corrupt(codec, damaged, bytes, N, "step");
+            }
+            const unsigned bits = c < 3 ? 8u >> c : 0;
+            for (size_t at = 0; bits != 0 && at < (N * bits + 7) / 8; at += 1 + at / 5) {
+                memcpy(damaged, wire, bytes);
+                damaged[at] =
+                    (unsigned char)((damaged[at] & ~((1u << bits) - 1)) | 1u << (bits - 1));
+                must_be_corrupt(codec, damaged, bytes, N, "code");
+            }
+            /* padding behind the last code */
+            unsigned width = c < 5 ? (c == 4 ? 1u : 8u >> c) : 8u;
+            size_t used = (N * width + 7) / 8;
+            for (size_t at = used; at % 4 != 0; at++) {
+                memcpy(damaged, wire, bytes);
+                damaged[at] = 1;
+                must_be_corrupt(codec, damaged, bytes, N, "padding");
+            }
+            if (N * width % 8 != 0) {
+                memcpy(damaged, wire, bytes);
+                damaged[used - 1] |= 0x80;
+                must_be_corrupt(codec, damaged, bytes, N, "padding bits");
+            }
+            must_be_corrupt(codec, wire, bytes + 1, N, "length");
+            must_be_corrupt(codec, wire, bytes, N + 700, "count");
+            dcomm_codec_destroy(&codec);
+        }
+        const uint16_t infinite[2] = {0x7c00, 0x7f80};
+        for (int half = 0; half < 2; half++) {
+            dcomm_codec *codec = make(half == 0 ? "f16" : "bf16");
+            for (size_t at = 0; at < 300; at += 37) {
+                memset(damaged, 0, 600);
+                memcpy(damaged + 2 * at, &infinite[half], 2);
+                must_be_corrupt(codec, damaged, 600, 300, "infinity");
+            }
+            dcomm_codec_destroy(&codec);
+        }
+    }
+}
+
+/* More wires than are summed at once. */
+Test(codec_dense, sums_of_many_wires)
+{
+    enum { N = 900, WIRES = 130 };
+    static float x[N], sum[N], expected[N], y[N];
+    for (int s = 0; s < SPECS; s++) {
+        dcomm_codec *codec = make(specs[s]);
+        const size_t room = dcomm_codec_max_bytes(codec, N);
+        unsigned char *memory = malloc(room * WIRES);
+        const void *wires[WIRES];
+        size_t lengths[WIRES];
+        for (int w = 0; w < WIRES; w++) {
+            dcomm_codec_key key = {.rank = (uint32_t)w};
+            fill(x, N, GAUSSIAN);
+            wires[w] = memory + (size_t)w * room;
+            cr_assert_eq(dcomm_encode(codec, x, N, &key, memory + (size_t)w * room, room,
+                                      &lengths[w], NULL, NULL),
+                         DCOMM_OK);
+            dcomm_decode(codec, wires[w], lengths[w], y, N);
+            for (int i = 0; i < N; i++) {
+                expected[i] = w == 0 ? y[i] : expected[i] + y[i];
+            }
+        }
+        cr_assert_eq(dcomm_decode_sum(codec, wires, lengths, WIRES, sum, N), DCOMM_OK);
+        cr_assert_eq(memcmp(sum, expected, sizeof sum), 0, "%s", specs[s]);
+        free(memory);
+        dcomm_codec_destroy(&codec);
+    }
+}
