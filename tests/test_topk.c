@@ -472,6 +472,8 @@ Test(topk, damaged_wires)
             w.at[index + 1000] ^= 16;
         }
         cr_assert_eq(dcomm_decode(codec, w.at, w.bytes, y, n), DCOMM_OK);
+        memset(w.at + 4, 0xff, 4);
+        corrupt(codec, w.at, w.bytes, n, "a value is NaN");
         free(w.at);
         dcomm_codec_destroy(&codec);
     }
