@@ -18,7 +18,7 @@
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
 #define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
-#define DCOMMI_TOPK_STREAM ((size_t)1 << 20) /* elements from which `next` is streamed */
+#define DCOMMI_TOPK_STREAM ((size_t)1 << 17) /* elements from which `next` is streamed */
 
 typedef struct dcommi_topk {
     const float *x;

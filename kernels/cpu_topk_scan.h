@@ -173,7 +173,7 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
             at = _mm512_add_epi32(at, step);
         }
     }
-    for (; residual != NULL && n - i >= 64; i += 64) {
+    for (size_t stored = 0; residual != NULL && n - i >= 64;) {
         dcommi_topk_ahead(x + i, 64);
         dcommi_topk_ahead(residual + i, 64);
         __m512i b[4], key[4];
@@ -184,14 +184,29 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
         }
         __m512i most =
             _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
-        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
-            break;
-        }
-        for (int v = 0; v < 4; v++) {
+        bool wild = _mm512_cmpge_epi32_mask(most, infinite) != 0;
+        for (int v = 0; v < 4 && !wild; v++) {
             __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
-            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            if (!stream) {
+                _mm512_storeu_si512(next + i + 16 * v,
+                                    _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            }
             have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
             at = _mm512_add_epi32(at, step);
+        }
+        i += wild ? 0 : 64;
+        /* Streamed in runs of their own: other stores in between would break up the lines. */
+        if (stream && (wild || i - stored == 512 || n - i < 64)) {
+            for (; stored < i; stored += 16) {
+                __m512i sum = _mm512_castps_si512(
+                    _mm512_add_ps(_mm512_loadu_ps(x + stored), _mm512_loadu_ps(residual + stored)));
+                __mmask16 left = _mm512_cmplt_epi32_mask(_mm512_and_si512(sum, magnitude), limit);
+                _mm512_stream_si512((__m512i *)(void *)(next + stored),
+                                    _mm512_maskz_mov_epi32(left, sum));
+            }
+        }
+        if (DCOMMI_UNLIKELY(wild)) {
+            break;
         }
     }
     size_t more;
