@@ -1775,8 +1775,7 @@ static dcommi_isa dcommi_isa_best(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    bool f16c =
-        __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
     if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         return DCOMMI_ISA_AVX512;
@@ -2123,6 +2122,7 @@ DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint6
 
 #endif
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -2209,6 +2209,7 @@ DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
 
 /* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
  */
+#define DCOMMI_vport_MARKS 0 /* whether a code that does not exist becomes NaN */
 typedef struct dcommi_vport_table {
     float step;
     bool binary;
@@ -2392,12 +2393,32 @@ typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];
 } dcommi_vport_random;
 
-DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+/* In steps, so that a loop can put other work between the rounds: begin, ten rounds, end. */
+typedef struct dcommi_vport_philox {
+    const dcommi_rng *rng;
+    uint64_t group;
+} dcommi_vport_philox;
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_begin(const dcommi_rng *rng,
+                                                                  uint64_t group)
+{
+    dcommi_vport_philox s = {rng, group};
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_round(dcommi_vport_philox s,
+                                                                  const dcommi_rng *rng, unsigned i)
+{
+    (void)rng, (void)i;
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox_end(dcommi_vport_philox s)
 {
     dcommi_vport_random r;
     for (int i = 0; i < 8; i++) {
         uint32_t word[4];
-        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        dcommi_rng_block(s.rng, 8 * s.group + (unsigned)i, word);
         for (int j = 0; j < 4; j++) {
             r.word[j / 2].v[2 * i + j % 2] = word[j];
         }
@@ -2615,6 +2636,7 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
 }
 
 /* Code k of a line of `bits` bits each, times a step. */
+#define DCOMMI_v256_MARKS 0
 typedef struct dcommi_v256_table {
     float step;
     bool binary;
@@ -2771,34 +2793,48 @@ typedef struct dcommi_v256_random {
     dcommi_v256_i word[2];
 } dcommi_v256_random;
 
-/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
-DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
-                                                __m256i *first, __m256i *second)
+/* Two times four blocks in 64-bit lanes: see lanes_avx512.h. */
+typedef struct dcommi_v256_philox {
+    __m256i c0[2], c1[2], c2[2], c3[2];
+} dcommi_v256_philox;
+
+DCOMMI_v256_INLINE dcommi_v256_philox dcommi_v256_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
-    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
-    __m256i c0 =
-        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
-    __m256i c1 = _mm256_srli_epi64(c0, 32);
-    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
-    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
-        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
-                              _mm256_set1_epi64x(rng->key[2 * i]));
-        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
-                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
-        c1 = p1;
-        c3 = p0;
+    dcommi_v256_philox s;
+    for (int h = 0; h < 2; h++) {
+        s.c0[h] = _mm256_add_epi64(_mm256_set1_epi64x((long long)(8 * group) + 4 * h),
+                                   _mm256_set_epi64x(3, 2, 1, 0));
+        s.c1[h] = _mm256_srli_epi64(s.c0[h], 32);
+        s.c2[h] = _mm256_set1_epi64x(rng->high[0]);
+        s.c3[h] = _mm256_set1_epi64x(rng->high[1]);
     }
-    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
-    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+    return s;
 }
 
-DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+DCOMMI_v256_INLINE dcommi_v256_philox dcommi_v256_philox_round(dcommi_v256_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    for (int h = 0; h < 2; h++) {
+        __m256i p0 = _mm256_mul_epu32(_mm256_set1_epi64x(DCOMMI_PHILOX_M0), s.c0[h]);
+        __m256i p1 = _mm256_mul_epu32(_mm256_set1_epi64x(DCOMMI_PHILOX_M1), s.c2[h]);
+        s.c0[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), s.c1[h]),
+                                   _mm256_set1_epi32((int)rng->key[2 * i]));
+        s.c2[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), s.c3[h]),
+                                   _mm256_set1_epi32((int)rng->key[2 * i + 1]));
+        s.c1[h] = p1;
+        s.c3[h] = p0;
+    }
+    return s;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox_end(dcommi_v256_philox s)
 {
     dcommi_v256_random r;
-    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
-    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    r.word[0].lo = _mm256_blend_epi32(s.c0[0], _mm256_slli_epi64(s.c1[0], 32), 0xaa);
+    r.word[0].hi = _mm256_blend_epi32(s.c0[1], _mm256_slli_epi64(s.c1[1], 32), 0xaa);
+    r.word[1].lo = _mm256_blend_epi32(s.c2[0], _mm256_slli_epi64(s.c3[0], 32), 0xaa);
+    r.word[1].hi = _mm256_blend_epi32(s.c2[1], _mm256_slli_epi64(s.c3[1], 32), 0xaa);
     return r;
 }
 
@@ -2810,6 +2846,7 @@ DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, 
 
 
 #include <immintrin.h>
+#include <math.h>
 
 #define DCOMMI_v512_TARGET \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
@@ -2868,7 +2905,9 @@ DCOMMI_V512(h, to_f16, (__m512 a),
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
 
 /* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
- * lowest bits of each lane, so the table of shorter codes is repeated. */
+ * lowest bits of each lane, so the table of shorter codes is repeated. The lowest code, which no
+ * encoder writes, is a NaN. */
+#define DCOMMI_v512_MARKS 1
 typedef __m512 dcommi_v512_table;
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool binary)
@@ -2879,7 +2918,9 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
         level = _mm512_or_si512(level, _mm512_set1_epi32(1));
     }
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __mmask16 lowest = _mm512_cmpeq_epi32_mask(level, _mm512_set1_epi32(-(1 << (bits - 1))));
+    return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
@@ -2994,36 +3035,40 @@ typedef struct dcommi_v512_random {
 
 /* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
  * ones does not matter until the end. */
-DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+typedef struct dcommi_v512_philox {
+    __m512i c0, c1, c2, c3;
+} dcommi_v512_philox;
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
-    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
-    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
-                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    __m512i c1 = _mm512_srli_epi64(c0, 32);
-    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
-#define DCOMMI_V512_ROUND(i)                                                               \
-    {                                                                                      \
-        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);              \
-        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);     \
-        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96); \
-        c1 = p1;                                                                           \
-        c3 = p0;                                                                           \
-    }
-    DCOMMI_V512_ROUND(0)
-    DCOMMI_V512_ROUND(1)
-    DCOMMI_V512_ROUND(2)
-    DCOMMI_V512_ROUND(3)
-    DCOMMI_V512_ROUND(4)
-    DCOMMI_V512_ROUND(5)
-    DCOMMI_V512_ROUND(6)
-    DCOMMI_V512_ROUND(7)
-    DCOMMI_V512_ROUND(8)
-    DCOMMI_V512_ROUND(9)
-    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
-                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    dcommi_v512_philox s;
+    s.c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                            _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    s.c1 = _mm512_srli_epi64(s.c0, 32);
+    s.c2 = _mm512_set1_epi64(rng->high[0]);
+    s.c3 = _mm512_set1_epi64(rng->high[1]);
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_round(dcommi_v512_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    __m512i p0 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M0), s.c0);
+    __m512i p1 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M1), s.c2);
+    s.c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), s.c1,
+                                     _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);
+    s.c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), s.c3,
+                                     _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96);
+    s.c1 = p1;
+    s.c3 = p0;
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox_end(dcommi_v512_philox s)
+{
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(s.c0, 0xaaaa, _mm512_slli_epi64(s.c1, 32)),
+                             _mm512_mask_mov_epi32(s.c2, 0xaaaa, _mm512_slli_epi64(s.c3, 32))}};
     return r;
 }
 
@@ -3079,6 +3124,7 @@ typedef struct dcommi_codec_kernels {
 
 #define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_MARKS DCOMMI_vport_MARKS
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
 /* ==== kernels/codec_loops.h ================================================================ */
@@ -3129,6 +3175,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -3196,7 +3253,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -3207,17 +3266,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -3285,6 +3348,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -3397,6 +3463,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -3410,9 +3477,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -3442,6 +3509,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -3487,7 +3561,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8
@@ -3602,6 +3676,7 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 #undef DCOMMI_UNROLL_8
 
@@ -3613,6 +3688,7 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 
 #if defined(__x86_64__)
 #define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_MARKS DCOMMI_v256_MARKS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
 /* ==== kernels/codec_loops.h ================================================================ */
@@ -3663,6 +3739,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -3730,7 +3817,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -3741,17 +3830,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -3819,6 +3912,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -3931,6 +4027,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -3944,9 +4041,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -3976,6 +4073,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -4021,7 +4125,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8
@@ -4136,9 +4240,11 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 
 #define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_MARKS DCOMMI_v512_MARKS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
 /* ==== kernels/codec_loops.h ================================================================ */
@@ -4189,6 +4295,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -4256,7 +4373,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -4267,17 +4386,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -4345,6 +4468,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -4457,6 +4583,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -4470,9 +4597,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -4502,6 +4629,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -4547,7 +4681,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8
@@ -4662,6 +4796,7 @@ static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 #endif
 
@@ -5653,23 +5788,25 @@ static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
            (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
-/* With step D the error of an element is at most D (D/2 to nearest) and its variance D^2 p(1-p),
- * which is at most D^2/4, and at most D|x|. The largest element is a multiple of the step. max
- * norm: D = M/s, M = max|x|, and M <= |x|_2. Two norm: D = |x|_2/s: the paper's bounds. */
+/* An element that is f steps from the level below has the variance f(1-f) steps^2, which is at most
+ * f and at most 1/4. Two norm: with |x|_2 = s steps these are the paper's bounds. Max norm: one
+ * element is s steps long and exact; the worst that d-1 others can be, all at the same f < 1, gives
+ * (sqrt(1 + (d-1)/s^2) - 1) / 2. To nearest it is f = 1/2. One bit: levels at both ends alone. */
 static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     const dcommi_bucketing *as = &codec->bucketing;
     double d = (double)(count < as->bucket ? count : as->bucket);
     double s = (double)dcommi_format_most[as->format] / (1 + 0x1p-15); /* steps are rounded up */
+    double others = d > 1 ? (d - 1) / (s * s) : 0;
     info->granule = as->bucket;
-    if (as->stochastic) {
-        double by_count = as->format == DCOMMI_FORMAT_Q1 ? d : d / (4 * s * s);
-        double by_root = as->format == DCOMMI_FORMAT_Q1 ? d : sqrt(d) / s;
-        info->omega = by_count < by_root ? by_count : by_root;
+    if (as->stochastic && as->format == DCOMMI_FORMAT_Q1) {
+        info->omega = d;
+    } else if (as->stochastic && as->two_norm) {
+        info->omega = fmin(d / (4 * s * s), sqrt(d) / s);
+    } else if (as->stochastic) {
+        info->omega = (sqrt(1 + others) - 1) / 2 + 0x1p-13;
     } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
-        /* Elements below half a step become 0; others lose at most half a step. */
-        double bound = (d - 1) / (d - 1 + 4 * s * s);
-        info->contraction = bound > 0 ? bound : 0x1p-15;
+        info->contraction = others / (others + 4) + 0x1p-15;
     }
 }
 
@@ -35044,7 +35181,6 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_V256_PICK
 #undef DCOMMI_V256_ROL
 #undef DCOMMI_V512
-#undef DCOMMI_V512_ROUND
 #undef DCOMMI_VPORT
 #undef DCOMMI_WINDOW
 #undef DCOMMI_WIRE_LARGEST
@@ -35056,8 +35192,11 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_avx512_INLINE
 #undef DCOMMI_avx512_TARGET
 #undef DCOMMI_v256_INLINE
+#undef DCOMMI_v256_MARKS
 #undef DCOMMI_v256_TARGET
 #undef DCOMMI_v512_INLINE
+#undef DCOMMI_v512_MARKS
 #undef DCOMMI_v512_TARGET
 #undef DCOMMI_vport_INLINE
+#undef DCOMMI_vport_MARKS
 #undef DCOMMI_vport_TARGET

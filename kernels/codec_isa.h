@@ -60,11 +60,13 @@ typedef struct dcommi_codec_kernels {
 
 #define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_MARKS DCOMMI_vport_MARKS
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
 #include "codec_loops.h"
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 #undef DCOMMI_UNROLL_8
 
@@ -76,19 +78,23 @@ typedef struct dcommi_codec_kernels {
 
 #if defined(__x86_64__)
 #define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_MARKS DCOMMI_v256_MARKS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
 #include "codec_loops.h"
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 
 #define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_MARKS DCOMMI_v512_MARKS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
 #include "codec_loops.h"
 #undef DCOMMI_L
 #undef DCOMMI_LANE
+#undef DCOMMI_MARKS
 #undef DCOMMI_LOOP
 #endif
 

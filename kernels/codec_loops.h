@@ -45,6 +45,17 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
     return DCOMMI_L(sum_squares)(sum);
 }
 
+/* ---- random numbers of a group ---- */
+
+DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t group)
+{
+    DCOMMI_L(philox) s = DCOMMI_L(philox_begin)(rng, group);
+    for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        s = DCOMMI_L(philox_round)(s, rng, i);
+    }
+    return DCOMMI_L(philox_end)(s);
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -112,7 +123,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
+    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -123,17 +136,21 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         soon.word[0] = DCOMMI_L(load_i)(q->soon);
         soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
     } else if (!sign && stochastic) {
-        soon = DCOMMI_L(philox)(q->rng, q->group);
+        soon = DCOMMI_L(random_of)(rng, q->group);
     }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         const DCOMMI_L(random) random = soon;
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox)(q->rng, group + 1);
-        }
+        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
+            if (!sign && stochastic) { /* ten rounds among eight vectors */
+                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
+                if (k % 4 == 3) {
+                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
+                }
+            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -201,6 +218,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
             }
+        }
+        if (!sign && stochastic) {
+            soon = DCOMMI_L(philox_end)(rounds);
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
@@ -313,6 +333,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool stream = d->stream;
+    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
@@ -326,9 +347,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
         for (size_t w = 0; w < n; w++) {
             DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0) {
+            if (down == 0 && !marks) {
                 bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else {
+            } else if (down != 0) {
                 line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
             }
             if (w == 0) {
@@ -358,6 +379,13 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
+    /* A sum that is not finite is either too large or of a code that does not exist. */
+    for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
+        for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
+            bad =
+                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+        }
+    }
     return !DCOMMI_L(any)(bad);
 }
 
@@ -403,7 +431,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
         if (stochastic) {
-            random = DCOMMI_L(philox)(q->rng, group);
+            random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
         DCOMMI_UNROLL_8

@@ -22,8 +22,7 @@ static dcommi_isa dcommi_isa_best(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    bool f16c =
-        __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 && (c & bit_FMA) != 0;
     if (f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         return DCOMMI_ISA_AVX512;

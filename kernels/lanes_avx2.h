@@ -109,6 +109,7 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
 }
 
 /* Code k of a line of `bits` bits each, times a step. */
+#define DCOMMI_v256_MARKS 0
 typedef struct dcommi_v256_table {
     float step;
     bool binary;
@@ -265,34 +266,48 @@ typedef struct dcommi_v256_random {
     dcommi_v256_i word[2];
 } dcommi_v256_random;
 
-/* Four blocks in 64-bit lanes: see lanes_avx512.h. */
-DCOMMI_v256_INLINE void dcommi_v256_philox_half(const dcommi_rng *rng, uint64_t block,
-                                                __m256i *first, __m256i *second)
+/* Two times four blocks in 64-bit lanes: see lanes_avx512.h. */
+typedef struct dcommi_v256_philox {
+    __m256i c0[2], c1[2], c2[2], c3[2];
+} dcommi_v256_philox;
+
+DCOMMI_v256_INLINE dcommi_v256_philox dcommi_v256_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m256i m0 = _mm256_set1_epi64x(DCOMMI_PHILOX_M0);
-    const __m256i m1 = _mm256_set1_epi64x(DCOMMI_PHILOX_M1);
-    __m256i c0 =
-        _mm256_add_epi64(_mm256_set1_epi64x((long long)block), _mm256_set_epi64x(3, 2, 1, 0));
-    __m256i c1 = _mm256_srli_epi64(c0, 32);
-    __m256i c2 = _mm256_set1_epi64x(rng->high[0]), c3 = _mm256_set1_epi64x(rng->high[1]);
-    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        __m256i p0 = _mm256_mul_epu32(m0, c0), p1 = _mm256_mul_epu32(m1, c2);
-        c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
-                              _mm256_set1_epi64x(rng->key[2 * i]));
-        c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
-                              _mm256_set1_epi64x(rng->key[2 * i + 1]));
-        c1 = p1;
-        c3 = p0;
+    dcommi_v256_philox s;
+    for (int h = 0; h < 2; h++) {
+        s.c0[h] = _mm256_add_epi64(_mm256_set1_epi64x((long long)(8 * group) + 4 * h),
+                                   _mm256_set_epi64x(3, 2, 1, 0));
+        s.c1[h] = _mm256_srli_epi64(s.c0[h], 32);
+        s.c2[h] = _mm256_set1_epi64x(rng->high[0]);
+        s.c3[h] = _mm256_set1_epi64x(rng->high[1]);
     }
-    *first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
-    *second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+    return s;
 }
 
-DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox(const dcommi_rng *rng, uint64_t group)
+DCOMMI_v256_INLINE dcommi_v256_philox dcommi_v256_philox_round(dcommi_v256_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    for (int h = 0; h < 2; h++) {
+        __m256i p0 = _mm256_mul_epu32(_mm256_set1_epi64x(DCOMMI_PHILOX_M0), s.c0[h]);
+        __m256i p1 = _mm256_mul_epu32(_mm256_set1_epi64x(DCOMMI_PHILOX_M1), s.c2[h]);
+        s.c0[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), s.c1[h]),
+                                   _mm256_set1_epi32((int)rng->key[2 * i]));
+        s.c2[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), s.c3[h]),
+                                   _mm256_set1_epi32((int)rng->key[2 * i + 1]));
+        s.c1[h] = p1;
+        s.c3[h] = p0;
+    }
+    return s;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox_end(dcommi_v256_philox s)
 {
     dcommi_v256_random r;
-    dcommi_v256_philox_half(rng, 8 * group, &r.word[0].lo, &r.word[1].lo);
-    dcommi_v256_philox_half(rng, 8 * group + 4, &r.word[0].hi, &r.word[1].hi);
+    r.word[0].lo = _mm256_blend_epi32(s.c0[0], _mm256_slli_epi64(s.c1[0], 32), 0xaa);
+    r.word[0].hi = _mm256_blend_epi32(s.c0[1], _mm256_slli_epi64(s.c1[1], 32), 0xaa);
+    r.word[1].lo = _mm256_blend_epi32(s.c2[0], _mm256_slli_epi64(s.c3[0], 32), 0xaa);
+    r.word[1].hi = _mm256_blend_epi32(s.c2[1], _mm256_slli_epi64(s.c3[1], 32), 0xaa);
     return r;
 }
 

@@ -5,6 +5,7 @@
 #include "lanes_portable.h"
 
 #include <immintrin.h>
+#include <math.h>
 
 #define DCOMMI_v512_TARGET \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
@@ -63,7 +64,9 @@ DCOMMI_V512(h, to_f16, (__m512 a),
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
 
 /* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
- * lowest bits of each lane, so the table of shorter codes is repeated. */
+ * lowest bits of each lane, so the table of shorter codes is repeated. The lowest code, which no
+ * encoder writes, is a NaN. */
+#define DCOMMI_v512_MARKS 1
 typedef __m512 dcommi_v512_table;
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool binary)
@@ -74,7 +77,9 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
         level = _mm512_or_si512(level, _mm512_set1_epi32(1));
     }
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
+    __mmask16 lowest = _mm512_cmpeq_epi32_mask(level, _mm512_set1_epi32(-(1 << (bits - 1))));
+    return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
@@ -189,36 +194,40 @@ typedef struct dcommi_v512_random {
 
 /* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
  * ones does not matter until the end. */
-DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox(const dcommi_rng *rng, uint64_t group)
+typedef struct dcommi_v512_philox {
+    __m512i c0, c1, c2, c3;
+} dcommi_v512_philox;
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_begin(const dcommi_rng *rng,
+                                                               uint64_t group)
 {
-    const __m512i m0 = _mm512_set1_epi64(DCOMMI_PHILOX_M0);
-    const __m512i m1 = _mm512_set1_epi64(DCOMMI_PHILOX_M1);
-    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
-                                  _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    __m512i c1 = _mm512_srli_epi64(c0, 32);
-    __m512i c2 = _mm512_set1_epi64(rng->high[0]), c3 = _mm512_set1_epi64(rng->high[1]);
-#define DCOMMI_V512_ROUND(i)                                                               \
-    {                                                                                      \
-        __m512i p0 = _mm512_mul_epu32(m0, c0), p1 = _mm512_mul_epu32(m1, c2);              \
-        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);     \
-        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,                      \
-                                       _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96); \
-        c1 = p1;                                                                           \
-        c3 = p0;                                                                           \
-    }
-    DCOMMI_V512_ROUND(0)
-    DCOMMI_V512_ROUND(1)
-    DCOMMI_V512_ROUND(2)
-    DCOMMI_V512_ROUND(3)
-    DCOMMI_V512_ROUND(4)
-    DCOMMI_V512_ROUND(5)
-    DCOMMI_V512_ROUND(6)
-    DCOMMI_V512_ROUND(7)
-    DCOMMI_V512_ROUND(8)
-    DCOMMI_V512_ROUND(9)
-    dcommi_v512_random r = {{_mm512_mask_mov_epi32(c0, 0xaaaa, _mm512_slli_epi64(c1, 32)),
-                             _mm512_mask_mov_epi32(c2, 0xaaaa, _mm512_slli_epi64(c3, 32))}};
+    dcommi_v512_philox s;
+    s.c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)(8 * group)),
+                            _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    s.c1 = _mm512_srli_epi64(s.c0, 32);
+    s.c2 = _mm512_set1_epi64(rng->high[0]);
+    s.c3 = _mm512_set1_epi64(rng->high[1]);
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_philox dcommi_v512_philox_round(dcommi_v512_philox s,
+                                                               const dcommi_rng *rng, unsigned i)
+{
+    __m512i p0 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M0), s.c0);
+    __m512i p1 = _mm512_mul_epu32(_mm512_set1_epi64(DCOMMI_PHILOX_M1), s.c2);
+    s.c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), s.c1,
+                                     _mm512_set1_epi32((int)rng->key[2 * i]), 0x96);
+    s.c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), s.c3,
+                                     _mm512_set1_epi32((int)rng->key[2 * i + 1]), 0x96);
+    s.c1 = p1;
+    s.c3 = p0;
+    return s;
+}
+
+DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox_end(dcommi_v512_philox s)
+{
+    dcommi_v512_random r = {{_mm512_mask_mov_epi32(s.c0, 0xaaaa, _mm512_slli_epi64(s.c1, 32)),
+                             _mm512_mask_mov_epi32(s.c2, 0xaaaa, _mm512_slli_epi64(s.c3, 32))}};
     return r;
 }
 

@@ -7,6 +7,7 @@
 
 #include "rng.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -93,6 +94,7 @@ DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
 
 /* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
  */
+#define DCOMMI_vport_MARKS 0 /* whether a code that does not exist becomes NaN */
 typedef struct dcommi_vport_table {
     float step;
     bool binary;
@@ -276,12 +278,32 @@ typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];
 } dcommi_vport_random;
 
-DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox(const dcommi_rng *rng, uint64_t group)
+/* In steps, so that a loop can put other work between the rounds: begin, ten rounds, end. */
+typedef struct dcommi_vport_philox {
+    const dcommi_rng *rng;
+    uint64_t group;
+} dcommi_vport_philox;
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_begin(const dcommi_rng *rng,
+                                                                  uint64_t group)
+{
+    dcommi_vport_philox s = {rng, group};
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_philox dcommi_vport_philox_round(dcommi_vport_philox s,
+                                                                  const dcommi_rng *rng, unsigned i)
+{
+    (void)rng, (void)i;
+    return s;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox_end(dcommi_vport_philox s)
 {
     dcommi_vport_random r;
     for (int i = 0; i < 8; i++) {
         uint32_t word[4];
-        dcommi_rng_block(rng, 8 * group + (unsigned)i, word);
+        dcommi_rng_block(s.rng, 8 * s.group + (unsigned)i, word);
         for (int j = 0; j < 4; j++) {
             r.word[j / 2].v[2 * i + j % 2] = word[j];
         }

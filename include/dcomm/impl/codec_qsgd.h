@@ -55,23 +55,25 @@ static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
            (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
-/* With step D the error of an element is at most D (D/2 to nearest) and its variance D^2 p(1-p),
- * which is at most D^2/4, and at most D|x|. The largest element is a multiple of the step. max
- * norm: D = M/s, M = max|x|, and M <= |x|_2. Two norm: D = |x|_2/s: the paper's bounds. */
+/* An element that is f steps from the level below has the variance f(1-f) steps^2, which is at most
+ * f and at most 1/4. Two norm: with |x|_2 = s steps these are the paper's bounds. Max norm: one
+ * element is s steps long and exact; the worst that d-1 others can be, all at the same f < 1, gives
+ * (sqrt(1 + (d-1)/s^2) - 1) / 2. To nearest it is f = 1/2. One bit: levels at both ends alone. */
 static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     const dcommi_bucketing *as = &codec->bucketing;
     double d = (double)(count < as->bucket ? count : as->bucket);
     double s = (double)dcommi_format_most[as->format] / (1 + 0x1p-15); /* steps are rounded up */
+    double others = d > 1 ? (d - 1) / (s * s) : 0;
     info->granule = as->bucket;
-    if (as->stochastic) {
-        double by_count = as->format == DCOMMI_FORMAT_Q1 ? d : d / (4 * s * s);
-        double by_root = as->format == DCOMMI_FORMAT_Q1 ? d : sqrt(d) / s;
-        info->omega = by_count < by_root ? by_count : by_root;
+    if (as->stochastic && as->format == DCOMMI_FORMAT_Q1) {
+        info->omega = d;
+    } else if (as->stochastic && as->two_norm) {
+        info->omega = fmin(d / (4 * s * s), sqrt(d) / s);
+    } else if (as->stochastic) {
+        info->omega = (sqrt(1 + others) - 1) / 2 + 0x1p-13;
     } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
-        /* Elements below half a step become 0; others lose at most half a step. */
-        double bound = (d - 1) / (d - 1 + 4 * s * s);
-        info->contraction = bound > 0 ? bound : 0x1p-15;
+        info->contraction = others / (others + 4) + 0x1p-15;
     }
 }
 
