@@ -6433,6 +6433,82 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 }
 
 #endif
+/* ==== include/dcomm/impl/codec_read.h ====================================================== */
+/* codec_read.h - reading the input as codecs of thin matrices and of few values do: what is not
+ * finite is counted, and with a residual the sum is stored first. Also the check of f32 wires. */
+#ifndef DCOMMI_CODEC_READ_H
+#define DCOMMI_CODEC_READ_H
+
+
+enum { DCOMMI_READ_BLOCK = 1024, DCOMMI_READ_LINE = 16 };
+
+static void dcommi_read_one(dcommi_encoding *call, size_t i)
+{
+    bool adds = call->residual != NULL;
+    float x = call->x[i], sum = adds ? x + call->residual[i] : x;
+    if (dcommi_f32_nonfinite(x)) {
+        dcommi_codec_nonfinite(call, i);
+        sum = adds ? call->residual[i] : 0;
+    } else if (dcommi_f32_nonfinite(sum)) {
+        call->report.clipped++;
+        sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+    }
+    if (adds) {
+        call->next[i] = sum;
+    }
+}
+
+/* Count what is not finite. With a residual, next = x + residual, where such numbers count as 0. */
+static void dcommi_read_all(dcommi_encoding *call)
+{
+    const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
+    bool adds = call->residual != NULL;
+    for (size_t i = 0, n; i < call->count; i += n) {
+        size_t left = call->count - i;
+        n = left >= DCOMMI_READ_BLOCK ? DCOMMI_READ_BLOCK : left & ~(size_t)(DCOMMI_READ_LINE - 1);
+        if (n == 0 || kernels->measure(call->x + i, n, false) >= 0x7f800000u) {
+            n = n == 0 ? left : n;
+            for (size_t at = i; at < i + n; at++) {
+                dcommi_read_one(call, at);
+            }
+        } else if (adds && kernels->add_measure(call->x + i, call->residual + i, call->next + i, n,
+                                                false) >= 0x7f800000u) {
+            for (size_t at = i; at < i + n; at++) {
+                if (dcommi_f32_nonfinite(call->next[at])) { /* the sum of two large numbers */
+                    call->report.clipped++;
+                    call->next[at] = dcommi_f32_from_bits(dcommi_f32_bits(call->next[at]) - 1);
+                }
+            }
+        }
+    }
+}
+
+/* Count what is not finite, and nothing else. */
+static void dcommi_read_count(dcommi_encoding *call)
+{
+    dcommi_encoding plain = *call;
+    plain.residual = NULL;
+    dcommi_read_all(&plain);
+    call->report = plain.report;
+}
+
+/* n numbers of a wire, aligned or not: without nonfinite=pass they are finite. */
+static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *values, size_t n)
+{
+    uint32_t odd = 0; /* its highest bit: whether one is not */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const char *)values + 4 * i, 4);
+        odd |= (bits & 0x7fffffffu) + 0x00800000u;
+    }
+    return odd >> 31 == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_CORRUPT,
+                             "%s: a number that is not finite, without nonfinite=pass",
+                             codec->ops->name);
+}
+
+#endif
 /* ==== kernels/cpu_topk.h =================================================================== */
 /* cpu_topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
  *
@@ -6470,16 +6546,18 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 #define DCOMMI_TOPK_AHEAD 3072
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
- * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
+ * may be stored past the caches, which ends with dcommi_topk_settle. */
 typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
                                       uint32_t first, uint32_t threshold, uint32_t *bits,
-                                      uint32_t *index, size_t have, size_t *done);
+                                      uint32_t *index, size_t have, bool stream, size_t *done);
 
 static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
                                     uint32_t first, uint32_t threshold, uint32_t *bits,
-                                    uint32_t *index, size_t have, size_t *done)
+                                    uint32_t *index, size_t have, bool stream, size_t *done)
 {
     size_t i = 0;
+    (void)stream;
     if (residual == NULL) {
         for (; i < n; i++) {
             uint32_t b = dcommi_f32_bits(x[i]);
@@ -6534,7 +6612,8 @@ DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
 DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
                                                        float *next, size_t n, uint32_t first,
                                                        uint32_t threshold, uint32_t *bits,
-                                                       uint32_t *index, size_t have, size_t *done)
+                                                       uint32_t *index, size_t have, bool stream,
+                                                       size_t *done)
 {
     const __m256i below = _mm256_set1_epi32((int)threshold - 1);
     const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
@@ -6577,7 +6656,7 @@ DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     size_t more;
     have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
                                  next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
+                                 threshold, bits, index, have, stream, &more);
     *done = i + more;
     return have;
 }
@@ -6593,12 +6672,14 @@ DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m
 DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
                                                          float *next, size_t n, uint32_t first,
                                                          uint32_t threshold, uint32_t *bits,
-                                                         uint32_t *index, size_t have, size_t *done)
+                                                         uint32_t *index, size_t have, bool stream,
+                                                         size_t *done)
 {
     const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
     const __m512i limit = _mm512_set1_epi32((int)threshold);
     const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
     const __m512i step = _mm512_set1_epi32(16);
+    stream = stream && (uintptr_t)next % sizeof(__m512i) == 0;
     __m512i at =
         _mm512_add_epi32(_mm512_set1_epi32((int)first),
                          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -6612,7 +6693,7 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
             at = _mm512_add_epi32(at, step);
         }
     }
-    for (; residual != NULL && n - i >= 64; i += 64) {
+    for (size_t stored = 0; residual != NULL && n - i >= 64;) {
         dcommi_topk_ahead(x + i, 64);
         dcommi_topk_ahead(residual + i, 64);
         __m512i b[4], key[4];
@@ -6623,25 +6704,48 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
         }
         __m512i most =
             _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
-        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
-            break;
-        }
-        for (int v = 0; v < 4; v++) {
+        bool wild = _mm512_cmpge_epi32_mask(most, infinite) != 0;
+        for (int v = 0; v < 4 && !wild; v++) {
             __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
-            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            if (!stream) {
+                _mm512_storeu_si512(next + i + 16 * v,
+                                    _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            }
             have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
             at = _mm512_add_epi32(at, step);
+        }
+        i += wild ? 0 : 64;
+        /* Streamed in runs of their own: other stores in between would break up the lines. */
+        if (stream && (wild || i - stored == 512 || n - i < 64)) {
+            for (; stored < i; stored += 16) {
+                __m512i sum = _mm512_castps_si512(
+                    _mm512_add_ps(_mm512_loadu_ps(x + stored), _mm512_loadu_ps(residual + stored)));
+                __mmask16 left = _mm512_cmplt_epi32_mask(_mm512_and_si512(sum, magnitude), limit);
+                _mm512_stream_si512((__m512i *)(void *)(next + stored),
+                                    _mm512_maskz_mov_epi32(left, sum));
+            }
+        }
+        if (DCOMMI_UNLIKELY(wild)) {
+            break;
         }
     }
     size_t more;
     have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
                                  next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
+                                 threshold, bits, index, have, stream, &more);
     *done = i + more;
     return have;
 }
 
 #endif
+
+/* What was streamed is there for all later stores to see. */
+static inline void dcommi_topk_settle(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
 
 /* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
  * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
@@ -6742,6 +6846,7 @@ static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
 #define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
+#define DCOMMI_TOPK_STREAM ((size_t)1 << 17) /* elements from which `next` is streamed */
 
 typedef struct dcommi_topk {
     const float *x;
@@ -6891,6 +6996,8 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
     dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
     const float *x = again ? t->next : t->x;
     bool adds = t->residual != NULL && !again;
+    /* `next` in memory of its own would first be read from there. */
+    bool stream = adds && t->next != t->residual && t->count >= DCOMMI_TOPK_STREAM;
     size_t room = t->room - DCOMMI_TOPK_SLACK;
     t->have = 0;
     t->seen = 0;
@@ -6898,16 +7005,18 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
         size_t done;
         if (room - t->have < n) {
+            dcommi_topk_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
         }
         t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
-                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, stream, &done);
         i += done;
         if (done < n) {
             dcommi_topk_odd(t, i++, threshold);
         }
         t->seen = adds ? t->have : t->seen;
     }
+    dcommi_topk_settle();
     dcommi_topk_tame(t, threshold);
 }
 
@@ -7174,6 +7283,24 @@ typedef struct dcommi_topk_wire {
     float *decoded; /* by the inner codec; to be freed */
 } dcommi_topk_wire;
 
+/* Without nonfinite=pass they are finite. */
+static dcomm_status dcommi_topk_check_values(const dcomm_codec *codec, const unsigned char *values,
+                                             size_t kept, size_t count)
+{
+    if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        return dcommi_read_check(codec, values, kept);
+    }
+    uint32_t odd = 0, least = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16 ? 0x80 : 0x400;
+    for (size_t i = 0; i < kept; i++) {
+        uint16_t h;
+        memcpy(&h, values + 2 * i, 2);
+        odd |= (h & 0x7fffu) + least;
+    }
+    return (odd & 0x8000u) == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS
+               ? DCOMM_OK
+               : dcommi_topk_bad_wire(codec, "has one that is not finite", kept, count);
+}
+
 static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
                                      size_t count, dcommi_topk_wire *w)
 {
@@ -7201,7 +7328,7 @@ static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire,
     }
     dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
     if (codec->inner == NULL) {
-        return DCOMM_OK;
+        return dcommi_topk_check_values(codec, w->values, kept, count);
     }
     w->decoded = dcommi_alloc_raw(4 * kept);
     dcomm_status status = w->decoded == NULL
@@ -7381,9 +7508,10 @@ static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
 static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
-    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=pass",
+    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=%s",
              (int)codec->value[DCOMMI_TOPK_BITS], (int)codec->value[DCOMMI_TOPK_BUCKET],
-             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest");
+             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest",
+             codec->nonfinite == DCOMMI_NONFINITE_PASS ? "pass" : "zero");
     return dcomm_codec_create(spec, &codec->inner);
 }
 
@@ -7496,23 +7624,42 @@ static float dcommi_randk_value(float x, float factor, size_t *clipped)
     return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
 }
 
-/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
-static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+static float dcommi_randk_take(dcommi_encoding *call, const dcommi_randk_walk *w, bool unbiased)
 {
-    for (uint64_t i = begin; i < end; i++) {
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
-            dcommi_codec_nonfinite(call, (size_t)i);
-            ++*wild;
-        }
+    bool adds = call->residual != NULL;
+    float x = adds ? call->next[w->index] : call->x[w->index];
+    x = dcommi_f32_nonfinite(x) ? 0 : x;
+    float value =
+        dcommi_randk_value(x, unbiased ? (float)(w->end - w->begin) : 1, &call->report.clipped);
+    if (adds) {
+        call->next[w->index] = x - value;
     }
-    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
-        float sum = call->x[i] + call->residual[i];
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
-            bool finite = !dcommi_f32_nonfinite(call->x[i]);
-            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
-            call->report.clipped += finite;
+    return value;
+}
+
+/* nonfinite=pass: a part with a number that is not finite is sent as NaN, and its residual stays;
+ * they are counted already. */
+static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encoding *call,
+                                        uint64_t seed, void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        bool odd = false;
+        for (uint64_t at = w.begin; at < w.end; at++) {
+            odd = odd || dcommi_f32_nonfinite(call->x[at]);
         }
-        call->next[i] = sum;
+        for (uint64_t at = w.begin; call->residual != NULL && at < w.end; at++) {
+            if (odd) {
+                call->next[at] = call->residual[at];
+            } else {
+                dcommi_read_one(call, (size_t)at);
+            }
+        }
+        float value =
+            odd ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : dcommi_randk_take(call, &w, unbiased);
+        memcpy((char *)values + 4 * i, &value, 4);
     }
 }
 
@@ -7521,39 +7668,19 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
                                 void *values)
 {
     bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
-    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        dcommi_read_count(call);
+        if (call->report.nonfinite > 0) {
+            dcommi_randk_gather_passing(codec, call, seed, values);
+            return;
+        }
+    }
+    dcommi_read_all(call);
     dcommi_randk_walk w =
         dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
-        size_t wild = 0;
-        if (pass) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                wild += dcommi_f32_nonfinite(call->x[at]);
-            }
-        }
-        if (wild > 0) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                if (dcommi_f32_nonfinite(call->x[at])) {
-                    dcommi_codec_nonfinite(call, (size_t)at);
-                }
-                if (call->residual != NULL) {
-                    call->next[at] = call->residual[at];
-                }
-            }
-            uint32_t nan = DCOMMI_F32_NAN;
-            memcpy((char *)values + 4 * i, &nan, 4);
-            continue;
-        }
-        dcommi_randk_part(call, w.begin, w.end, &wild);
-        float x = call->residual != NULL                   ? call->next[w.index]
-                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
-                                                           : call->x[w.index];
-        float value =
-            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        float value = dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
-        if (call->residual != NULL) {
-            call->next[w.index] = x - value;
-        }
     }
 }
 
@@ -7596,9 +7723,11 @@ static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wi
         return dcommi_codec_bad_length(codec, bytes, wanted, count);
     }
     dcommi_randk_head head;
+    size_t k = dcommi_randk_wanted(codec, count);
+    const char *values = (const char *)wire + DCOMMI_RANDK_HEAD;
+    DCOMMI_TRY(dcommi_read_check(codec, values, k));
     memcpy(&head, wire, sizeof head);
-    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
-                         dcommi_randk_wanted(codec, count), x, count, add);
+    dcommi_randk_scatter(head.seed, values, k, x, count, add);
     return DCOMM_OK;
 }
 
@@ -8112,35 +8241,10 @@ static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
     return 4 * dcommi_powersgd_q_count(&m);
 }
 
-/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
-static void dcommi_powersgd_read(dcommi_encoding *call)
-{
-    bool adds = call->residual != NULL;
-    for (size_t i = 0; i < call->count; i++) {
-        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
-            if (!dcommi_f32_nonfinite(x)) {
-                call->report.clipped++;
-                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
-            } else {
-                dcommi_codec_nonfinite(call, i);
-                sum = adds ? call->residual[i] : 0;
-            }
-        }
-        if (adds) {
-            call->next[i] = sum;
-        }
-    }
-}
-
 /* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
 static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
 {
-    for (size_t i = 0; i < call->count; i++) {
-        if (dcommi_f32_nonfinite(call->x[i])) {
-            dcommi_codec_nonfinite(call, i);
-        }
-    }
+    dcommi_read_count(call);
     if (call->report.nonfinite == 0) {
         return false;
     }
@@ -8175,7 +8279,7 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
                              dcommi_powersgd_poisoned(call, p_count + q_count))) {
         return DCOMM_OK;
     }
-    dcommi_powersgd_read(call);
+    dcommi_read_all(call);
     const float *x = call->residual != NULL ? call->next : call->x;
     if (call->state != NULL) {
         memcpy(q, call->state, 4 * q_count);
@@ -8206,6 +8310,7 @@ static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void 
     if (bytes != wanted) {
         return dcommi_codec_bad_length(codec, bytes, wanted, count);
     }
+    DCOMMI_TRY(dcommi_read_check(codec, wire, bytes / 4));
     const float *p = wire;
     float *copy = NULL;
     if ((uintptr_t)wire % sizeof(float) != 0) {
@@ -39161,6 +39266,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TOPK_OPTION_K
 #undef DCOMMI_TOPK_SAMPLE
 #undef DCOMMI_TOPK_SLACK
+#undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_CROWD_ROUNDS

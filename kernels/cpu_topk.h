@@ -18,6 +18,7 @@
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
 #define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
+#define DCOMMI_TOPK_STREAM ((size_t)1 << 17) /* elements from which `next` is streamed */
 
 typedef struct dcommi_topk {
     const float *x;
@@ -167,6 +168,8 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
     dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
     const float *x = again ? t->next : t->x;
     bool adds = t->residual != NULL && !again;
+    /* `next` in memory of its own would first be read from there. */
+    bool stream = adds && t->next != t->residual && t->count >= DCOMMI_TOPK_STREAM;
     size_t room = t->room - DCOMMI_TOPK_SLACK;
     t->have = 0;
     t->seen = 0;
@@ -174,16 +177,18 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
         size_t done;
         if (room - t->have < n) {
+            dcommi_topk_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
         }
         t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
-                       (uint32_t)i, threshold, t->bits, t->index, t->have, &done);
+                       (uint32_t)i, threshold, t->bits, t->index, t->have, stream, &done);
         i += done;
         if (done < n) {
             dcommi_topk_odd(t, i++, threshold);
         }
         t->seen = adds ? t->have : t->seen;
     }
+    dcommi_topk_settle();
     dcommi_topk_tame(t, threshold);
 }
 

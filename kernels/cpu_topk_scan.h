@@ -26,16 +26,18 @@
 #define DCOMMI_TOPK_AHEAD 3072
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
- * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. */
+ * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
+ * may be stored past the caches, which ends with dcommi_topk_settle. */
 typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
                                       uint32_t first, uint32_t threshold, uint32_t *bits,
-                                      uint32_t *index, size_t have, size_t *done);
+                                      uint32_t *index, size_t have, bool stream, size_t *done);
 
 static size_t dcommi_topk_scan_port(const float *x, const float *residual, float *next, size_t n,
                                     uint32_t first, uint32_t threshold, uint32_t *bits,
-                                    uint32_t *index, size_t have, size_t *done)
+                                    uint32_t *index, size_t have, bool stream, size_t *done)
 {
     size_t i = 0;
+    (void)stream;
     if (residual == NULL) {
         for (; i < n; i++) {
             uint32_t b = dcommi_f32_bits(x[i]);
@@ -90,7 +92,8 @@ DCOMMI_v256_INLINE uint32_t dcommi_topk_reach_avx2(__m256i v, __m256i below)
 DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const float *residual,
                                                        float *next, size_t n, uint32_t first,
                                                        uint32_t threshold, uint32_t *bits,
-                                                       uint32_t *index, size_t have, size_t *done)
+                                                       uint32_t *index, size_t have, bool stream,
+                                                       size_t *done)
 {
     const __m256i below = _mm256_set1_epi32((int)threshold - 1);
     const __m256i finite = _mm256_set1_epi32((int)DCOMMI_INF_BITS - 1);
@@ -133,7 +136,7 @@ DCOMMI_v256_TARGET static size_t dcommi_topk_scan_avx2(const float *x, const flo
     size_t more;
     have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
                                  next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
+                                 threshold, bits, index, have, stream, &more);
     *done = i + more;
     return have;
 }
@@ -149,12 +152,14 @@ DCOMMI_v512_INLINE size_t dcommi_topk_keep_avx512(__mmask16 mask, __m512i v, __m
 DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const float *residual,
                                                          float *next, size_t n, uint32_t first,
                                                          uint32_t threshold, uint32_t *bits,
-                                                         uint32_t *index, size_t have, size_t *done)
+                                                         uint32_t *index, size_t have, bool stream,
+                                                         size_t *done)
 {
     const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
     const __m512i limit = _mm512_set1_epi32((int)threshold);
     const __m512i infinite = _mm512_set1_epi32((int)DCOMMI_INF_BITS);
     const __m512i step = _mm512_set1_epi32(16);
+    stream = stream && (uintptr_t)next % sizeof(__m512i) == 0;
     __m512i at =
         _mm512_add_epi32(_mm512_set1_epi32((int)first),
                          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -168,7 +173,7 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
             at = _mm512_add_epi32(at, step);
         }
     }
-    for (; residual != NULL && n - i >= 64; i += 64) {
+    for (size_t stored = 0; residual != NULL && n - i >= 64;) {
         dcommi_topk_ahead(x + i, 64);
         dcommi_topk_ahead(residual + i, 64);
         __m512i b[4], key[4];
@@ -179,25 +184,48 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
         }
         __m512i most =
             _mm512_max_epi32(_mm512_max_epi32(key[0], key[1]), _mm512_max_epi32(key[2], key[3]));
-        if (DCOMMI_UNLIKELY(_mm512_cmpge_epi32_mask(most, infinite) != 0)) {
-            break;
-        }
-        for (int v = 0; v < 4; v++) {
+        bool wild = _mm512_cmpge_epi32_mask(most, infinite) != 0;
+        for (int v = 0; v < 4 && !wild; v++) {
             __mmask16 kept = _mm512_cmpge_epi32_mask(key[v], limit);
-            _mm512_storeu_si512(next + i + 16 * v, _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            if (!stream) {
+                _mm512_storeu_si512(next + i + 16 * v,
+                                    _mm512_maskz_mov_epi32((__mmask16)~kept, b[v]));
+            }
             have = dcommi_topk_keep_avx512(kept, b[v], at, bits, index, have);
             at = _mm512_add_epi32(at, step);
+        }
+        i += wild ? 0 : 64;
+        /* Streamed in runs of their own: other stores in between would break up the lines. */
+        if (stream && (wild || i - stored == 512 || n - i < 64)) {
+            for (; stored < i; stored += 16) {
+                __m512i sum = _mm512_castps_si512(
+                    _mm512_add_ps(_mm512_loadu_ps(x + stored), _mm512_loadu_ps(residual + stored)));
+                __mmask16 left = _mm512_cmplt_epi32_mask(_mm512_and_si512(sum, magnitude), limit);
+                _mm512_stream_si512((__m512i *)(void *)(next + stored),
+                                    _mm512_maskz_mov_epi32(left, sum));
+            }
+        }
+        if (DCOMMI_UNLIKELY(wild)) {
+            break;
         }
     }
     size_t more;
     have = dcommi_topk_scan_port(x + i, residual == NULL ? NULL : residual + i,
                                  next == NULL ? NULL : next + i, n - i, first + (uint32_t)i,
-                                 threshold, bits, index, have, &more);
+                                 threshold, bits, index, have, stream, &more);
     *done = i + more;
     return have;
 }
 
 #endif
+
+/* What was streamed is there for all later stores to see. */
+static inline void dcommi_topk_settle(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
 
 /* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
  * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many

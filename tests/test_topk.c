@@ -9,7 +9,7 @@
 
 enum { MOST = 150000 };
 
-static float x[MOST], residual[MOST], next[MOST], y[MOST], z[MOST];
+static _Alignas(64) float x[MOST], residual[MOST], next[MOST], y[MOST], z[MOST];
 static uint32_t order[MOST];
 static uint64_t state = 1;
 
@@ -153,7 +153,7 @@ Test(topk, any_threshold_gives_the_same)
 /* NaN and infinity with each policy, counted once, never left in a residual. */
 Test(topk, numbers_that_are_not_finite)
 {
-    enum { N = 20000, K = 300 };
+    enum { N = 140000, K = 2100 }; /* long enough to be streamed */
     static const uint32_t thresholds[] = {0, 0x3f800000u, 0x40400000u, DCOMMI_INF_BITS};
     size_t room = dcommi_topk_room(N, K);
     uint32_t *bits = malloc(4 * room), *index = malloc(4 * room);
@@ -472,6 +472,8 @@ Test(topk, damaged_wires)
             w.at[index + 1000] ^= 16;
         }
         cr_assert_eq(dcomm_decode(codec, w.at, w.bytes, y, n), DCOMM_OK);
+        memset(w.at + 4, 0xff, 4);
+        corrupt(codec, w.at, w.bytes, n, "a value is NaN");
         free(w.at);
         dcomm_codec_destroy(&codec);
     }

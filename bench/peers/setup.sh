@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # setup.sh [BUILD] - install the libraries that dcomm is compared with: from Debian Open MPI, MPICH and
-# Gloo, and what measures the emulated hosts' links; by pip into BUILD/peers/venv (build) Intel MPI and
-# oneCCL; from source into BUILD/peers/ucc UCC, of which UCC_SOURCE may name a Git repository that is
+# Gloo, and what measures the emulated hosts' links; by pip into BUILD/peers/venv (build) Intel MPI,
+# oneCCL and numpy; from source into BUILD/peers/ucc UCC, of which UCC_SOURCE may name a Git repository that is
 # at hand. Says what could not be had; exits with 1 if nothing could.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
 packages=(openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev g++ libucx-dev ucx-utils iproute2
     python3-venv git make autoconf automake libtool)
+# For topk.py; torch is larger than all else together, and is used where it is installed.
+python_packages=(numpy)
 # Later versions want a libfabric package that pip does not find; these bring their own.
 wheels=(impi-rt==2021.14.2 impi-devel==2021.14.2 oneccl-devel==2021.14.1)
 log=$(mktemp)
@@ -38,7 +40,7 @@ python=/usr/bin/python3
 if [ "$(uname -m)" != x86_64 ]; then
     echo "setup.sh: Intel MPI and oneCCL are for x86-64 only" >&2
 elif [ -x "$venv/bin/python" ] || $python -m venv "$venv" >"$log" 2>&1; then
-    for set in "${wheels[*]:0:2}" "${wheels[2]}"; do
+    for set in "${python_packages[@]}" "${wheels[*]:0:2}" "${wheels[2]}"; do
         # shellcheck disable=SC2086
         if "$venv/bin/python" -m pip install -q --disable-pip-version-check $set >"$log" 2>&1; then
             had=1

@@ -8,7 +8,7 @@
 #ifndef DCOMMI_CODEC_POWERSGD_H
 #define DCOMMI_CODEC_POWERSGD_H
 
-#include "codec.h"
+#include "codec_read.h"
 #include "../../../kernels/cpu_powersgd.h"
 #include "../../../kernels/rng.h"
 
@@ -129,35 +129,10 @@ static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
     return 4 * dcommi_powersgd_q_count(&m);
 }
 
-/* Count what is not finite; with a residual, next = x + residual, where such numbers count as 0. */
-static void dcommi_powersgd_read(dcommi_encoding *call)
-{
-    bool adds = call->residual != NULL;
-    for (size_t i = 0; i < call->count; i++) {
-        float x = call->x[i], sum = adds ? x + call->residual[i] : x;
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
-            if (!dcommi_f32_nonfinite(x)) {
-                call->report.clipped++;
-                sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
-            } else {
-                dcommi_codec_nonfinite(call, i);
-                sum = adds ? call->residual[i] : 0;
-            }
-        }
-        if (adds) {
-            call->next[i] = sum;
-        }
-    }
-}
-
 /* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
 static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
 {
-    for (size_t i = 0; i < call->count; i++) {
-        if (dcommi_f32_nonfinite(call->x[i])) {
-            dcommi_codec_nonfinite(call, i);
-        }
-    }
+    dcommi_read_count(call);
     if (call->report.nonfinite == 0) {
         return false;
     }
@@ -192,7 +167,7 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
                              dcommi_powersgd_poisoned(call, p_count + q_count))) {
         return DCOMM_OK;
     }
-    dcommi_powersgd_read(call);
+    dcommi_read_all(call);
     const float *x = call->residual != NULL ? call->next : call->x;
     if (call->state != NULL) {
         memcpy(q, call->state, 4 * q_count);
@@ -223,6 +198,7 @@ static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void 
     if (bytes != wanted) {
         return dcommi_codec_bad_length(codec, bytes, wanted, count);
     }
+    DCOMMI_TRY(dcommi_read_check(codec, wire, bytes / 4));
     const float *p = wire;
     float *copy = NULL;
     if ((uintptr_t)wire % sizeof(float) != 0) {

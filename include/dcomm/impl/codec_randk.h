@@ -9,7 +9,7 @@
 #ifndef DCOMMI_CODEC_RANDK_H
 #define DCOMMI_CODEC_RANDK_H
 
-#include "codec.h"
+#include "codec_read.h"
 #include "../../../kernels/rng.h"
 
 #include <math.h>
@@ -88,23 +88,42 @@ static float dcommi_randk_value(float x, float factor, size_t *clipped)
     return (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : value;
 }
 
-/* A part with feedback: next = x + residual, but what is not finite in x counts as 0. */
-static void dcommi_randk_part(dcommi_encoding *call, uint64_t begin, uint64_t end, size_t *wild)
+static float dcommi_randk_take(dcommi_encoding *call, const dcommi_randk_walk *w, bool unbiased)
 {
-    for (uint64_t i = begin; i < end; i++) {
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(call->x[i]))) {
-            dcommi_codec_nonfinite(call, (size_t)i);
-            ++*wild;
-        }
+    bool adds = call->residual != NULL;
+    float x = adds ? call->next[w->index] : call->x[w->index];
+    x = dcommi_f32_nonfinite(x) ? 0 : x;
+    float value =
+        dcommi_randk_value(x, unbiased ? (float)(w->end - w->begin) : 1, &call->report.clipped);
+    if (adds) {
+        call->next[w->index] = x - value;
     }
-    for (uint64_t i = begin; call->residual != NULL && i < end; i++) {
-        float sum = call->x[i] + call->residual[i];
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(sum))) {
-            bool finite = !dcommi_f32_nonfinite(call->x[i]);
-            sum = finite ? dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1) : call->residual[i];
-            call->report.clipped += finite;
+    return value;
+}
+
+/* nonfinite=pass: a part with a number that is not finite is sent as NaN, and its residual stays;
+ * they are counted already. */
+static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encoding *call,
+                                        uint64_t seed, void *values)
+{
+    bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
+    dcommi_randk_walk w =
+        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    for (size_t i = 0; dcommi_randk_next(&w); i++) {
+        bool odd = false;
+        for (uint64_t at = w.begin; at < w.end; at++) {
+            odd = odd || dcommi_f32_nonfinite(call->x[at]);
         }
-        call->next[i] = sum;
+        for (uint64_t at = w.begin; call->residual != NULL && at < w.end; at++) {
+            if (odd) {
+                call->next[at] = call->residual[at];
+            } else {
+                dcommi_read_one(call, (size_t)at);
+            }
+        }
+        float value =
+            odd ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : dcommi_randk_take(call, &w, unbiased);
+        memcpy((char *)values + 4 * i, &value, 4);
     }
 }
 
@@ -113,39 +132,19 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
                                 void *values)
 {
     bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
-    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        dcommi_read_count(call);
+        if (call->report.nonfinite > 0) {
+            dcommi_randk_gather_passing(codec, call, seed, values);
+            return;
+        }
+    }
+    dcommi_read_all(call);
     dcommi_randk_walk w =
         dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
-        size_t wild = 0;
-        if (pass) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                wild += dcommi_f32_nonfinite(call->x[at]);
-            }
-        }
-        if (wild > 0) {
-            for (uint64_t at = w.begin; at < w.end; at++) {
-                if (dcommi_f32_nonfinite(call->x[at])) {
-                    dcommi_codec_nonfinite(call, (size_t)at);
-                }
-                if (call->residual != NULL) {
-                    call->next[at] = call->residual[at];
-                }
-            }
-            uint32_t nan = DCOMMI_F32_NAN;
-            memcpy((char *)values + 4 * i, &nan, 4);
-            continue;
-        }
-        dcommi_randk_part(call, w.begin, w.end, &wild);
-        float x = call->residual != NULL                   ? call->next[w.index]
-                  : dcommi_f32_nonfinite(call->x[w.index]) ? 0
-                                                           : call->x[w.index];
-        float value =
-            dcommi_randk_value(x, unbiased ? (float)(w.end - w.begin) : 1, &call->report.clipped);
+        float value = dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
-        if (call->residual != NULL) {
-            call->next[w.index] = x - value;
-        }
     }
 }
 
@@ -188,9 +187,11 @@ static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wi
         return dcommi_codec_bad_length(codec, bytes, wanted, count);
     }
     dcommi_randk_head head;
+    size_t k = dcommi_randk_wanted(codec, count);
+    const char *values = (const char *)wire + DCOMMI_RANDK_HEAD;
+    DCOMMI_TRY(dcommi_read_check(codec, values, k));
     memcpy(&head, wire, sizeof head);
-    dcommi_randk_scatter(head.seed, (const char *)wire + DCOMMI_RANDK_HEAD,
-                         dcommi_randk_wanted(codec, count), x, count, add);
+    dcommi_randk_scatter(head.seed, values, k, x, count, add);
     return DCOMM_OK;
 }
 

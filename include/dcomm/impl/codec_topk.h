@@ -4,6 +4,7 @@
 #define DCOMMI_CODEC_TOPK_H
 
 #include "codec_sparse.h"
+#include "codec_read.h"
 #include "../../../kernels/cpu_topk.h"
 
 enum { DCOMMI_TOPK_CHUNK = 256 };
@@ -203,6 +204,24 @@ typedef struct dcommi_topk_wire {
     float *decoded; /* by the inner codec; to be freed */
 } dcommi_topk_wire;
 
+/* Without nonfinite=pass they are finite. */
+static dcomm_status dcommi_topk_check_values(const dcomm_codec *codec, const unsigned char *values,
+                                             size_t kept, size_t count)
+{
+    if (codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_F32) {
+        return dcommi_read_check(codec, values, kept);
+    }
+    uint32_t odd = 0, least = codec->value[DCOMMI_TOPK_VALUES] == DCOMMI_TOPK_BF16 ? 0x80 : 0x400;
+    for (size_t i = 0; i < kept; i++) {
+        uint16_t h;
+        memcpy(&h, values + 2 * i, 2);
+        odd |= (h & 0x7fffu) + least;
+    }
+    return (odd & 0x8000u) == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS
+               ? DCOMM_OK
+               : dcommi_topk_bad_wire(codec, "has one that is not finite", kept, count);
+}
+
 static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
                                      size_t count, dcommi_topk_wire *w)
 {
@@ -230,7 +249,7 @@ static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire,
     }
     dcommi_sparse_open(&w->reader, w->values + value_bytes, kept, count);
     if (codec->inner == NULL) {
-        return DCOMM_OK;
+        return dcommi_topk_check_values(codec, w->values, kept, count);
     }
     w->decoded = dcommi_alloc_raw(4 * kept);
     dcomm_status status = w->decoded == NULL
@@ -410,9 +429,10 @@ static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
 static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
-    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=pass",
+    snprintf(spec, sizeof spec, "qsgd:bits=%d,bucket=%d,rounding=%s,nonfinite=%s",
              (int)codec->value[DCOMMI_TOPK_BITS], (int)codec->value[DCOMMI_TOPK_BUCKET],
-             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest");
+             codec->value[DCOMMI_TOPK_ROUNDING] == 0 ? "stochastic" : "nearest",
+             codec->nonfinite == DCOMMI_NONFINITE_PASS ? "pass" : "zero");
     return dcomm_codec_create(spec, &codec->inner);
 }
 
