@@ -11,7 +11,9 @@ typedef struct options {
     int steps, batch, seq, dim, layers, heads;
     float rate;
     int seed;
-    const char *algo; /* NULL: the library chooses */
+    const char *algo;     /* NULL: the library chooses */
+    const char *codec;    /* NULL: exact */
+    const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
     const char *json;
     int log_every, sample;
