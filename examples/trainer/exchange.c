@@ -17,7 +17,10 @@ static dcomm_status open_part(exchange_part *part, const options *o, const char 
     }
     dcomm_status status = dcomm_codec_create(spec, &part->codec);
     if (status == DCOMM_OK && o->feedback != NULL) {
-        dcomm_feedback_opts opts = {.variant =
+        /* Adam has momentum; DGC's own would come on top of it. */
+        dcomm_feedback_opts opts = {.momentum = -1,
+                                    .warmup_steps = (uint64_t)o->warmup,
+                                    .variant =
                                         strcmp(o->feedback, "ef21") == 0  ? DCOMM_FEEDBACK_EF21
                                         : strcmp(o->feedback, "dgc") == 0 ? DCOMM_FEEDBACK_DGC
                                                                           : DCOMM_FEEDBACK_CLASSIC,

@@ -27,6 +27,7 @@ static void help(void)
         "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
         "  --codec SPEC     sum gradients through this codec (qsgd:bits=4, topk:k=0.01, ...)\n"
         "  --feedback F     error feedback: none, classic, ef21, dgc (none)\n"
+        "  --warmup N       dgc: steps in which more than the codec's k is sent (0)\n"
         "  --deterministic  sum gradients in rank order\n"
         "  --log-every N    steps between lines of output (25)\n"
         "  --sample N       characters to write at the end (300)\n"
@@ -93,6 +94,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         ALGO,
         CODEC,
         FEEDBACK,
+        WARMUP,
         DETERMINISTIC,
         LOG,
         SAMPLE,
@@ -115,6 +117,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"algo", required_argument, NULL, ALGO},
         {"codec", required_argument, NULL, CODEC},
         {"feedback", required_argument, NULL, FEEDBACK},
+        {"warmup", required_argument, NULL, WARMUP},
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"log-every", required_argument, NULL, LOG},
         {"sample", required_argument, NULL, SAMPLE},
@@ -178,6 +181,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
             good = strcmp(optarg, "none") == 0 || strcmp(optarg, "classic") == 0 ||
                    strcmp(optarg, "ef21") == 0 || strcmp(optarg, "dgc") == 0;
             o->feedback = strcmp(optarg, "none") != 0 ? optarg : NULL;
+            break;
+        case WARMUP:
+            good = parse_int(optarg, 0, 1000000, &o->warmup);
             break;
         case DETERMINISTIC:
             o->deterministic = true;

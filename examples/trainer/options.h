@@ -16,6 +16,7 @@ typedef struct options {
     const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
     const char *json;
+    int warmup; /* of dgc, steps */
     int log_every, sample;
     const char *dump; /* directory for gradients; NULL: none */
     int dump_steps;
