@@ -18,6 +18,7 @@ typedef struct arguments {
     int nranks; /* 0: not given */
     enum run_bind bind;
     bool explain;
+    const char *codec; /* NULL: exact */
     dcomm_coll coll;
     size_t bytes;
 } arguments;
@@ -32,6 +33,7 @@ typedef struct report {
     dcomm_alternative rows[32];
     int nrows;
     size_t count;
+    dcomm_verdict verdict; /* of --codec; text "": none */
 } report;
 
 static const char usage[] =
@@ -48,6 +50,9 @@ static const char usage[] =
     "  --explain OP BYTES     the algorithm that OP would run, and the others that it has; BYTES "
     "of\n"
     "                         float elements as dcomm-perf counts them, with K, M or G\n"
+    "  --codec SPEC           with --explain allreduce, in a job: whether this codec is worth it, "
+    "and\n"
+    "                         the compressed algorithms\n"
     "  --json FILE            write the same as JSON (\"-\": standard output, and nothing else)\n"
     "  --help                 this text\n"
     "\n"
@@ -105,10 +110,11 @@ static bool parse_bytes(const char *text, size_t *bytes)
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, arguments *a)
 {
-    enum { XML = 256, BIND, EXPLAIN, JSON };
-    static const struct option options[] = {{"xml", 1, NULL, XML},         {"bind", 1, NULL, BIND},
-                                            {"explain", 1, NULL, EXPLAIN}, {"json", 1, NULL, JSON},
-                                            {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0}};
+    enum { XML = 256, BIND, EXPLAIN, CODEC, JSON };
+    static const struct option options[] = {
+        {"xml", 1, NULL, XML},     {"bind", 1, NULL, BIND}, {"explain", 1, NULL, EXPLAIN},
+        {"codec", 1, NULL, CODEC}, {"json", 1, NULL, JSON}, {"help", 0, NULL, 'h'},
+        {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
         bool good = true;
@@ -132,6 +138,9 @@ static int parse(int argc, char **argv, arguments *a)
                 return refuse("no number of bytes behind --explain", optarg);
             }
             a->explain = true;
+            break;
+        case CODEC:
+            a->codec = optarg;
             break;
         case JSON:
             a->json = optarg;
@@ -224,11 +233,19 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
 {
     r->count = explain_count(r->a, r->view.n);
     int most = (int)(sizeof r->rows / sizeof *r->rows);
-    dcomm_status status = comm != NULL
-                              ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM,
-                                                  NULL, r->rows, most, &r->nrows)
+    dcomm_codec *codec = NULL;
+    dcomm_status status = r->a->codec != NULL ? dcomm_codec_create(r->a->codec, &codec) : DCOMM_OK;
+    dcomm_coll_opts opts = {.codec = codec};
+    if (status >= 0) {
+        status = comm != NULL ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM,
+                                                  &opts, r->rows, most, &r->nrows)
                               : dcomm_explain_on(NULL, r->view.n, NULL, r->a->coll, r->count,
-                                                 DCOMM_F32, NULL, r->rows, most, &r->nrows);
+                                                 DCOMM_F32, &opts, r->rows, most, &r->nrows);
+    }
+    if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
+        status = dcomm_codec_verdict(comm, codec, r->count, &r->verdict);
+    }
+    dcomm_codec_destroy(&codec);
     r->nrows = r->nrows < most ? r->nrows : most;
     for (int i = 0; i < r->nrows; i++) {
         r->algo = r->rows[i].chosen ? r->rows[i].algo : r->algo;
@@ -247,6 +264,9 @@ static void explain_print(const report *r)
             snprintf(price, sizeof price, "%.2f us", 1e6 * row->seconds);
         }
         printf("%c %-18s %14s  %s\n", row->chosen ? '*' : ' ', row->algo, price, row->why);
+    }
+    if (r->verdict.text[0] != 0) {
+        printf("%s\n", r->verdict.text);
     }
 }
 
@@ -271,6 +291,9 @@ static void explain_json(perf_json *j, const report *r)
         perf_json_close(j, '}');
     }
     perf_json_close(j, ']');
+    if (r->verdict.text[0] != 0) {
+        perf_json_text(j, "verdict", r->verdict.text);
+    }
     perf_json_close(j, '}');
 }
 

@@ -743,6 +743,7 @@ struct dcomm_plan {
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
      * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode;
+    bool codec_linear;                    /* encodings are folded before they are decoded */
     int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
     int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
@@ -1418,6 +1419,24 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
+
+/* Whether compression is worth it for an all-reduce of f32. */
+typedef struct dcomm_verdict {
+    bool worth;                            /* it is faster than an all-reduce of as many bf16 */
+    const char *algo;                      /* the compressed algorithm that would run */
+    double seconds;                        /* by the model, with the codec's times as measured */
+    double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core */
+    double bits;                           /* measured: on the wire per element of an encoding */
+    char text[640];                        /* all of it in a sentence */
+} dcomm_verdict;
+
+/* Measure a codec on at most 2^20 made-up numbers, price the all-reduce of `count` f32 with it on
+ * comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so do not
+ * act on it unless all ranks act on the same rank's.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *verdict);
 
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
@@ -6205,6 +6224,82 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
 
 #endif
 
+/* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
+ * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
+ * stay. */
+typedef size_t (*dcommi_topk_filter_fn)(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                        size_t equal, float *next);
+
+static size_t dcommi_topk_filter_from(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                      size_t equal, float *next, size_t i, size_t to)
+{
+    for (; i < n; i++) {
+        uint32_t b = bits[i], at = index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        bits[to] = b;
+        index[to] = at;
+        to += keep;
+        if (!keep && next != NULL && key < DCOMMI_INF_BITS) {
+            next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    return to;
+}
+
+static size_t dcommi_topk_filter_port(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                      size_t equal, float *next)
+{
+    return dcommi_topk_filter_from(bits, index, n, kth, equal, next, 0, 0);
+}
+
+#if defined(__x86_64__)
+
+DCOMMI_v512_TARGET static size_t dcommi_topk_filter_avx512(uint32_t *bits, uint32_t *index,
+                                                           size_t n, uint32_t kth, size_t equal,
+                                                           float *next)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)kth);
+    size_t i = 0, to = 0;
+    for (; n - i >= 16; i += 16) {
+        __m512i b = _mm512_loadu_si512(bits + i);
+        __m512i at = _mm512_loadu_si512(index + i);
+        __m512i key = _mm512_and_si512(b, magnitude);
+        __mmask16 keep = _mm512_cmpgt_epi32_mask(key, limit);
+        uint32_t tie = _mm512_cmpeq_epi32_mask(key, limit);
+        for (; tie != 0 && equal > 0; tie &= tie - 1, equal--) {
+            keep = (__mmask16)(keep | (tie & (0 - tie)));
+        }
+        if (next != NULL) {
+            for (uint32_t drop = (uint16_t)~keep; drop != 0; drop &= drop - 1) {
+                size_t lane = i + (unsigned)__builtin_ctz(drop);
+                if ((bits[lane] & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+                    next[index[lane]] = dcommi_f32_from_bits(bits[lane]);
+                }
+            }
+        }
+        _mm512_storeu_si512(bits + to, _mm512_maskz_compress_epi32(keep, b));
+        _mm512_storeu_si512(index + to, _mm512_maskz_compress_epi32(keep, at));
+        to += (size_t)__builtin_popcount(keep);
+    }
+    return dcommi_topk_filter_from(bits, index, n, kth, equal, next, i, to);
+}
+
+#endif
+
+static dcommi_topk_filter_fn dcommi_topk_filter_get(void)
+{
+#if defined(__x86_64__)
+    if (dcommi_isa_get() == DCOMMI_ISA_AVX512) {
+        return dcommi_topk_filter_avx512;
+    }
+#endif
+    return dcommi_topk_filter_port;
+}
+
 static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
 {
     switch (dcommi_isa_get()) {
@@ -6253,34 +6348,46 @@ static size_t dcommi_topk_room(size_t count, size_t k)
     return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
 }
 
-/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
-static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
+/* The k-th largest magnitude of n, 1 <= k <= n, none below `low`; *equal_p: how many equal to it
+ * are among the k. Digit by digit: how many fall into each of the bins of 2^shift, the last open
+ * above, and then only those of the bin that the k-th is in, which soon are few. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, uint32_t low,
+                                size_t *equal_p)
 {
-    uint32_t low = DCOMMI_ABS_BITS, high = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
-        low = key < low ? key : low;
-        high = key > high ? key : high;
-    }
+    uint32_t few[DCOMMI_TOPK_BLOCK + 1];
+    uint32_t high = DCOMMI_ABS_BITS;
+    /* Fine bins at once where a threshold says that the k-th is not far above it. */
+    unsigned shift = low < DCOMMI_NORMAL_BITS ? 20 : 13;
     while (low < high) {
         uint32_t bin[DCOMMI_TOPK_BINS] = {0};
-        unsigned shift = 0;
-        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
-            shift++;
-        }
+        const uint32_t last = DCOMMI_TOPK_BINS - 1;
         for (size_t i = 0; i < n; i++) {
             uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
             if (above <= high - low) {
-                bin[above >> shift]++;
+                above >>= shift;
+                bin[above < last ? above : last]++;
             }
         }
-        uint32_t b = (high - low) >> shift;
+        uint32_t b = last;
         for (; bin[b] < k; b--) {
             k -= bin[b];
         }
-        uint32_t past = ((uint32_t)1 << shift) - 1;
+        uint32_t past = b < last ? ((uint32_t)1 << shift) - 1 : UINT32_MAX;
         low += b << shift;
         high = high - low > past ? low + past : high;
+        for (shift = 0; (high - low) >> shift >= DCOMMI_TOPK_BINS;) {
+            shift++;
+        }
+        if (bin[b] <= DCOMMI_TOPK_BLOCK && n > DCOMMI_TOPK_BLOCK) {
+            size_t found = 0;
+            for (size_t i = 0; found < bin[b]; i++) {
+                uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+                few[found] = key;
+                found += key - low <= high - low;
+            }
+            bits = few;
+            n = found;
+        }
     }
     *equal_p = k;
     return low;
@@ -6296,12 +6403,11 @@ static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
 /* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
 static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
 {
-    uint32_t most = 0;
+    uint32_t odd = 0; /* its highest bit: whether there is one */
     for (size_t i = t->seen; i < t->have; i++) {
-        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
-        most = key > most ? key : most;
+        odd |= (t->bits[i] & DCOMMI_ABS_BITS) + DCOMMI_NORMAL_BITS;
     }
-    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
+    size_t to = odd >> 31 == 0 ? t->have : t->seen;
     for (size_t i = to; i < t->have; i++) {
         uint32_t b = t->bits[i];
         bool keep = true;
@@ -6327,21 +6433,13 @@ static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
     if (t->have <= k) {
         return threshold;
     }
-    size_t equal = 0, to = 0;
-    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
-    for (size_t i = 0; i < t->have; i++) {
-        uint32_t b = t->bits[i], at = t->index[i];
-        uint32_t key = b & DCOMMI_ABS_BITS;
-        bool tie = key == kth && equal > 0;
-        bool keep = key > kth || tie;
-        equal -= tie;
-        t->bits[to] = b;
-        t->index[to] = at;
-        to += keep;
-        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
-            t->next[at] = dcommi_f32_from_bits(b);
-        }
+    size_t equal = 0;
+    uint32_t kth = DCOMMI_ABS_BITS;
+    if (k > 0) { /* what was kept earlier may equal the threshold less one */
+        kth = dcommi_topk_kth(t->bits, t->have, k, threshold > 0 ? threshold - 1 : 0, &equal);
     }
+    size_t to = dcommi_topk_filter_get()(t->bits, t->index, t->have, kth, equal,
+                                         t->residual != NULL ? t->next : NULL);
     t->have = to;
     t->seen = to;
     return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
@@ -6426,7 +6524,7 @@ static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
         return 0;
     }
     size_t equal;
-    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, 0, &equal);
     return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
 }
 
@@ -6603,11 +6701,7 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
     }
     DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
     for (size_t i = 0; i < t->have; i++) {
-        if (!dcommi_f32_nonfinite(sum[i])) {
-            size_t at = t->index[i];
-            /* A number that is passed on may have taken its neighbours with it. */
-            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
-        }
+        call->next[t->index[i]] = sum[i] - sent[i];
     }
     return DCOMM_OK;
 }
@@ -6810,8 +6904,11 @@ static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec
 
 static unsigned dcommi_topk_traits(const dcomm_codec *codec)
 {
-    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
-           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
+    /* A number that an inner codec passes on takes its neighbours with it, whose residuals must
+     * then be what they were: that is left to the library. */
+    bool fused = codec->inner == NULL || codec->nonfinite != DCOMMI_NONFINITE_PASS;
+    return DCOMMI_CODEC_SPARSE | (fused ? DCOMMI_CODEC_FEEDBACK : 0u) |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0u);
 }
 
 #define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
@@ -8579,7 +8676,8 @@ struct dcomm_feedback {
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
-    float *gathered;                 /* e of a linear codec */
+    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
+    float *gathered;  /* e of a linear codec */
     size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
@@ -8865,6 +8963,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->gathered);
+    dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
@@ -9528,6 +9627,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
+        dcommi_free(fb->remembered);
+        fb->remembered = NULL;
     }
     fb->stale = false;
     if (lost_p != NULL) {
@@ -11085,6 +11186,8 @@ typedef struct dcommi_coding {
     uint64_t hash;   /* of the codec with all its options */
     int64_t granule; /* elements, at whose multiples pieces had best begin */
     bool whole;      /* encode as much as possible at once */
+    int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
+    int64_t part[3]; /* bytes: where they begin, and where the last one ends */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
 } dcommi_coding;
@@ -12787,6 +12890,7 @@ typedef struct dcommi_check_frame {
     const int *ranks;                 /* rank of the plan -> rank of the run */
     int rank;
     int64_t tag, counter, slot; /* added to the plan's own */
+    bool linear;                /* encodings may be folded */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
     uint32_t lanes_left;
@@ -13424,7 +13528,8 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      dcommi_check_value *out)
 {
     bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
-    if (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED) {
+    if (!op->lane->frame->linear &&
+        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
         return dcommi_check_refuse(c, op, "folds encoded bytes");
     }
     bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;
@@ -14331,6 +14436,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->caller = lane;
     f->ranks = ranks;
     f->rank = outer->rank;
+    f->linear = outer->linear || sub->codec_linear;
     f->tag = outer->tag + tag;
     f->counter = outer->counter + counter;
     f->slot = outer->slot + slot;
@@ -14871,6 +14977,7 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         f->plan = p;
         f->ranks = c->identity;
         f->rank = i;
+        f->linear = p->codec_linear;
         for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
             f->mem[space] = k->mem[space];
             f->size[space] = k->mem[space]->size;
@@ -17026,10 +17133,21 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #define DCOMMI_CALL_H
 
 /* ==== include/dcomm/impl/coded.h =========================================================== */
-/* coded.h - compressed calls: when a call is compressed, what its algorithm may know of the codec,
- * and what a run brings along for the codec's steps. */
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
 #ifndef DCOMMI_CODED_H
 #define DCOMMI_CODED_H
+
+/* ==== include/dcomm/impl/coded_linear.h ==================================================== */
+/* coded_linear.h - the codec's steps where its encodings are summed before they are decoded: which
+ * parts of them, and PowerSGD's two products with a sum between them. */
+#ifndef DCOMMI_CODED_LINEAR_H
+#define DCOMMI_CODED_LINEAR_H
+
+/* ==== include/dcomm/impl/coded_run.h ======================================================= */
+/* coded_run.h - what the run of a compressed plan brings along for its codec. */
+#ifndef DCOMMI_CODED_RUN_H
+#define DCOMMI_CODED_RUN_H
 
 /* ==== include/dcomm/impl/select.h ========================================================== */
 /* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
@@ -17605,7 +17723,7 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
 #define DCOMMI_ALGO_CODED_H
 
 
-#define DCOMMI_CODED_CHUNK (512 << 10) /* bytes of f32 in a chunk, by default */
+#define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
 #define DCOMMI_CODED_WINDOW 4          /* chunks of a track that have slots */
 #define DCOMMI_CODED_TRACKS 2
 #define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
@@ -20778,6 +20896,103 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_coded_linear.h =============================================== */
+/* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
+ * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
+ * P, from which, made orthonormal, each rank makes its Q, and of Q (Vogels, Karimireddy and Jaggi,
+ * NeurIPS 2019). */
+#ifndef DCOMMI_ALGO_CODED_LINEAR_H
+#define DCOMMI_ALGO_CODED_LINEAR_H
+
+
+/* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
+static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
+                                    int64_t at, int64_t bytes)
+{
+    dcommi_shape sub = *s;
+    dcommi_builder inner;
+    dcomm_plan *plan = NULL;
+    bool near = s->groups != NULL && s->groups->count[0] == 1;
+    sub.count = (size_t)bytes / sizeof(float);
+    sub.op = DCOMM_SUM;
+    sub.in_place = true;
+    sub.coding = NULL;
+    dcommi_hier_choice choice = dcommi_hier_plain(&sub, near, bytes);
+    if (!near && dcommi_hier_level(s->groups, s->nranks) >= 0) {
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
+    }
+    if (bytes == 0 || b->status < 0) {
+        return;
+    }
+    dcommi_build_begin(&inner, choice.name, s->rank, s->nranks, DCOMM_F32, DCOMM_SUM);
+    inner.head.in_bytes = inner.head.out_bytes = bytes;
+    dcomm_status status = choice.make(&sub, &inner);
+    if (status < 0) {
+        dcommi_build_discard(&inner);
+    } else {
+        status = dcommi_build_finish(&inner, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(b, status);
+        return;
+    }
+    dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
+    int64_t tag = dcommi_build_tags(b, plan->ntags);
+    uint16_t counter = (uint16_t)b->head.ncounters;
+    int32_t slot = (int32_t)b->head.nslots;
+    b->head.ncounters += plan->ncounters;
+    b->head.nslots += plan->nslots;
+    plan = dcommi_build_adopt(b, plan);
+    dcomm_step *call =
+        plan != NULL ? dcommi_call(b, 0, plan, group, values, values, dcommi_const(tag)) : NULL;
+    if (call != NULL) {
+        call->slot = counter;
+        call->word = slot;
+    }
+}
+
+static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dcomm_operand src,
+                                       int round)
+{
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->slot = (uint16_t)round;
+        dcommi_build_sources(b, step, &src, 1);
+    }
+}
+
+static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    const dcommi_coding *coding = s->coding;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    size_t most = coding->max_bytes(coding->sizes, s->count);
+    if (coding->parts == 0 || most > (size_t)INT64_MAX / 4096) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "coded_linear is for codecs that are linear");
+    }
+    b->head.codec = coding->codec;
+    b->head.codec_linear = true;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    int64_t at = dcommi_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    dcomm_operand wire = dcommi_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(b, &r, 1);
+    }
+    dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
+    for (int i = 0; i < coding->parts; i++) {
+        if (i > 0) { /* from what was summed, in place */
+            dcommi_coded_linear_encode(b, wire, wire, i);
+        }
+        dcommi_coded_linear_sum(s, b, group, at + coding->part[i],
+                                coding->part[i + 1] - coding->part[i]);
+    }
+    dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    return b->status;
+}
+
+#endif
 /* ==== include/dcomm/impl/algo_coded_ring.h ================================================= */
 /* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
  * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
@@ -21242,6 +21457,9 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
      "exact within hosts, coded_two_shot or coded_allgather across M of them",
      "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
+     "one or two exact all-reduces of an encoding, for randk and powersgd",
+     "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
     {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false,
      "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
 };
@@ -21454,11 +21672,17 @@ static int dcommi_choice_favour(const dcommi_algo *algo)
 }
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, and what is sparse is not made sparse again. */
+ * twice, what is sparse is not made sparse again, and what can be summed is. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
-    return s->coding == NULL || (algo->make != dcommi_coded_ring &&
-                                 !(s->coding->whole && algo->make == dcommi_coded_two_shot));
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
 /* The cheapest algorithm; NULL without memory, or where there is none. */
@@ -22652,9 +22876,6 @@ static void dcommi_comm_free(dcomm_comm *comm);
 
 #endif
 
-/* A shorter tensor is not worth two more kernels, nor the error. */
-#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
-
 /* What one run brings along. The codec and the report are the caller's until the run is over. */
 typedef struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
@@ -22667,9 +22888,11 @@ typedef struct dcommi_coded {
     dcomm_codec_report *report; /* NULL: not wanted */
     void *workspace;
     size_t workspace_len;
+    bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
+    const float *whole; /* of these numbers, */
+    size_t count;       /* so many */
+    float *room;        /* as many; NULL: not needed yet */
 } dcommi_coded;
-
-/* ---- the codec's steps ---- */
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
 {
@@ -22680,6 +22903,156 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
     }
     return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
+
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    c->begins.x = src - first;
+    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    c->begun = true;
+    return DCOMM_OK;
+}
+
+#endif
+
+/* The parts of a wire that ranks sum one after the other, as f32. */
+static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+{
+    if (codec->ops == &dcommi_codec_randk) {
+        coding->parts = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
+    } else if (codec->ops == &dcommi_codec_powersgd) {
+        dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+        coding->parts = 2;
+        coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
+        coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    }
+}
+
+static bool dcommi_linear_powersgd(const dcommi_coded *c)
+{
+    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+}
+
+/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t count)
+{
+    dcommi_encoding call = {.x = x, .count = count, .report = {.first_nonfinite = SIZE_MAX}};
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        return dcomm_feedback_gather(c->feedback, &c->whole);
+    }
+    dcommi_powersgd_read(&call);
+    c->whole = x;
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%zu of %zu inputs are not finite; the first is number %zu",
+                           call.report.nonfinite, count, call.report.first_nonfinite);
+    }
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
+        dcommi_free(c->room);
+        c->room = dcommi_alloc_raw(count * sizeof(float));
+        if (c->room == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
+        }
+        c->whole = c->room;
+    }
+    return DCOMM_OK;
+}
+
+/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
+    dcomm_codec_key key = c->key;
+    DCOMMI_TRY(dcommi_linear_input(c, x, count));
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
+    c->count = count;
+    memset(q, 0, q_bytes);
+    if (c->feedback != NULL) {
+        dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+        if (fb->remembered != NULL) {
+            memcpy(q, fb->remembered, q_bytes);
+        }
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    return DCOMM_OK;
+}
+
+/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
+static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t clipped = 0;
+    dcommi_powersgd_orthonormal(&m, wire);
+    dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
+    dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
+    if (c->report != NULL) {
+        c->report->clipped += clipped;
+    }
+    if (c->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_free(c->room);
+    c->room = dcommi_alloc_raw(c->count * sizeof(float));
+    if (c->room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+}
+
+static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst, size_t dst_len,
+                                         size_t *encoded)
+{
+    size_t count = src_len / sizeof(float);
+    *encoded = dst_len;
+    if (place->round > 0) {
+        return dcommi_linear_second(c, dst);
+    }
+    if (c->report != NULL) {
+        c->report->bytes += dst_len;
+        c->report->kept += count;
+    }
+    return dcommi_linear_first(c, src, count, dst);
+}
+
+/* The sum of all Q is where the next step begins. */
+static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
+    if (fb->remembered == NULL) {
+        fb->remembered = dcommi_alloc_raw(bytes);
+        if (fb->remembered == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    return DCOMM_OK;
+}
+
+#endif
+
+/* A shorter tensor is not worth two more kernels, nor the error. */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
 
 /* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
  * numbers. */
@@ -22707,18 +23080,6 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
     all->nonfinite += r->nonfinite;
 }
 
-/* Before the first encoding, of src = element `first`. */
-static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
-{
-    if (c->begun) {
-        return DCOMM_OK;
-    }
-    c->begins.x = src - first;
-    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
-    c->begun = true;
-    return DCOMM_OK;
-}
-
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
                                              size_t dst_len, size_t *encoded)
@@ -22731,6 +23092,9 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     dcomm_status status;
+    if (dcommi_linear_powersgd(c)) {
+        return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
+    }
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
         status =
@@ -22763,6 +23127,9 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     }
     DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    if (dcommi_linear_powersgd(c)) {
+        DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
+    }
     return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
                                : DCOMM_OK;
 }
@@ -22843,7 +23210,8 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
-    coding->whole = info.sparse;
+    coding->whole = info.sparse || info.linear;
+    dcommi_linear_parts(codec, count, coding);
     coding->hash = 0x5851f42d4c957f2du;
     for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
         coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
@@ -22935,6 +23303,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
 static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                   const dcomm_plan *plan, uint64_t seq)
 {
+    c->linear = plan->codec_linear;
     c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
@@ -22971,6 +23340,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_coded *c = comm->free_coded;
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
+        dcommi_free(c->room);
         dcommi_free(c);
     }
 }
@@ -23057,6 +23427,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.kernels = dcommi_coded_kernels;
     b.head.nkernels = 2;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
@@ -36934,6 +37305,151 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 }
 
 #endif
+/* ==== include/dcomm/impl/api_verdict.h ===================================================== */
+/* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
+ * all-reduce of bf16. */
+#ifndef DCOMMI_API_VERDICT_H
+#define DCOMMI_API_VERDICT_H
+
+
+#include <math.h>
+
+#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
+#define DCOMMI_VERDICT_TIMES 3
+
+/* Something like a gradient: no two elements are alike, most are small. */
+static void dcommi_verdict_fill(float *x, size_t count)
+{
+    uint64_t h = 1;
+    for (size_t i = 0; i < count; i++) {
+        h = dcommi_mix(h, i);
+        float u = (float)(int32_t)(uint32_t)h * 0x1p-31f;
+        x[i] = u * u * u;
+    }
+}
+
+typedef struct dcommi_verdict_work {
+    size_t count, capacity, bytes;
+    float *x, *y;
+    void *wire, *workspace;
+    double encode, decode; /* seconds for `count` elements */
+} dcommi_verdict_work;
+
+static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
+        double start = dcommi_now();
+        DCOMMI_TRY(dcomm_encode(codec, w->x, w->count, NULL, w->wire, w->capacity, &w->bytes,
+                                w->workspace, NULL));
+        double middle = dcommi_now();
+        DCOMMI_TRY(dcomm_decode_add(codec, w->wire, w->bytes, w->y, w->count));
+        double end = dcommi_now();
+        w->encode = i == 0 || middle - start < w->encode ? middle - start : w->encode;
+        w->decode = i == 0 || end - middle < w->decode ? end - middle : w->decode;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
+    w->capacity = dcomm_codec_max_bytes(codec, w->count);
+    if (w->capacity == SIZE_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
+                           w->count);
+    }
+    w->x = dcommi_alloc(w->count * sizeof(float));
+    w->y = dcommi_alloc(w->count * sizeof(float));
+    w->wire = dcommi_alloc(w->capacity + 1);
+    w->workspace = dcommi_alloc(workspace + 1);
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
+        dcommi_verdict_fill(w->x, w->count);
+        status = dcommi_verdict_time(codec, w);
+    }
+    dcommi_free(w->x);
+    dcommi_free(w->y);
+    dcommi_free(w->wire);
+    dcommi_free(w->workspace);
+    return status;
+}
+
+/* The price of what would run; with comm->lock. */
+static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s, double *seconds,
+                                         const char **algo_p)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_price price = {.ps = 0};
+    DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
+    if (s->nranks > 1) {
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
+                                       DCOMMI_CHOICE_BUDGET, &price));
+    }
+    *seconds = 1e-12 * (double)price.ps;
+    *algo_p = algo->name;
+    return DCOMM_OK;
+}
+
+static void dcommi_verdict_words(const dcomm_codec *codec, size_t count, dcomm_verdict *v)
+{
+    snprintf(v->text, sizeof v->text,
+             "%s for %zu f32: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms",
+             dcomm_codec_spec(codec), count, v->worth ? "worth it" : "not worth it",
+             1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits,
+             1e3 * v->bf16_seconds, 1e3 * v->exact_seconds);
+}
+
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *v)
+{
+    dcomm_coll_opts opts = {.codec = codec, .algo = "coded_two_shot"}; /* however few there are */
+    dcommi_shape s;
+    dcommi_coding coding;
+    const char *algo;
+    if (codec == NULL || v == NULL || count == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+                           codec == NULL ? "codec is NULL"
+                           : v == NULL   ? "v is NULL"
+                                         : "count is 0");
+    }
+    memset(v, 0, sizeof *v);
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
+    DCOMMI_TRY(dcommi_coding_of(&opts, count, &coding));
+    dcommi_verdict_work w = {.count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT};
+    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
+    double scale = (double)count / (double)w.count;
+    v->encode_seconds = w.encode * scale;
+    v->decode_seconds = w.decode * scale;
+    v->bits = 8 * (double)w.bytes / (double)w.count;
+    dcommi_comm_lock(comm);
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
+                                                  (int64_t)(w.count * sizeof(float)));
+    if (copy > 0) { /* a factor of 1024 is no codec's */
+        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
+        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
+    }
+    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
+    dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
+    if (status >= 0) {
+        s.dtype = DCOMM_BF16;
+        status = dcommi_verdict_price(comm, &s, &v->bf16_seconds, &algo);
+    }
+    if (status >= 0) {
+        s.dtype = DCOMM_F32;
+        s.coding = &coding;
+        status = dcommi_verdict_price(comm, &s, &v->seconds, &v->algo);
+    }
+    dcommi_comm_unlock(comm);
+    DCOMMI_TRY(status);
+    v->worth = v->seconds < v->bf16_seconds;
+    dcommi_verdict_words(codec, count, v);
+    return DCOMM_OK;
+}
+
+#endif
 /* ==== include/dcomm/impl/tune_measure.h ==================================================== */
 /* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
  * count, all ranks take part in the same probes. */
@@ -37876,6 +38392,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_V256_ROL
 #undef DCOMMI_V512
 #undef DCOMMI_V512_ROUND
+#undef DCOMMI_VERDICT_COUNT
+#undef DCOMMI_VERDICT_TIMES
 #undef DCOMMI_VPORT
 #undef DCOMMI_WINDOW
 #undef DCOMMI_WIRE_LARGEST

@@ -43,34 +43,46 @@ static size_t dcommi_topk_room(size_t count, size_t k)
     return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
 }
 
-/* The k-th largest magnitude of n, 1 <= k <= n; *equal_p: how many equal to it are among the k. */
-static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, size_t *equal_p)
+/* The k-th largest magnitude of n, 1 <= k <= n, none below `low`; *equal_p: how many equal to it
+ * are among the k. Digit by digit: how many fall into each of the bins of 2^shift, the last open
+ * above, and then only those of the bin that the k-th is in, which soon are few. */
+static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, uint32_t low,
+                                size_t *equal_p)
 {
-    uint32_t low = DCOMMI_ABS_BITS, high = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t key = bits[i] & DCOMMI_ABS_BITS;
-        low = key < low ? key : low;
-        high = key > high ? key : high;
-    }
+    uint32_t few[DCOMMI_TOPK_BLOCK + 1];
+    uint32_t high = DCOMMI_ABS_BITS;
+    /* Fine bins at once where a threshold says that the k-th is not far above it. */
+    unsigned shift = low < DCOMMI_NORMAL_BITS ? 20 : 13;
     while (low < high) {
         uint32_t bin[DCOMMI_TOPK_BINS] = {0};
-        unsigned shift = 0;
-        while ((high - low) >> shift >= DCOMMI_TOPK_BINS) {
-            shift++;
-        }
+        const uint32_t last = DCOMMI_TOPK_BINS - 1;
         for (size_t i = 0; i < n; i++) {
             uint32_t above = (bits[i] & DCOMMI_ABS_BITS) - low;
             if (above <= high - low) {
-                bin[above >> shift]++;
+                above >>= shift;
+                bin[above < last ? above : last]++;
             }
         }
-        uint32_t b = (high - low) >> shift;
+        uint32_t b = last;
         for (; bin[b] < k; b--) {
             k -= bin[b];
         }
-        uint32_t past = ((uint32_t)1 << shift) - 1;
+        uint32_t past = b < last ? ((uint32_t)1 << shift) - 1 : UINT32_MAX;
         low += b << shift;
         high = high - low > past ? low + past : high;
+        for (shift = 0; (high - low) >> shift >= DCOMMI_TOPK_BINS;) {
+            shift++;
+        }
+        if (bin[b] <= DCOMMI_TOPK_BLOCK && n > DCOMMI_TOPK_BLOCK) {
+            size_t found = 0;
+            for (size_t i = 0; found < bin[b]; i++) {
+                uint32_t key = bits[i] & DCOMMI_ABS_BITS;
+                few[found] = key;
+                found += key - low <= high - low;
+            }
+            bits = few;
+            n = found;
+        }
     }
     *equal_p = k;
     return low;
@@ -86,12 +98,11 @@ static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
 /* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
 static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
 {
-    uint32_t most = 0;
+    uint32_t odd = 0; /* its highest bit: whether there is one */
     for (size_t i = t->seen; i < t->have; i++) {
-        uint32_t key = t->bits[i] & DCOMMI_ABS_BITS;
-        most = key > most ? key : most;
+        odd |= (t->bits[i] & DCOMMI_ABS_BITS) + DCOMMI_NORMAL_BITS;
     }
-    size_t to = most < DCOMMI_INF_BITS ? t->have : t->seen;
+    size_t to = odd >> 31 == 0 ? t->have : t->seen;
     for (size_t i = to; i < t->have; i++) {
         uint32_t b = t->bits[i];
         bool keep = true;
@@ -117,21 +128,13 @@ static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
     if (t->have <= k) {
         return threshold;
     }
-    size_t equal = 0, to = 0;
-    uint32_t kth = k > 0 ? dcommi_topk_kth(t->bits, t->have, k, &equal) : DCOMMI_ABS_BITS;
-    for (size_t i = 0; i < t->have; i++) {
-        uint32_t b = t->bits[i], at = t->index[i];
-        uint32_t key = b & DCOMMI_ABS_BITS;
-        bool tie = key == kth && equal > 0;
-        bool keep = key > kth || tie;
-        equal -= tie;
-        t->bits[to] = b;
-        t->index[to] = at;
-        to += keep;
-        if (!keep && t->residual != NULL && key < DCOMMI_INF_BITS) {
-            t->next[at] = dcommi_f32_from_bits(b);
-        }
+    size_t equal = 0;
+    uint32_t kth = DCOMMI_ABS_BITS;
+    if (k > 0) { /* what was kept earlier may equal the threshold less one */
+        kth = dcommi_topk_kth(t->bits, t->have, k, threshold > 0 ? threshold - 1 : 0, &equal);
     }
+    size_t to = dcommi_topk_filter_get()(t->bits, t->index, t->have, kth, equal,
+                                         t->residual != NULL ? t->next : NULL);
     t->have = to;
     t->seen = to;
     return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
@@ -216,7 +219,7 @@ static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
         return 0;
     }
     size_t equal;
-    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, &equal);
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, 0, &equal);
     return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
 }
 

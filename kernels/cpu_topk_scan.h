@@ -199,6 +199,82 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
 
 #endif
 
+/* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
+ * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
+ * stay. */
+typedef size_t (*dcommi_topk_filter_fn)(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                        size_t equal, float *next);
+
+static size_t dcommi_topk_filter_from(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                      size_t equal, float *next, size_t i, size_t to)
+{
+    for (; i < n; i++) {
+        uint32_t b = bits[i], at = index[i];
+        uint32_t key = b & DCOMMI_ABS_BITS;
+        bool tie = key == kth && equal > 0;
+        bool keep = key > kth || tie;
+        equal -= tie;
+        bits[to] = b;
+        index[to] = at;
+        to += keep;
+        if (!keep && next != NULL && key < DCOMMI_INF_BITS) {
+            next[at] = dcommi_f32_from_bits(b);
+        }
+    }
+    return to;
+}
+
+static size_t dcommi_topk_filter_port(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
+                                      size_t equal, float *next)
+{
+    return dcommi_topk_filter_from(bits, index, n, kth, equal, next, 0, 0);
+}
+
+#if defined(__x86_64__)
+
+DCOMMI_v512_TARGET static size_t dcommi_topk_filter_avx512(uint32_t *bits, uint32_t *index,
+                                                           size_t n, uint32_t kth, size_t equal,
+                                                           float *next)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)DCOMMI_ABS_BITS);
+    const __m512i limit = _mm512_set1_epi32((int)kth);
+    size_t i = 0, to = 0;
+    for (; n - i >= 16; i += 16) {
+        __m512i b = _mm512_loadu_si512(bits + i);
+        __m512i at = _mm512_loadu_si512(index + i);
+        __m512i key = _mm512_and_si512(b, magnitude);
+        __mmask16 keep = _mm512_cmpgt_epi32_mask(key, limit);
+        uint32_t tie = _mm512_cmpeq_epi32_mask(key, limit);
+        for (; tie != 0 && equal > 0; tie &= tie - 1, equal--) {
+            keep = (__mmask16)(keep | (tie & (0 - tie)));
+        }
+        if (next != NULL) {
+            for (uint32_t drop = (uint16_t)~keep; drop != 0; drop &= drop - 1) {
+                size_t lane = i + (unsigned)__builtin_ctz(drop);
+                if ((bits[lane] & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS) {
+                    next[index[lane]] = dcommi_f32_from_bits(bits[lane]);
+                }
+            }
+        }
+        _mm512_storeu_si512(bits + to, _mm512_maskz_compress_epi32(keep, b));
+        _mm512_storeu_si512(index + to, _mm512_maskz_compress_epi32(keep, at));
+        to += (size_t)__builtin_popcount(keep);
+    }
+    return dcommi_topk_filter_from(bits, index, n, kth, equal, next, i, to);
+}
+
+#endif
+
+static dcommi_topk_filter_fn dcommi_topk_filter_get(void)
+{
+#if defined(__x86_64__)
+    if (dcommi_isa_get() == DCOMMI_ISA_AVX512) {
+        return dcommi_topk_filter_avx512;
+    }
+#endif
+    return dcommi_topk_filter_port;
+}
+
 static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
 {
     switch (dcommi_isa_get()) {

@@ -22,13 +22,14 @@ static dcomm_codec *make_codec(const char *spec)
     return codec;
 }
 
-/* A gradient: sums of uniform numbers, other ones on each rank and in each step. */
+/* A gradient: normal numbers, other ones on each rank and in each step. */
 static void fill(float *x, size_t count, int rank, int step)
 {
     uint64_t state = (uint64_t)rank * 7919 + (uint64_t)step * 104729 + 1;
     for (size_t i = 0; i < count; i++) {
         uint64_t r = ranks_random(&state);
-        x[i] = (float)((int64_t)(r & 0xffff) + (int64_t)(r >> 16 & 0xffff) - 0xffff) / 65536.0f;
+        float u = (float)((r >> 40) + 1) / 16777217.0f, v = (float)(r & 0xffffff) / 16777216.0f;
+        x[i] = sqrtf(-2 * logf(u)) * cosf(6.2831853f * v);
     }
 }
 
@@ -157,17 +158,82 @@ Test(coded, two_shot, .timeout = 120)
     values("bf16", "coded_two_shot", RANKS_LOCAL, 5);
     values("bf16", "two_shot", RANKS_HOSTS, 3);
     values("topk:k=0.05", "coded_two_shot", RANKS_MESSAGE, 3);
+    values("sign", "coded_two_shot", RANKS_HOSTS, 3);
 }
 
 Test(coded, ring, .timeout = 120)
 {
     values("bf16", "coded_ring", RANKS_LOCAL, 4);
+    values("qsgd:bits=8", "coded_ring", RANKS_LOCAL, 2);
 }
 
 Test(coded, between_hosts, .timeout = 60)
 {
     setting s = {.place = RANKS_PAIRS, .spec = "bf16", .algo = "coded_hier"};
     run(4, one_call, &s);
+}
+
+/* ---- how far off: what an unbiased quantizer's variance makes of a sum ---- */
+
+/* Relative to one contribution, for a variance factor of `omega` and independent contributions:
+ * what is encoded has the variance of what it sums up, errors included. */
+static double variance_of(const char *algo, int n, double omega)
+{
+    double error = n * omega;
+    if (strcmp(algo, "coded_two_shot") == 0) { /* about 2 omega n */
+        error += omega * (n + error);
+    } else if (strcmp(algo, "coded_ring") == 0) { /* about omega n (n + 1) / 2 */
+        error = 0;
+        for (int k = 1; k <= n; k++) {
+            error += omega * (k + error);
+        }
+    }
+    return error;
+}
+
+static int error_grows(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 65536, STEPS = 4 };
+    const char *algo = arg;
+    size_t bytes;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("qsgd:bits=4,bucket=512");
+    float *x = floats(COUNT), *y = floats(COUNT);
+    unsigned char *wire = malloc(dcomm_codec_max_bytes(codec, COUNT));
+    PROCS_TRUE(wire != NULL);
+    double one = 0, sum = 0;
+    for (int step = 0; step < STEPS; step++) {
+        dcomm_codec_key key = {.step = (uint64_t)step + 1000};
+        dcomm_coll_opts opts = {.algo = algo, .codec = codec, .chunk_bytes = 16384};
+        dcomm_ledger ledger = {0};
+        fill(x, COUNT, rank, step);
+        RANKS_OK(dcomm_encode(codec, x, COUNT, &key, wire, dcomm_codec_max_bytes(codec, COUNT),
+                              &bytes, NULL, NULL));
+        RANKS_OK(dcomm_decode(codec, wire, bytes, y, COUNT));
+        dcomm_ledger_compare(&ledger, x, y, COUNT);
+        one += ledger.nmse / STEPS;
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        sum += error_of(y, COUNT, n, step, 1) / STEPS;
+    }
+    double wanted = variance_of(algo, n, one) / n;
+    PROCS_CHECK(fabs(sum - wanted) < 0.07 * wanted, "%s, %d ranks: NMSE %g, not %g; of one %g",
+                algo, n, sum, wanted, one);
+    free(wire);
+    free(x);
+    free(y);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, error_is_flat_with_two_shots_and_grows_in_a_ring, .timeout = 120)
+{
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_ring"};
+    for (int n = 2; n <= 8; n *= 2) {
+        for (int a = 0; a < 3; a++) {
+            run(n, error_grows, (void *)(uintptr_t)algos[a]);
+        }
+    }
 }
 
 /* ---- types, operators, what is not compressed ---- */
@@ -309,11 +375,51 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
         {"topk:k=0.05", "coded_allgather", {0}, 60, 1e-4},
         {"topk:k=0.05", "coded_two_shot", {.in_place = true}, 120, 1e-4},
         {"bf16", "coded_two_shot", {0}, 10, 1e-4},
+        {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4},
+        {"fp8", NULL, {0}, 15, 1e-4},
+        {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4},
+        {"powersgd:rank=4", NULL, {0}, 60, 1e-3},
         {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5},
     };
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
         run(3, conserve, &courses[i]);
     }
+}
+
+/* ---- linear codecs ---- */
+
+/* Matrices of rank 1 with the same columns add up to one, which rank 1 is enough for. */
+static int low_rank(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { SIDE = 80, COUNT = SIDE * SIDE };
+    static float x[COUNT], y[COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_PAIRS);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("powersgd:rank=1");
+    dcomm_coll_opts opts = {.codec = codec};
+    dcomm_stats before, after;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (float)(rank + 1) * (float)(i / SIDE % 7 - 3) * (float)(i % SIDE % 5 + 1);
+    }
+    RANKS_OK(dcomm_comm_stats(comm, &before));
+    RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
+    RANKS_OK(dcomm_comm_stats(comm, &after));
+    same_everywhere(comm, y, sizeof y, "powersgd");
+    double mean = (n + 1) / 2.0;
+    for (int i = 0; i < COUNT; i++) {
+        double wanted = mean * (i / SIDE % 7 - 3) * (i % SIDE % 5 + 1);
+        PROCS_CHECK(fabs((double)y[i] - wanted) < 1e-3, "element %d is %g, not %g", i, (double)y[i],
+                    wanted);
+    }
+    PROCS_TRUE(after.bytes_sent - before.bytes_sent < COUNT); /* of 4 COUNT */
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, powersgd_sums_before_it_decodes, .timeout = 60)
+{
+    run(4, low_rank, NULL);
 }
 
 /* ---- errors ---- */
@@ -363,7 +469,11 @@ static int not_a_number(int rank, int n, procs_shared *shared, void *arg)
     PROCS_CHECK(report.nonfinite == (rank == 1 ? 2u : 0u), "%zu", report.nonfinite);
     PROCS_CHECK(report.first_nonfinite == (rank == 1 ? 4321u : SIZE_MAX), "%zu",
                 report.first_nonfinite);
-    RANKS_OK(dcomm_barrier(comm, NULL)); /* or another is still in that call when this one fails */
+    atomic_fetch_add(&shared->words[0],
+                     1); /* or another is still in that call when this one fails */
+    while (atomic_load(&shared->words[0]) < n) {
+        procs_nap();
+    }
     opts.codec = strict;
     dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
     PROCS_CHECK(status == DCOMM_ERR_INVALID, "%s", dcomm_status_name(status));
@@ -376,6 +486,58 @@ static int not_a_number(int rank, int n, procs_shared *shared, void *arg)
 Test(coded, numbers_that_are_none, .timeout = 60)
 {
     run(3, not_a_number, NULL);
+}
+
+/* ---- bytes that lie ---- */
+
+static dcomm_status encode_or_lie(void *user, const dcomm_codec_place *place, const void *src,
+                                  size_t src_len, void *dst, size_t dst_len, size_t *encoded)
+{
+    dcomm_codec_key key = {.first = place->first};
+    dcomm_status status =
+        dcomm_encode(user, src, src_len / 4, &key, dst, dst_len, encoded, NULL, NULL);
+    if (place->first == 0 && place->round == 1) { /* rank 0's result */
+        memset(dst, 0xff, *encoded);
+    }
+    return status;
+}
+
+static dcomm_status decode_all(void *user, const dcomm_codec_place *place, const void *const *src,
+                               const size_t *src_len, size_t nsrc, void *dst, size_t dst_len)
+{
+    (void)place;
+    return dcomm_decode_sum(user, src, src_len, nsrc, dst, dst_len / 4);
+}
+
+static const dcomm_plan_codec liar = {
+    .name = "liar", .encode = encode_or_lie, .decode = decode_all};
+
+static int lies(int rank, int n, procs_shared *shared, void *arg)
+{
+    static float x[5000], y[5000];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("topk:k=0.1");
+    dcomm_coll_opts opts = {.algo = "coded_two_shot", .codec = codec};
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE, .count = 5000, .dtype = DCOMM_F32};
+    dcomm_plan *plan = NULL;
+    RANKS_OK(dcomm_plan_create(&spec, DCOMM_SUM, rank, n, &opts, &plan));
+    fill(x, 5000, rank, 0);
+    dcomm_plan mine = *plan;
+    mine.codec = &liar;
+    mine.codec_user = codec;
+    dcomm_status status = dcomm_plan_run(comm, &mine, x, y, NULL, 5, NULL);
+    PROCS_CHECK(status == DCOMM_ERR_CORRUPT, "rank %d: %s: %s", rank, dcomm_status_name(status),
+                dcomm_last_error());
+    dcomm_plan_destroy(&plan);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, malformed_bytes_are_an_error_on_every_rank, .timeout = 60)
+{
+    run(3, lies, NULL);
 }
 
 /* ---- many at once ---- */

@@ -141,6 +141,24 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
 
+/* Whether compression is worth it for an all-reduce of f32. */
+typedef struct dcomm_verdict {
+    bool worth;                            /* it is faster than an all-reduce of as many bf16 */
+    const char *algo;                      /* the compressed algorithm that would run */
+    double seconds;                        /* by the model, with the codec's times as measured */
+    double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core */
+    double bits;                           /* measured: on the wire per element of an encoding */
+    char text[640];                        /* all of it in a sentence */
+} dcomm_verdict;
+
+/* Measure a codec on at most 2^20 made-up numbers, price the all-reduce of `count` f32 with it on
+ * comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so do not
+ * act on it unless all ranks act on the same rank's.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *verdict);
+
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */

@@ -7,9 +7,14 @@
 
 enum { MOST = 1 << 17 };
 
-static const char *const specs[] = {
-    "topk:k=0.01,nonfinite=pass", "topk:k=0.5,values=f16", "topk:k=3,values=bf16",
-    "threshold:k=0.02",           "threshold:k=0.5",       "threshold:k=0.1,values=bf16"};
+static const char *const specs[] = {"topk:k=0.01,nonfinite=pass",
+                                    "topk:k=0.5,values=f16",
+                                    "topk:k=3,values=bf16",
+                                    "threshold:k=0.02",
+                                    "threshold:k=0.5",
+                                    "threshold:k=0.1,values=bf16",
+                                    "topk+qsgd:k=0.1,bits=4",
+                                    "topk+qsgd:k=0.02,bits=2,bucket=256,nonfinite=pass"};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

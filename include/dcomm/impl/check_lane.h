@@ -131,6 +131,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->caller = lane;
     f->ranks = ranks;
     f->rank = outer->rank;
+    f->linear = outer->linear || sub->codec_linear;
     f->tag = outer->tag + tag;
     f->counter = outer->counter + counter;
     f->slot = outer->slot + slot;

@@ -126,6 +126,7 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         f->plan = p;
         f->ranks = c->identity;
         f->rank = i;
+        f->linear = p->codec_linear;
         for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
             f->mem[space] = k->mem[space];
             f->size[space] = k->mem[space]->size;

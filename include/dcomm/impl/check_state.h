@@ -30,6 +30,7 @@ typedef struct dcommi_check_frame {
     const int *ranks;                 /* rank of the plan -> rank of the run */
     int rank;
     int64_t tag, counter, slot; /* added to the plan's own */
+    bool linear;                /* encodings may be folded */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
     uint32_t lanes_left;

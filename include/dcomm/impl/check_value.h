@@ -309,7 +309,8 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      dcommi_check_value *out)
 {
     bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
-    if (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED) {
+    if (!op->lane->frame->linear &&
+        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
         return dcommi_check_refuse(c, op, "folds encoded bytes");
     }
     bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;

@@ -163,11 +163,17 @@ static int dcommi_choice_favour(const dcommi_algo *algo)
 }
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, and what is sparse is not made sparse again. */
+ * twice, what is sparse is not made sparse again, and what can be summed is. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
-    return s->coding == NULL || (algo->make != dcommi_coded_ring &&
-                                 !(s->coding->whole && algo->make == dcommi_coded_two_shot));
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
 /* The cheapest algorithm; NULL without memory, or where there is none. */

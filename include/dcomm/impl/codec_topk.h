@@ -149,11 +149,7 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
     }
     DCOMMI_TRY(inner->ops->decode(inner, out, of.bytes, sent, t->have, false));
     for (size_t i = 0; i < t->have; i++) {
-        if (!dcommi_f32_nonfinite(sum[i])) {
-            size_t at = t->index[i];
-            /* A number that is passed on may have taken its neighbours with it. */
-            call->next[at] = sum[i] - (dcommi_f32_nonfinite(sent[i]) ? call->x[at] : sent[i]);
-        }
+        call->next[t->index[i]] = sum[i] - sent[i];
     }
     return DCOMM_OK;
 }
@@ -356,8 +352,11 @@ static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec
 
 static unsigned dcommi_topk_traits(const dcomm_codec *codec)
 {
-    return DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_FEEDBACK |
-           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0);
+    /* A number that an inner codec passes on takes its neighbours with it, whose residuals must
+     * then be what they were: that is left to the library. */
+    bool fused = codec->inner == NULL || codec->nonfinite != DCOMMI_NONFINITE_PASS;
+    return DCOMMI_CODEC_SPARSE | (fused ? DCOMMI_CODEC_FEEDBACK : 0u) |
+           (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0u);
 }
 
 #define DCOMMI_TOPK_OPTION_K(MEANING)                                            \

@@ -1,41 +1,13 @@
-/* coded.h - compressed calls: when a call is compressed, what its algorithm may know of the codec,
- * and what a run brings along for the codec's steps. */
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
 #ifndef DCOMMI_CODED_H
 #define DCOMMI_CODED_H
 
 #include "../coll.h"
-#include "feedback.h"
-#include "select.h"
-#include "types.h"
+#include "coded_linear.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
-
-/* What one run brings along. The codec and the report are the caller's until the run is over. */
-typedef struct dcommi_coded {
-    struct dcommi_coded *next; /* among the free ones of a communicator */
-    const dcomm_codec *codec;
-    dcomm_codec_key key;
-    dcomm_feedback *feedback;   /* NULL: none */
-    dcomm_feedback_step begins; /* what it is told before the first encoding */
-    bool begun;
-    uint32_t rank;
-    dcomm_codec_report *report; /* NULL: not wanted */
-    void *workspace;
-    size_t workspace_len;
-} dcommi_coded;
-
-/* ---- the codec's steps ---- */
-
-static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
-{
-    if (need > c->workspace_len) {
-        dcommi_free(c->workspace);
-        c->workspace = dcommi_alloc_raw(need);
-        c->workspace_len = c->workspace != NULL ? need : 0;
-    }
-    return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
 
 /* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
  * numbers. */
@@ -63,18 +35,6 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
     all->nonfinite += r->nonfinite;
 }
 
-/* Before the first encoding, of src = element `first`. */
-static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
-{
-    if (c->begun) {
-        return DCOMM_OK;
-    }
-    c->begins.x = src - first;
-    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
-    c->begun = true;
-    return DCOMM_OK;
-}
-
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
                                              size_t dst_len, size_t *encoded)
@@ -87,6 +47,9 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     dcomm_status status;
+    if (dcommi_linear_powersgd(c)) {
+        return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
+    }
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
         status =
@@ -119,6 +82,9 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     }
     DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    if (dcommi_linear_powersgd(c)) {
+        DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
+    }
     return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
                                : DCOMM_OK;
 }
@@ -199,7 +165,8 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
-    coding->whole = info.sparse;
+    coding->whole = info.sparse || info.linear;
+    dcommi_linear_parts(codec, count, coding);
     coding->hash = 0x5851f42d4c957f2du;
     for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
         coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
@@ -291,6 +258,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
 static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                   const dcomm_plan *plan, uint64_t seq)
 {
+    c->linear = plan->codec_linear;
     c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
@@ -327,6 +295,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_coded *c = comm->free_coded;
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
+        dcommi_free(c->room);
         dcommi_free(c);
     }
 }
@@ -413,6 +382,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.kernels = dcommi_coded_kernels;
     b.head.nkernels = 2;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);

@@ -621,6 +621,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
+        dcommi_free(fb->remembered);
+        fb->remembered = NULL;
     }
     fb->stale = false;
     if (lost_p != NULL) {

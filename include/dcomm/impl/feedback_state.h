@@ -51,7 +51,8 @@ struct dcomm_feedback {
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
-    float *gathered;                 /* e of a linear codec */
+    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
+    float *gathered;  /* e of a linear codec */
     size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
@@ -337,6 +338,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->gathered);
+    dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;

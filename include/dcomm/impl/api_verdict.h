@@ -1,0 +1,146 @@
+/* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
+ * all-reduce of bf16. */
+#ifndef DCOMMI_API_VERDICT_H
+#define DCOMMI_API_VERDICT_H
+
+#include "api_model.h"
+#include "call.h"
+
+#include <math.h>
+
+#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
+#define DCOMMI_VERDICT_TIMES 3
+
+/* Something like a gradient: no two elements are alike, most are small. */
+static void dcommi_verdict_fill(float *x, size_t count)
+{
+    uint64_t h = 1;
+    for (size_t i = 0; i < count; i++) {
+        h = dcommi_mix(h, i);
+        float u = (float)(int32_t)(uint32_t)h * 0x1p-31f;
+        x[i] = u * u * u;
+    }
+}
+
+typedef struct dcommi_verdict_work {
+    size_t count, capacity, bytes;
+    float *x, *y;
+    void *wire, *workspace;
+    double encode, decode; /* seconds for `count` elements */
+} dcommi_verdict_work;
+
+static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
+        double start = dcommi_now();
+        DCOMMI_TRY(dcomm_encode(codec, w->x, w->count, NULL, w->wire, w->capacity, &w->bytes,
+                                w->workspace, NULL));
+        double middle = dcommi_now();
+        DCOMMI_TRY(dcomm_decode_add(codec, w->wire, w->bytes, w->y, w->count));
+        double end = dcommi_now();
+        w->encode = i == 0 || middle - start < w->encode ? middle - start : w->encode;
+        w->decode = i == 0 || end - middle < w->decode ? end - middle : w->decode;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
+    w->capacity = dcomm_codec_max_bytes(codec, w->count);
+    if (w->capacity == SIZE_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
+                           w->count);
+    }
+    w->x = dcommi_alloc(w->count * sizeof(float));
+    w->y = dcommi_alloc(w->count * sizeof(float));
+    w->wire = dcommi_alloc(w->capacity + 1);
+    w->workspace = dcommi_alloc(workspace + 1);
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
+        dcommi_verdict_fill(w->x, w->count);
+        status = dcommi_verdict_time(codec, w);
+    }
+    dcommi_free(w->x);
+    dcommi_free(w->y);
+    dcommi_free(w->wire);
+    dcommi_free(w->workspace);
+    return status;
+}
+
+/* The price of what would run; with comm->lock. */
+static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s, double *seconds,
+                                         const char **algo_p)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_price price = {.ps = 0};
+    DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
+    if (s->nranks > 1) {
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
+                                       DCOMMI_CHOICE_BUDGET, &price));
+    }
+    *seconds = 1e-12 * (double)price.ps;
+    *algo_p = algo->name;
+    return DCOMM_OK;
+}
+
+static void dcommi_verdict_words(const dcomm_codec *codec, size_t count, dcomm_verdict *v)
+{
+    snprintf(v->text, sizeof v->text,
+             "%s for %zu f32: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms",
+             dcomm_codec_spec(codec), count, v->worth ? "worth it" : "not worth it",
+             1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits,
+             1e3 * v->bf16_seconds, 1e3 * v->exact_seconds);
+}
+
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *v)
+{
+    dcomm_coll_opts opts = {.codec = codec, .algo = "coded_two_shot"}; /* however few there are */
+    dcommi_shape s;
+    dcommi_coding coding;
+    const char *algo;
+    if (codec == NULL || v == NULL || count == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+                           codec == NULL ? "codec is NULL"
+                           : v == NULL   ? "v is NULL"
+                                         : "count is 0");
+    }
+    memset(v, 0, sizeof *v);
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
+    DCOMMI_TRY(dcommi_coding_of(&opts, count, &coding));
+    dcommi_verdict_work w = {.count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT};
+    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
+    double scale = (double)count / (double)w.count;
+    v->encode_seconds = w.encode * scale;
+    v->decode_seconds = w.decode * scale;
+    v->bits = 8 * (double)w.bytes / (double)w.count;
+    dcommi_comm_lock(comm);
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
+                                                  (int64_t)(w.count * sizeof(float)));
+    if (copy > 0) { /* a factor of 1024 is no codec's */
+        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
+        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
+    }
+    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
+    dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
+    if (status >= 0) {
+        s.dtype = DCOMM_BF16;
+        status = dcommi_verdict_price(comm, &s, &v->bf16_seconds, &algo);
+    }
+    if (status >= 0) {
+        s.dtype = DCOMM_F32;
+        s.coding = &coding;
+        status = dcommi_verdict_price(comm, &s, &v->seconds, &v->algo);
+    }
+    dcommi_comm_unlock(comm);
+    DCOMMI_TRY(status);
+    v->worth = v->seconds < v->bf16_seconds;
+    dcommi_verdict_words(codec, count, v);
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* coded_linear.h - the codec's steps where its encodings are summed before they are decoded: which
+ * parts of them, and PowerSGD's two products with a sum between them. */
+#ifndef DCOMMI_CODED_LINEAR_H
+#define DCOMMI_CODED_LINEAR_H
+
+#include "coded_run.h"
+
+/* The parts of a wire that ranks sum one after the other, as f32. */
+static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+{
+    if (codec->ops == &dcommi_codec_randk) {
+        coding->parts = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
+    } else if (codec->ops == &dcommi_codec_powersgd) {
+        dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+        coding->parts = 2;
+        coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
+        coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    }
+}
+
+static bool dcommi_linear_powersgd(const dcommi_coded *c)
+{
+    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+}
+
+/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t count)
+{
+    dcommi_encoding call = {.x = x, .count = count, .report = {.first_nonfinite = SIZE_MAX}};
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        return dcomm_feedback_gather(c->feedback, &c->whole);
+    }
+    dcommi_powersgd_read(&call);
+    c->whole = x;
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%zu of %zu inputs are not finite; the first is number %zu",
+                           call.report.nonfinite, count, call.report.first_nonfinite);
+    }
+    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
+        dcommi_free(c->room);
+        c->room = dcommi_alloc_raw(count * sizeof(float));
+        if (c->room == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < count; i++) {
+            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
+        }
+        c->whole = c->room;
+    }
+    return DCOMM_OK;
+}
+
+/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
+    dcomm_codec_key key = c->key;
+    DCOMMI_TRY(dcommi_linear_input(c, x, count));
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
+    c->count = count;
+    memset(q, 0, q_bytes);
+    if (c->feedback != NULL) {
+        dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+        if (fb->remembered != NULL) {
+            memcpy(q, fb->remembered, q_bytes);
+        }
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    return DCOMM_OK;
+}
+
+/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
+static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    size_t clipped = 0;
+    dcommi_powersgd_orthonormal(&m, wire);
+    dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
+    dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
+    if (c->report != NULL) {
+        c->report->clipped += clipped;
+    }
+    if (c->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_free(c->room);
+    c->room = dcommi_alloc_raw(c->count * sizeof(float));
+    if (c->room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+}
+
+static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst, size_t dst_len,
+                                         size_t *encoded)
+{
+    size_t count = src_len / sizeof(float);
+    *encoded = dst_len;
+    if (place->round > 0) {
+        return dcommi_linear_second(c, dst);
+    }
+    if (c->report != NULL) {
+        c->report->bytes += dst_len;
+        c->report->kept += count;
+    }
+    return dcommi_linear_first(c, src, count, dst);
+}
+
+/* The sum of all Q is where the next step begins. */
+static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
+    if (fb->remembered == NULL) {
+        fb->remembered = dcommi_alloc_raw(bytes);
+        if (fb->remembered == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    return DCOMM_OK;
+}
+
+#endif

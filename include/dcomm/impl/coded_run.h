@@ -1,0 +1,49 @@
+/* coded_run.h - what the run of a compressed plan brings along for its codec. */
+#ifndef DCOMMI_CODED_RUN_H
+#define DCOMMI_CODED_RUN_H
+
+#include "feedback.h"
+#include "select.h"
+#include "types.h"
+
+/* What one run brings along. The codec and the report are the caller's until the run is over. */
+typedef struct dcommi_coded {
+    struct dcommi_coded *next; /* among the free ones of a communicator */
+    const dcomm_codec *codec;
+    dcomm_codec_key key;
+    dcomm_feedback *feedback;   /* NULL: none */
+    dcomm_feedback_step begins; /* what it is told before the first encoding */
+    bool begun;
+    uint32_t rank;
+    dcomm_codec_report *report; /* NULL: not wanted */
+    void *workspace;
+    size_t workspace_len;
+    bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
+    const float *whole; /* of these numbers, */
+    size_t count;       /* so many */
+    float *room;        /* as many; NULL: not needed yet */
+} dcommi_coded;
+
+static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
+{
+    if (need > c->workspace_len) {
+        dcommi_free(c->workspace);
+        c->workspace = dcommi_alloc_raw(need);
+        c->workspace_len = c->workspace != NULL ? need : 0;
+    }
+    return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    c->begins.x = src - first;
+    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    c->begun = true;
+    return DCOMM_OK;
+}
+
+#endif
