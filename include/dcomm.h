@@ -1464,6 +1464,7 @@ typedef struct dcomm_stats {
                                       lie in a peer's registered memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
+    uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats);
 
@@ -10312,7 +10313,8 @@ static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, si
     }
     if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
         h->scale > 1 || h->average > 1 || h->nranks == 0 ||
-        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX || !(fabs(h->momentum) <= 1) ||
+        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX ||
+        !(h->momentum == -1 || (h->momentum > 0 && h->momentum < 1)) ||
         !(h->clip >= 0 && h->clip <= DBL_MAX) ||
         !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
         h->own_first > h->count || h->own_count > h->count - h->own_first) {
@@ -30145,6 +30147,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     }
     dcomm_status status;
     dcommi_message[0] = 0;
+    double start = dcommi_now();
     switch (step->kind) {
     case DCOMM_STEP_ENCODE:
         status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
@@ -30159,6 +30162,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
         status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
         break;
     }
+    lane->frame->run->comm->stats.codec_ns += (uint64_t)(1e9 * (dcommi_now() - start));
     if (status < 0) {
         return dcommi_step_error(
             lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,

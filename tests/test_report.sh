@@ -10,7 +10,8 @@ fi
 python=python3
 python3 -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3
 train=$scratch/train.json perf=$scratch/perf.json page=$scratch/report.html
-report=("$python" tools/report.py --perf "$perf" --html "$page" "exact=$train")
+coded=$scratch/coded.json
+report=("$python" tools/report.py --perf "$perf" --html "$page" "exact=$train" "top-k=$coded")
 
 # page PATTERN COUNT: so many lines of the page match.
 page() {
@@ -24,6 +25,9 @@ check "a training run" "$build/dcomm-run" -n 2 -- "$build/examples/trainer" --st
     --seq 16 --dim 16 --sample 0 --json "$train"
 check "a measurement" "$build/dcomm-run" -n 2 -- "$build/dcomm-perf" allreduce -b 4 -e 1K -f 16 \
     --algo all,auto -n 5 --json "$perf"
+check "one through a codec" "$build/dcomm-run" -n 2 -- "$build/examples/trainer" --steps 5 --batch 4 \
+    --seq 16 --dim 16 --sample 0 --json "$coded" --codec topk:k=0.01 --feedback classic
+expect "a row for it" 0 "^top-k .* [0-9.]+x " "${report[@]}"
 expect "a row for the training run" 0 "^exact .* [0-9]+\.[0-9]{4} .* MB" "${report[@]}"
 expect "a row for each size" 0 "^1 KB .* (µs|ms)$" "${report[@]}"
 expect "the fastest at each size" 0 "^  [a-z_]+: 4 B" "${report[@]}"

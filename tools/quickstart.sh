@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # quickstart.sh - from a fresh machine to the main job: installs what is missing, builds, trains a
-# small model on real text with local ranks, measures the all-reduce algorithms, writes a report.
+# small model on real text with local ranks, once exactly and once with each of several codecs,
+# measures the all-reduce algorithms, writes a report.
 #
 #   tools/quickstart.sh [--ranks N] [--steps N] [--text PATH]
 #
@@ -32,6 +33,16 @@ done
 # Ways to sum the gradients: a name, and the trainer's options for it.
 configurations=(
     "exact|"
+    "bf16|--codec bf16"
+    "qsgd 8 bit|--codec qsgd:bits=8"
+    "qsgd 4 bit|--codec qsgd:bits=4"
+    "qsgd 2 bit|--codec qsgd:bits=2"
+    "top-k 1%, feedback|--codec topk:k=0.01 --feedback classic"
+    "top-k 0.1%, feedback|--codec topk:k=0.001 --feedback classic"
+    "top-k 1%, no feedback|--codec topk:k=0.01"
+    "sign, feedback|--codec sign --feedback classic"
+    "PowerSGD rank 2, feedback|--codec powersgd:rank=2 --feedback classic"
+    "PowerSGD rank 4, feedback|--codec powersgd:rank=4 --feedback classic"
 )
 
 say() {
@@ -56,11 +67,12 @@ mkdir -p "$out"
 trained=()
 for configuration in "${configurations[@]}"; do
     name=${configuration%%|*}
+    file=$out/train-${name//[^A-Za-z0-9]/_}.json
     read -ra options <<<"${configuration#*|}"
     say "training with $ranks ranks: $name"
     build/dcomm-run -n "$ranks" -- build/examples/trainer --steps "$steps" "${text[@]}" \
-        --json "$out/train-$name.json" "${options[@]}"
-    trained+=("$name=$out/train-$name.json")
+        --json "$file" "${options[@]}"
+    trained+=("$name=$file")
 done
 
 say "measuring all-reduce with $ranks ranks (half a minute)"

@@ -137,6 +137,41 @@ size_t model_count(const model *m)
     return m->count;
 }
 
+enum { LAYER_TENSORS = 6 };
+
+size_t model_tensors(const model *m)
+{
+    return 3 + LAYER_TENSORS * (size_t)m->config.layers;
+}
+
+/* Where tensor i begins, and its rows; beyond the last, where all end. */
+static const float *tensor(const model *m, size_t i, size_t *rows)
+{
+    const model_weights *w = &m->params;
+    size_t d = (size_t)m->config.dim, last = model_tensors(m) - 1;
+    const model_layer *layer = &w->layers[i > 0 && i < last - 1 ? (i - 1) / LAYER_TENSORS : 0];
+    const float *within[LAYER_TENSORS] = {layer->norm1, layer->qkv, layer->out,
+                                          layer->norm2, layer->up,  layer->down};
+    const size_t rows_within[LAYER_TENSORS] = {1, d, d, 1, d, 4 * d};
+    *rows = i == 0          ? (size_t)m->config.vocab
+            : i == last     ? d
+            : i == last - 1 ? 1
+            : i < last      ? rows_within[(i - 1) % LAYER_TENSORS]
+                            : 0;
+    return i == 0          ? w->token
+           : i == last     ? w->head
+           : i == last - 1 ? w->norm
+           : i < last      ? within[(i - 1) % LAYER_TENSORS]
+                           : w->all + m->count;
+}
+
+void model_tensor(const model *m, size_t i, size_t *first, size_t *count, size_t *rows)
+{
+    size_t next;
+    *first = (size_t)(tensor(m, i, rows) - m->params.all);
+    *count = (size_t)(tensor(m, i + 1, &next) - m->params.all) - *first;
+}
+
 float *model_params(model *m)
 {
     return m->params.all;

@@ -36,6 +36,11 @@ size_t model_count(const model *m);
 float *model_params(model *m);    /* [count] */
 float *model_gradients(model *m); /* [count + 1]: the last one is the caller's */
 
+/* The weight matrices and vectors, which lie one after another: tensor i is [first, first + count),
+ * and has `rows` rows. */
+size_t model_tensors(const model *m);
+void model_tensor(const model *m, size_t i, size_t *first, size_t *count, size_t *rows);
+
 /* One sequence of n <= seq tokens; returns the mean over its positions of the cross-entropy of
  * `targets` (nats). targets NULL: only the logits, and 0. */
 double model_forward(model *m, const int *tokens, const int *targets, int n);

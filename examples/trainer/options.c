@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void help(void)
 {
@@ -24,6 +25,9 @@ static void help(void)
         "  --lr X           highest learning rate (0.005)\n"
         "  --seed N         of weights and batches (1)\n"
         "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
+        "  --codec SPEC     sum gradients through this codec (qsgd:bits=4, topk:k=0.01, ...)\n"
+        "  --feedback F     error feedback: none, classic, ef21, dgc (none)\n"
+        "  --warmup N       dgc: steps in which more than the codec's k is sent (0)\n"
         "  --deterministic  sum gradients in rank order\n"
         "  --log-every N    steps between lines of output (25)\n"
         "  --sample N       characters to write at the end (300)\n"
@@ -88,6 +92,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         RATE,
         SEED,
         ALGO,
+        CODEC,
+        FEEDBACK,
+        WARMUP,
         DETERMINISTIC,
         LOG,
         SAMPLE,
@@ -108,6 +115,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"lr", required_argument, NULL, RATE},
         {"seed", required_argument, NULL, SEED},
         {"algo", required_argument, NULL, ALGO},
+        {"codec", required_argument, NULL, CODEC},
+        {"feedback", required_argument, NULL, FEEDBACK},
+        {"warmup", required_argument, NULL, WARMUP},
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"log-every", required_argument, NULL, LOG},
         {"sample", required_argument, NULL, SAMPLE},
@@ -164,6 +174,17 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case ALGO:
             o->algo = optarg;
             break;
+        case CODEC:
+            o->codec = optarg;
+            break;
+        case FEEDBACK:
+            good = strcmp(optarg, "none") == 0 || strcmp(optarg, "classic") == 0 ||
+                   strcmp(optarg, "ef21") == 0 || strcmp(optarg, "dgc") == 0;
+            o->feedback = strcmp(optarg, "none") != 0 ? optarg : NULL;
+            break;
+        case WARMUP:
+            good = parse_int(optarg, 0, 1000000, &o->warmup);
+            break;
         case DETERMINISTIC:
             o->deterministic = true;
             break;
@@ -202,6 +223,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
     }
     if (optind != argc) {
         return usage("takes no arguments, only options");
+    }
+    if (o->feedback != NULL && o->codec == NULL) {
+        return usage("--feedback is for --codec");
     }
     if (o->dim % 8 != 0 || o->dim % o->heads != 0) {
         return usage("--dim must be a multiple of 8 and of --heads");

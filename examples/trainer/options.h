@@ -11,9 +11,12 @@ typedef struct options {
     int steps, batch, seq, dim, layers, heads;
     float rate;
     int seed;
-    const char *algo; /* NULL: the library chooses */
+    const char *algo;     /* NULL: the library chooses */
+    const char *codec;    /* NULL: exact */
+    const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
     const char *json;
+    int warmup; /* of dgc, steps */
     int log_every, sample;
     const char *dump; /* directory for gradients; NULL: none */
     int dump_steps;

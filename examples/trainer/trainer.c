@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "dcomm.h"
 #include "dump.h"
+#include "exchange.h"
 #include "model.h"
 #include "options.h"
 #include "text.h"
@@ -20,7 +21,7 @@ enum { TENTH = 10, EVALUATED = 128, WARM_UP = 20 }; /* of the text; sequences; s
 typedef struct trainer {
     const options *o;
     dcomm_comm *comm;
-    dcomm_coll_opts coll;
+    exchange exchange;
     int rank, nranks;
     text text;
     model *model;
@@ -31,12 +32,13 @@ typedef struct trainer {
 } trainer;
 
 typedef struct summary {
-    double loss;         /* of the held-out text */
-    double seconds;      /* training */
-    double comm_seconds; /* within all-reduce, mean over ranks */
-    uint64_t wire_bytes; /* sent or read by one rank, the most */
-    uint64_t wire_total; /* by all */
-    uint64_t checksum;   /* of the weights */
+    double loss;          /* of the held-out text */
+    double seconds;       /* training */
+    double comm_seconds;  /* within all-reduce, mean over ranks */
+    double codec_seconds; /* of these, encoding and decoding */
+    uint64_t wire_bytes;  /* sent or read by one rank, the most */
+    uint64_t wire_total;  /* by all */
+    uint64_t checksum;    /* of the weights */
     const char *algo;
 } summary;
 
@@ -114,8 +116,7 @@ static dcomm_status train_step(trainer *t, int step)
         t->undumped = true;
     }
     double start = now();
-    dcomm_status status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, gradients, count + 1, DCOMM_F32,
-                                          DCOMM_SUM, &t->coll);
+    dcomm_status status = exchange_sum(&t->exchange, gradients);
     t->comm_seconds += now() - start;
     t->losses[step] = (double)gradients[count] / batch;
     if (status >= 0) {
@@ -227,6 +228,7 @@ static dcomm_status sum_up(trainer *t, const dcomm_stats *before, summary *s)
     s->wire_bytes = after.bytes_sent - before->bytes_sent + after.bytes_read - before->bytes_read;
     s->wire_total = s->wire_bytes;
     s->comm_seconds = t->comm_seconds;
+    s->codec_seconds = 1e-9 * (double)(after.codec_ns - before->codec_ns);
     if (status >= 0) {
         status =
             dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->wire_bytes, 1, DCOMM_U64, DCOMM_MAX, NULL);
@@ -240,10 +242,10 @@ static dcomm_status sum_up(trainer *t, const dcomm_stats *before, summary *s)
                                  NULL);
     }
     if (status >= 0) {
-        status = dcomm_explain(t->comm, DCOMM_COLL_ALLREDUCE, model_count(t->model) + 1, DCOMM_F32,
-                               DCOMM_SUM, &t->coll, &s->algo);
+        status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->codec_seconds, 1, DCOMM_F64,
+                                 DCOMM_AVG, NULL);
     }
-    return status;
+    return status >= 0 ? exchange_explain(&t->exchange, &s->algo) : status;
 }
 
 static int write_json(const trainer *t, const summary *s)
@@ -254,12 +256,15 @@ static int write_json(const trainer *t, const summary *s)
         return EXIT_USAGE;
     }
     fprintf(file,
-            "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"steps\":%d,"
+            "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
+            "\"feedback\":\"%s\",\"steps\":%d,"
             "\"batch\":%d,\"seq\":%d,\"parameters\":%zu,\"final_loss\":%.9g,\"train_s\":%.6g,"
-            "\"comm_s\":%.6g,\"wire_bytes\":%" PRIu64 ",\"wire_bytes_total\":%" PRIu64
-            ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
-            t->nranks, s->algo, t->o->steps, t->o->batch, t->o->seq, model_count(t->model), s->loss,
-            s->seconds, s->comm_seconds, s->wire_bytes, s->wire_total, s->checksum);
+            "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
+            ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
+            t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
+            t->o->feedback != NULL ? t->o->feedback : "none", t->o->steps, t->o->batch, t->o->seq,
+            model_count(t->model), s->loss, s->seconds, s->comm_seconds, s->codec_seconds,
+            s->wire_bytes, s->wire_total, s->checksum);
     for (int i = 0; i < t->o->steps; i++) {
         fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);
     }
@@ -301,10 +306,11 @@ static int run(trainer *t)
         if (t->o->sample > 0) {
             write_sample(t);
         }
-        printf("final loss %.4f (held-out text), %.1f s, of which all-reduce (%s) %.2f s\n"
+        printf("final loss %.4f (held-out text), %.1f s, of which all-reduce (%s) %.2f s, of which "
+               "the codec %.2f s\n"
                "%.1f MB on the wire per rank, weights %016" PRIx64 " %s all ranks\n",
-               s.loss, s.seconds, s.algo, s.comm_seconds, (double)s.wire_bytes * 1e-6, s.checksum,
-               equal ? "equal on" : "DIFFER between");
+               s.loss, s.seconds, s.algo, s.comm_seconds, s.codec_seconds,
+               (double)s.wire_bytes * 1e-6, s.checksum, equal ? "equal on" : "DIFFER between");
         if (t->o->json != NULL) {
             int result = write_json(t, &s);
             if (result != EXIT_GOOD) {
@@ -316,6 +322,15 @@ static int run(trainer *t)
         return EXIT_USAGE;
     }
     return equal && isfinite(s.loss) ? EXIT_GOOD : EXIT_WRONG;
+}
+
+/* A codec that does not exist, or does not go with the feedback: all ranks see it alike. */
+static int no_exchange(const trainer *t)
+{
+    if (t->rank == 0) {
+        fprintf(stderr, "trainer: %s\n", dcomm_last_error());
+    }
+    return EXIT_USAGE;
 }
 
 static int gradcheck(void)
@@ -338,7 +353,7 @@ int main(int argc, char **argv)
     if (o.gradcheck) {
         return gradcheck();
     }
-    trainer t = {.o = &o, .coll = {.algo = o.algo, .deterministic = o.deterministic}};
+    trainer t = {.o = &o};
     if (text_open(&t.text, o.text) != 0) {
         return EXIT_USAGE;
     }
@@ -363,8 +378,10 @@ int main(int argc, char **argv)
     } else {
         t.rank = dcomm_comm_rank(t.comm);
         t.nranks = dcomm_comm_size(t.comm);
-        result = run(&t);
+        result =
+            exchange_open(&t.exchange, t.comm, &o, t.model) == DCOMM_OK ? run(&t) : no_exchange(&t);
     }
+    exchange_close(&t.exchange);
     dcomm_comm_destroy(&t.comm);
     model_destroy(t.model);
     text_close(&t.text);

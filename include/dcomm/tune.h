@@ -179,6 +179,7 @@ typedef struct dcomm_stats {
                                       lie in a peer's registered memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
+    uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
 DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats);
 

@@ -132,7 +132,8 @@ static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, si
     }
     if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
         h->scale > 1 || h->average > 1 || h->nranks == 0 ||
-        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX || !(fabs(h->momentum) <= 1) ||
+        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX ||
+        !(h->momentum == -1 || (h->momentum > 0 && h->momentum < 1)) ||
         !(h->clip >= 0 && h->clip <= DBL_MAX) ||
         !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
         h->own_first > h->count || h->own_count > h->count - h->own_first) {

@@ -443,6 +443,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     }
     dcomm_status status;
     dcommi_message[0] = 0;
+    double start = dcommi_now();
     switch (step->kind) {
     case DCOMM_STEP_ENCODE:
         status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
@@ -457,6 +458,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
         status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
         break;
     }
+    lane->frame->run->comm->stats.codec_ns += (uint64_t)(1e9 * (dcommi_now() - start));
     if (status < 0) {
         return dcommi_step_error(
             lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,
