@@ -23638,7 +23638,7 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t 
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
         return dcomm_feedback_gather(c->feedback, &c->whole);
     }
-    dcommi_powersgd_read(&call);
+    dcommi_read_all(&call);
     c->whole = x;
     if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
