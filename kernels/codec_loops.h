@@ -530,7 +530,7 @@ DCOMMI_LOOP void DCOMMI_L(settle)(void)
     DCOMMI_L(fence)();
 }
 
-static const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
+DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(measure),
     DCOMMI_L(add_measure),
     DCOMMI_L(squares),

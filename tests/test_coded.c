@@ -129,7 +129,8 @@ static int one_call(int rank, int n, procs_shared *shared, void *arg)
             double nmse = error_of(y, s.count, n, 0, s.op == DCOMM_AVG ? 1.0 / n : 1);
             PROCS_CHECK(nmse < 4e-5, "%s: NMSE %g", what, nmse);
         }
-        bool idle = strcmp(s.algo, "coded_hier") == 0 && s.count == 1; /* one shard for two ranks */
+        /* Too little for two shards: only one rank of a host has one. */
+        bool idle = strcmp(s.algo, "coded_hier") == 0 && 4 * s.count < 8192;
         PROCS_CHECK((idle || report.bytes > 0) && report.nonfinite == 0, "%s: %zu bytes", what,
                     report.bytes);
         ranks_buffer_free(&in, what);

@@ -1,0 +1,10 @@
+/* codec_kernels.c - the loops of the dense codecs, compiled once for all tests of the insides. */
+#define _GNU_SOURCE
+#define DCOMMI_CODEC_KERNELS
+#define DCOMMI_CODEC_LOOPS
+
+#include "dcomm/base.h"
+
+#include "dcomm/impl/util.h"
+
+#include "../kernels/codec_isa.h"
