@@ -8383,18 +8383,9 @@ static const dcommi_codec_ops dcommi_codec_powersgd = {
 #endif
 
 static const dcommi_codec_ops *const dcommi_codec_table[] = {
-    &dcommi_codec_f16,
-    &dcommi_codec_bf16,
-    &dcommi_codec_fp8,
-    &dcommi_codec_qsgd,
-    &dcommi_codec_tern,
-    &dcommi_codec_sign,
-    &dcommi_codec_topk,
-    &dcommi_codec_threshold,
-    &dcommi_codec_topk_qsgd,
-    &dcommi_codec_randk,
-    &dcommi_codec_powersgd,
-    NULL,
+    &dcommi_codec_f16,       &dcommi_codec_bf16,  &dcommi_codec_fp8,      &dcommi_codec_qsgd,
+    &dcommi_codec_tern,      &dcommi_codec_sign,  &dcommi_codec_topk,     &dcommi_codec_threshold,
+    &dcommi_codec_topk_qsgd, &dcommi_codec_randk, &dcommi_codec_powersgd, NULL,
 };
 
 #endif
@@ -18386,7 +18377,7 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
 
 
 #define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
-#define DCOMMI_CODED_WINDOW 4          /* chunks of a track that have slots */
+#define DCOMMI_CODED_WINDOW 4        /* chunks of a track that have slots */
 #define DCOMMI_CODED_TRACKS 2
 #define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
 
@@ -23796,11 +23787,11 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
 {
     dcommi_coded *c = user;
     size_t count = src_len / sizeof(float);
-    dcomm_codec_key key = dcommi_coded_key(c, place);
-    dcomm_codec_report report;
+    dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
     if (c == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
     dcomm_status status;
     if (dcommi_linear_powersgd(c)) {
         return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
@@ -24017,7 +24008,8 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
     c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
-                                      .nranks = (uint32_t)plan->nranks};
+                                      .nranks = (uint32_t)plan->nranks,
+                                      .average = plan->op == DCOMM_AVG};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
 }

@@ -93,6 +93,9 @@ Test(broken, structure)
     step(&s, 0, 3)->tag.base = 2;
     wrong(&s, ring_spec(3), "rank 0", "64 bits");
     s = ring(3, DCOMM_SUM);
+    step(&s, 2, 5)->flags |= DCOMM_STEP_FORWARD;
+    wrong(&s, ring_spec(3), "rank 2 lane 0 step 5", "the next step sends");
+    s = ring(3, DCOMM_SUM);
     s.plan[1]->rank = 2;
     wrong(&s, ring_spec(3), "rank 1", "its plan is for rank 2");
 }

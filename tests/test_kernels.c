@@ -160,7 +160,8 @@ static void plain_fold(unsigned char *dst, const void *const *src, size_t nsrc, 
 
 static unsigned char source[MOST_SRC][MOST_COUNT * 8 + 64];
 static unsigned char work[MOST_SRC][MOST_COUNT * 8 + 64];
-static unsigned char expected[MOST_COUNT * 8 + 64], got[MOST_COUNT * 8 + 64];
+static unsigned char expected[MOST_COUNT * 8 + 64], got[MOST_COUNT * 8 + 64],
+    also[MOST_COUNT * 8 + 64];
 
 /* alias < 0: dst is apart; else it is source `alias`. shift makes every pointer odd. */
 static void check_fold(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count, int alias,
@@ -188,6 +189,19 @@ static void check_fold(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count
                      dcomm_dtype_name(dtype), dcomm_op_name(op), nsrc, count, (int)divisor, alias,
                      shift, dcommi_isa_names[isa]);
         cr_assert(dst[len] == 0xa5 && dst[len + 7] == 0xa5, "wrote past the end");
+        for (int how = 0; alias < 0 && how < 4; how++) { /* to two places, past the caches or not */
+            unsigned char *too = also + (how + shift) % 3;
+            memset(dst, 0x5a, len);
+            memset(too, 0xa5, len + 8);
+            cr_assert_eq(dcommi_host_reduce_both(dst, how & 1, too, how & 2, given, nsrc, count,
+                                                 dtype, op, divisor),
+                         DCOMM_OK);
+            cr_assert(memcmp(dst, expected, len) == 0 && memcmp(too, expected, len) == 0,
+                      "%s %s of %zu x %zu to two places, how %d, shift %zu, %s: wrong bytes",
+                      dcomm_dtype_name(dtype), dcomm_op_name(op), nsrc, count, how, shift,
+                      dcommi_isa_names[isa]);
+            cr_assert(dst[len] == 0xa5 && too[len] == 0xa5, "wrote past the end");
+        }
     }
     dcommi_isa_force(-1);
 }

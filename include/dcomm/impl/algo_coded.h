@@ -19,7 +19,7 @@
 #include "algo_parts.h"
 
 #define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
-#define DCOMMI_CODED_WINDOW 4          /* chunks of a track that have slots */
+#define DCOMMI_CODED_WINDOW 4        /* chunks of a track that have slots */
 #define DCOMMI_CODED_TRACKS 2
 #define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
 

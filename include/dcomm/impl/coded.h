@@ -41,11 +41,11 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
 {
     dcommi_coded *c = user;
     size_t count = src_len / sizeof(float);
-    dcomm_codec_key key = dcommi_coded_key(c, place);
-    dcomm_codec_report report;
+    dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
     if (c == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
     dcomm_status status;
     if (dcommi_linear_powersgd(c)) {
         return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
@@ -262,7 +262,8 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
     c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
-                                      .nranks = (uint32_t)plan->nranks};
+                                      .nranks = (uint32_t)plan->nranks,
+                                      .average = plan->op == DCOMM_AVG};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
 }
