@@ -783,7 +783,7 @@ Test(feedback, moved_to_another_number_of_ranks)
                 for (size_t i = 0; i < N; i++) {
                     cr_assert_float_eq(dealt[i], owed[i], 1e-4);
                 }
-                cr_assert_eq(loss.missing, missing);
+                cr_assert_eq(loss.missing, (size_t)missing);
                 cr_assert(missing && variant == DCOMM_FEEDBACK_EF21 ? loss.lost > 1
                                                                     : loss.lost < 1e-4,
                           "%g", loss.lost);
