@@ -22862,6 +22862,7 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
+    bool bulk;        /* set by who sends: what comes now is a part of much */
     size_t eager_max; /* a payload up to this long comes with its message */
 };
 
@@ -23208,10 +23209,11 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 #define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
 #define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
 #define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
-#define DCOMMI_PAST_RESULT                                                         \
-    ((int64_t)1 << 20)          /* outputs from here on are stored past the caches \
-                                 */
-#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
+#define DCOMMI_PAST_RESULT                                                                         \
+    ((int64_t)1 << 20)                          /* outputs from here on are stored past the caches \
+                                                 */
+#define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
+#define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
 typedef struct dcommi_frame dcommi_frame;
@@ -28912,6 +28914,11 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
+static inline bool dcommi_is_bulk(const dcommi_frame *frame)
+{
+    return frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_BULK_RESULT;
+}
+
 /* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
 static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
                                       size_t len, bool async)
@@ -28951,6 +28958,7 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
         return DCOMM_IN_PROGRESS;
     }
     header.a = len;
+    peer->transport->bulk = dcommi_is_bulk(lane->frame);
     dcomm_status status = dcommi_post(comm, rank, &header, data, len, &move->op);
     if (status == DCOMM_IN_PROGRESS) {
         dcommi_move_in_transport(move);
@@ -29017,6 +29025,7 @@ static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *p
         run->seq >= member->done + DCOMMI_WINDOW) {
         return NULL;
     }
+    peer->transport->bulk = dcommi_is_bulk(move->lane->frame);
     return peer->transport->call->reserve(peer->transport, member->peer, sizeof(dcommi_header), len,
                                           past);
 }
@@ -32706,12 +32715,13 @@ static inline size_t dcommi_local_spare(size_t len)
 
 /* Copy a payload into the fifo. Where the reader's core is far, each line that it has read is slow
  * to take back, and storing past the caches is faster; where it is near, it reads what is in a
- * cache sooner. How far it is nobody says (virtual machines least of all), so now and then both
- * ways are timed: far, the plain way takes three times as long as the other, near a little less. */
+ * cache sooner, the more so with little traffic. How far it is nobody says (virtual machines least
+ * of all), so now and then both ways are timed: far, the plain way takes three times as long as the
+ * other, near a little less. */
 static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, const void *data,
                                      size_t len)
 {
-    if (len < DCOMMI_LOCAL_PAST) {
+    if (len < DCOMMI_LOCAL_PAST || !p->local->base.bulk) {
         if (len > 0) {
             memcpy(to, data, len);
         }
@@ -32780,7 +32790,7 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
         return NULL;
     }
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
-    *past = p->past;
+    *past = p->past && t->bulk;
     return body != NULL ? body + header_len : NULL;
 }
 
@@ -39051,6 +39061,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BUCKETS
 #undef DCOMMI_BUCKET_ROW
 #undef DCOMMI_BUCKET_STREAM
+#undef DCOMMI_BULK_RESULT
 #undef DCOMMI_BYTE_VALUES
 #undef DCOMMI_CACHE_BUCKETS
 #undef DCOMMI_CACHE_LINE

@@ -267,6 +267,11 @@ static void dcommi_sent(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
+static inline bool dcommi_is_bulk(const dcommi_frame *frame)
+{
+    return frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_BULK_RESULT;
+}
+
 /* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
 static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
                                       size_t len, bool async)
@@ -306,6 +311,7 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
         return DCOMM_IN_PROGRESS;
     }
     header.a = len;
+    peer->transport->bulk = dcommi_is_bulk(lane->frame);
     dcomm_status status = dcommi_post(comm, rank, &header, data, len, &move->op);
     if (status == DCOMM_IN_PROGRESS) {
         dcommi_move_in_transport(move);
@@ -372,6 +378,7 @@ static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *p
         run->seq >= member->done + DCOMMI_WINDOW) {
         return NULL;
     }
+    peer->transport->bulk = dcommi_is_bulk(move->lane->frame);
     return peer->transport->call->reserve(peer->transport, member->peer, sizeof(dcommi_header), len,
                                           past);
 }

@@ -72,6 +72,7 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
+    bool bulk;        /* set by who sends: what comes now is a part of much */
     size_t eager_max; /* a payload up to this long comes with its message */
 };
 

@@ -15,10 +15,11 @@
 #define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
 #define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
 #define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
-#define DCOMMI_PAST_RESULT                                                         \
-    ((int64_t)1 << 20)          /* outputs from here on are stored past the caches \
-                                 */
-#define DCOMMI_PULL_BLOCK 65536 /* bytes read from a peer before they are folded */
+#define DCOMMI_PAST_RESULT                                                                         \
+    ((int64_t)1 << 20)                          /* outputs from here on are stored past the caches \
+                                                 */
+#define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
+#define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
 typedef struct dcommi_frame dcommi_frame;
