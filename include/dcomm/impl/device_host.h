@@ -38,6 +38,13 @@ static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *c
     return how;
 }
 
+/* The sum of one operand of bytes. */
+static void dcommi_copy_how(void *dst, const void *src, size_t len, unsigned how)
+{
+    const unsigned char *in = src;
+    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, how);
+}
+
 static void dcommi_host_copy(void *dst, const void *src, size_t len)
 {
     if (dst == src || len == 0) {
@@ -47,22 +54,18 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len)
         memcpy(dst, src, len);
         return;
     }
-    /* The sum of one operand of bytes. */
-    const unsigned char *in = src;
-    unsigned how = len >= DCOMMI_STREAM_MIN ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD : 0;
-    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, how);
+    dcommi_copy_how(dst, src, len,
+                    len >= DCOMMI_STREAM_MIN ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD : 0);
 }
 
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
 {
-    const unsigned char *in = src;
-    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, 0);
+    dcommi_copy_how(dst, src, len, 0);
 }
 
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
 {
-    const unsigned char *in = src;
-    dcommi_fold_get(DCOMM_U8, DCOMMI_FOLD_SUM)(dst, NULL, &in, 1, len, 0, DCOMMI_FOLD_STREAM);
+    dcommi_copy_how(dst, src, len, DCOMMI_FOLD_STREAM);
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \

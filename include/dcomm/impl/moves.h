@@ -352,17 +352,21 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
 
 /* ---- receiving ---- */
 
-static dcomm_status dcommi_fold(dcommi_move *move, const void *message, size_t offset, size_t len)
+/* Fold a part of a message, to `also` too unless that is NULL; `past`: past the caches. */
+static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, size_t offset,
+                                     size_t len, bool past, void *also, bool also_past)
 {
     const dcomm_plan *plan = move->lane->frame->plan;
     const void *src[DCOMMI_FOLD_MAX];
     for (int i = 0; i < move->nsrc; i++) {
         src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
+        past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */
     }
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    return dcommi_host_reduce(move->dst + offset, src, move->nsrc, len / element,
-                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-                              move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1);
+    return dcommi_host_reduce_both(move->dst + offset, past, also, also_past, src, move->nsrc,
+                                   len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                                   move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks
+                                                                        : 1);
 }
 
 /* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
@@ -386,21 +390,12 @@ static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *p
 /* Fold a whole message, and send it on at once where the next step would. */
 static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, size_t len)
 {
-    const dcomm_plan *plan = move->lane->frame->plan;
     dcommi_run *run = move->run;
     bool also_past = false;
     uint8_t *also = dcommi_forward_room(move, len, &also_past);
     /* What is still to be sent should stay in a cache. */
     bool past = move->past && (also != NULL || move->forward_rank < 0);
-    const void *src[DCOMMI_FOLD_MAX];
-    for (int i = 0; i < move->nsrc; i++) {
-        src[i] = i == move->msg_at ? message : move->src[i];
-        past = past && src[i] != move->dst; /* its lines are in the cache anyway */
-    }
-    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    dcomm_status status = dcommi_host_reduce_both(
-        move->dst, past, also, also_past, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
-        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? run->plan->nranks : 1);
+    dcomm_status status = dcommi_fold_both(move, message, 0, len, past, also, also_past);
     if (status == DCOMM_OK && also != NULL) {
         dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, move->forward_tag);
         header.a = len;
@@ -492,7 +487,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
         DCOMMI_TRY(
             dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
                              at, move->node.peer));
-        DCOMMI_TRY(dcommi_fold(move, staging, at, n));
+        DCOMMI_TRY(dcommi_fold_both(move, staging, at, n, false, NULL, false));
     }
     return DCOMM_OK;
 }
