@@ -160,8 +160,9 @@ static void plain_fold(unsigned char *dst, const void *const *src, size_t nsrc, 
 
 static unsigned char source[MOST_SRC][MOST_COUNT * 8 + 64];
 static unsigned char work[MOST_SRC][MOST_COUNT * 8 + 64];
-static unsigned char expected[MOST_COUNT * 8 + 64], got[MOST_COUNT * 8 + 64],
-    also[MOST_COUNT * 8 + 64];
+static unsigned char expected[MOST_COUNT * 8 + 64];
+/* Alike modulo a line, so that every build tries stores past the caches with every shift. */
+static _Alignas(64) unsigned char got[MOST_COUNT * 8 + 64], also[MOST_COUNT * 8 + 64];
 
 /* alias < 0: dst is apart; else it is source `alias`. shift makes every pointer odd. */
 static void check_fold(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count, int alias,

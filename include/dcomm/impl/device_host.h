@@ -210,8 +210,10 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
         return DCOMM_OK;
     }
     unsigned how = dcommi_fold_how(out, in, nsrc, len, element);
-    how |= past && (uintptr_t)dst % element == 0 ? DCOMMI_FOLD_STREAM : 0;
-    how |= also_past && ((uintptr_t)dst - (uintptr_t)also) % 64 == 0 ? DCOMMI_FOLD_ALSO : 0;
+    if ((uintptr_t)dst % element == 0) { /* else the way to a whole line would cut an element */
+        how |= past ? DCOMMI_FOLD_STREAM : 0;
+        how |= also_past && ((uintptr_t)dst - (uintptr_t)also) % 64 == 0 ? DCOMMI_FOLD_ALSO : 0;
+    }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;
 }
