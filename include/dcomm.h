@@ -180,6 +180,11 @@ typedef struct dcomm_codec_report {
     size_t clipped;         /* finite, but beyond the largest number of the format */
     size_t nonfinite;       /* NaN or infinite */
     size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
+    /* Of an all-reduce by a sparse codec: elements of the result that are not 0, and those of the
+     * sum of all that ranks selected, before any of it was left out (0: not known). Divided by
+     * `kept`, what one rank selected, that is how far the sum fills in; at most nranks. */
+    size_t nonzero;
+    size_t summed;
 } dcomm_codec_report;
 
 /* What is known of a codec without data, for arrays of a given length. */
@@ -747,8 +752,9 @@ struct dcomm_plan {
     const dcomm_plan_codec *codec;
     void *codec_user;
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
-     * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
-    uint32_t codec_length, codec_encode, codec_decode;
+     * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
+     * encodings take whose `slot` is not 0. 0: 1024. */
+    uint32_t codec_length, codec_encode, codec_decode, codec_later;
     bool codec_linear;                    /* encodings are folded before they are decoded */
     int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
     int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
@@ -7320,17 +7326,19 @@ static dcomm_status dcommi_topk_check_values(const dcomm_codec *codec, const uns
                : dcommi_topk_bad_wire(codec, "has one that is not finite", kept, count);
 }
 
-static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                     size_t count, dcommi_topk_wire *w)
+/* A wire of `least` to `most` elements. */
+static dcomm_status dcommi_topk_open_some(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                          size_t count, size_t least, size_t most,
+                                          dcommi_topk_wire *w)
 {
     dcommi_sparse_head head = {0};
     *w = (dcommi_topk_wire){0};
     if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
-        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_bytes(codec, count, most), count);
     }
     memcpy(&head, wire, sizeof head);
-    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
-    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+    size_t kept = head.kept;
+    if (kept < least || kept > most) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "%s: a wire holds %zu elements, where %zu were to come",
                            codec->ops->name, kept, most);
@@ -7359,6 +7367,14 @@ static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire,
         w->decoded = NULL;
     }
     return status;
+}
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    size_t most = count <= UINT32_MAX ? dcommi_topk_most(codec, count) : 0;
+    return dcommi_topk_open_some(codec, wire, bytes, count, dcommi_topk_is_exact(codec) ? most : 0,
+                                 most, w);
 }
 
 /* Values number at .. at + n. */
@@ -11792,6 +11808,11 @@ typedef struct dcommi_coding {
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
+    /* Of selected elements that can be sent apart: how; NULL: they cannot. */
+    const dcomm_plan_codec *spread;
+    int64_t most;                                                       /* are selected */
+    size_t (*part_bytes)(const void *sizes, size_t count, size_t kept); /* grows with both */
+    size_t (*samples)(const void *sizes, size_t count, size_t nranks);
 } dcommi_coding;
 
 /* All that an algorithm may know about a call. */
@@ -17089,6 +17110,8 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
         int64_t pieces = dcommi_max64(o[i].repeat, 1);
         work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
     }
+    bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
+    work = later ? work / 1024 * plan->codec_later : work;
     return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
 }
 
@@ -21834,6 +21857,248 @@ static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_coded_sparse.h =============================================== */
+/* algo_coded_sparse.h - compressed all-reduce for codecs that send some elements only, after
+ * Ok-Topk (Li and Hoefler, PPoPP 2022): each rank selects, all agree on regions of the index space
+ * that hold about equally many of the selected elements, the owner of a region adds up what was
+ * selected of it and selects again, and everybody gets its result. 2(N-1)/N encodings per rank,
+ * whatever N, and the result has as many elements as one rank selects: an all-gather sends N-1
+ * encodings, and its sums fill in.
+ *
+ *   select; send samples of where it lies -> regions; send parts -> owner: sum, select; send
+ * results
+ *
+ * Which elements a region holds is known at run time only. In the plan, block d of an equal
+ * partition stands for region d, whose number is `index`: the checker proves that each region is
+ * added up once, in rank order, and reaches everybody. Steps before the first DECODE of a result
+ * read the input, those after write the output, so that it does not matter where regions lie. */
+#ifndef DCOMMI_ALGO_CODED_SPARSE_H
+#define DCOMMI_ALGO_CODED_SPARSE_H
+
+
+/* Which encoding it is: `slot` of the codec's steps. */
+enum {
+    DCOMMI_SPREAD_SELECT = 0,  /* of all elements */
+    DCOMMI_SPREAD_OWNER = 1,   /* of a region's sum */
+    DCOMMI_SPREAD_SAMPLES = 2, /* of no element: where those that were selected lie */
+    DCOMMI_SPREAD_PART = 3,    /* of a region of what was selected */
+    DCOMMI_SPREAD_RESULT = 4   /* decoded */
+};
+
+/* One chunk, and slots of another length. */
+static inline dcommi_coded_cut dcommi_spread_cut(const dcommi_coded_cut *k, int64_t encoded)
+{
+    dcommi_coded_cut c = *k;
+    c.chunk = c.block;
+    c.chunks = 1;
+    c.encoded = encoded;
+    c.stride = dcommi_ceil_div(encoded, 64) * 64;
+    return c;
+}
+
+typedef struct dcommi_spread_kind {
+    dcommi_coded_cut k;
+    dcommi_coded_track t;
+    dcommi_coded_slots slots;
+    int64_t tag;
+} dcommi_spread_kind;
+
+static inline void dcommi_spread_kind_make(dcommi_spread_kind *q, const dcommi_coded_cut *k,
+                                           int64_t encoded, int64_t slots)
+{
+    q->k = dcommi_spread_cut(k, encoded);
+    q->t = (dcommi_coded_track){.k = &q->k, .step = 1, .trips = 1, .window = 1};
+    q->slots = dcommi_coded_slots_make(&q->t, slots);
+    q->tag = dcommi_build_tags(k->b, 1);
+}
+
+/* The loop that nobody opens. */
+enum { DCOMMI_SPREAD_IDLE = DCOMM_LOOP_DEPTH - 1 };
+
+/* ENCODE into slot `index`, or index + i[v] by number of region. */
+static void dcommi_spread_encode(const dcommi_spread_kind *q, int round, dcomm_operand src,
+                                 int64_t index, int v, int64_t per, dcomm_expr region)
+{
+    dcomm_step *step = dcommi_build_step(q->k.b, 0, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->slot = (uint16_t)round;
+        step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
+        if (round != DCOMMI_SPREAD_SAMPLES) { /* which are always as long */
+            step->word = (int32_t)q->slots.word;
+            step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, index, v, per);
+        }
+        step->index = region;
+        dcommi_build_sources(q->k.b, step, &src, 1);
+    }
+}
+
+/* Slot `index` + i[v] as it is sent. */
+static dcomm_operand dcommi_spread_held(const dcommi_spread_kind *q, int64_t index, int v,
+                                        int64_t per, bool fixed)
+{
+    return fixed ? dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per)
+                 : dcommi_coded_held(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
+}
+
+/* Receive from each other rank into its slot. */
+static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
+{
+    const dcommi_shape *s = q->k.s;
+    dcommi_builder *b = q->k.b;
+    int d = dcommi_loop_many(b, 0, s->nranks - 1);
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
+    if (step != NULL) {
+        step->flags = DCOMM_STEP_ASYNC;
+        step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, 0, d, 1);
+        step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
+        step->tag = dcommi_const(q->tag);
+        if (!fixed) {
+            step->word = (int32_t)q->slots.word;
+            step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
+        }
+    }
+    dcommi_end_many(b, 0, s->nranks - 1);
+}
+
+/* Send slot `own` to each other rank. */
+static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
+{
+    const dcommi_shape *s = q->k.s;
+    dcommi_builder *b = q->k.b;
+    int d = dcommi_loop_many(b, 0, s->nranks - 1);
+    dcommi_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
+                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(q->tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, s->nranks - 1);
+}
+
+/* All ranks' samples, in rank order, become regions: of no bytes. */
+static void dcommi_spread_regions(const dcommi_spread_kind *q)
+{
+    dcommi_builder *b = q->k.b;
+    dcomm_operand all[2];
+    size_t n = dcommi_coded_all(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, all);
+    for (size_t i = 0; i < n; i++) {
+        all[i].length = dcommi_const(q->k.encoded);
+    }
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
+    if (step != NULL) {
+        step->slot = DCOMMI_SPREAD_SAMPLES;
+        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+        dcommi_build_sources(b, step, all, n);
+    }
+}
+
+/* Add up this rank's region and encode the sum. */
+static void dcommi_spread_owner(const dcommi_spread_kind *in, const dcommi_spread_kind *out)
+{
+    const dcommi_coded_cut *k = &in->k;
+    int64_t n = k->s->nranks, begin = k->s->rank * k->block;
+    dcomm_step *step = dcommi_build_step(k->b, 0, DCOMM_STEP_RECODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src[2];
+    size_t sources = dcommi_coded_all(&in->t, &in->slots, DCOMMI_SPREAD_IDLE, src);
+    step->flags = DCOMM_STEP_FINAL;
+    step->slot = DCOMMI_SPREAD_OWNER;
+    step->dst =
+        dcommi_coded_room(&out->t, &out->slots, DCOMMI_SPREAD_IDLE, n - 1, DCOMMI_SPREAD_IDLE, 0);
+    step->word = (int32_t)out->slots.word;
+    step->value = dcommi_const(n - 1);
+    step->index = dcommi_const(k->s->rank);
+    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(k->b, k->block),
+                              dcommi_max64(0, dcommi_min64(k->block, k->total - begin)));
+    dcommi_build_sources(k->b, step, src, sources);
+}
+
+/* Decode all results in the order of regions. The first step finds the output's beginning, where
+ * block 0 lies. */
+static void dcommi_spread_decode(const dcommi_spread_kind *q)
+{
+    const dcommi_shape *s = q->k.s;
+    dcommi_builder *b = q->k.b;
+    int64_t n = s->nranks;
+    int d = dcommi_loop_many(b, 0, n);
+    dcommi_turn region = {0, d, 1};
+    dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1, false);
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
+    if (step != NULL) {
+        step->slot = DCOMMI_SPREAD_RESULT;
+        step->dst = dcommi_coded_piece(&q->t, DCOMM_SPACE_OUT, DCOMMI_SPREAD_IDLE, region);
+        step->index = dcommi_rank_at(n, region);
+        dcommi_build_sources(b, step, &src, 1);
+    }
+    dcommi_end_many(b, 0, n);
+}
+
+/* What the model is told. Only the selection sees all elements; what comes after sees k of them, at
+ * some sixteen times the cost of copying one. Both kinds of slots have room for k elements, and N-1
+ * of N are elsewhere. */
+static void dcommi_spread_costs(const dcommi_coded_cut *k)
+{
+    const dcommi_coding *coding = k->s->coding;
+    dcomm_plan *head = &k->b->head;
+    int64_t length = coding->cost_length > 0 ? coding->cost_length : 1024;
+    int64_t work = 16 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
+    head->codec = coding->spread;
+    head->codec_length = (uint32_t)dcommi_max64(1, length / k->s->nranks);
+    head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
+}
+
+static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    const dcommi_coding *coding = s->coding;
+    if (coding->spread == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "coded_sparse is for codecs that select elements "
+                           "and send each value on its own: topk, threshold");
+    }
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
+    int64_t n = s->nranks, own = n - 1;
+    int64_t part = (int64_t)coding->part_bytes(coding->sizes, s->count, (size_t)coding->most);
+    int64_t samples = (int64_t)coding->samples(coding->sizes, s->count, (size_t)n);
+    dcommi_spread_kind all, sample, out, in, result;
+    dcommi_spread_costs(&k);
+    dcommi_spread_kind_make(&all, &k, part, 1);
+    dcommi_spread_kind_make(&sample, &k, 4 * (samples + 1), n);
+    dcommi_spread_kind_make(&out, &k, part, n - 1);
+    dcommi_spread_kind_make(&in, &k, part, n);
+    dcommi_spread_kind_make(&result, &k, part + 4, n);
+    dcomm_space space = dcommi_input_of(s, 0).space;
+    int idle = DCOMMI_SPREAD_IDLE;
+
+    dcommi_spread_receive(&sample, true);
+    dcommi_spread_encode(&all, DCOMMI_SPREAD_SELECT, dcommi_span(space, 0, k.total), 0, idle, 0,
+                         dcommi_const(0));
+    dcommi_spread_encode(&sample, DCOMMI_SPREAD_SAMPLES, dcommi_span(space, 0, 0), own, idle, 0,
+                         dcommi_const(0));
+    dcommi_spread_tell(&sample, true);
+    dcommi_fence(b, 0);
+    dcommi_spread_regions(&sample);
+
+    dcommi_spread_receive(&in, false);
+    int d = dcommi_loop_many(b, 0, n - 1);
+    dcommi_turn others = dcommi_others(s, d);
+    dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
+                         0, d, 1, dcommi_rank_at(n, others));
+    dcommi_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
+                dcommi_const(in.tag), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, n - 1);
+    dcommi_turn mine = dcommi_turn_at(s->rank);
+    dcommi_spread_encode(&in, DCOMMI_SPREAD_PART, dcommi_coded_piece(&in.t, space, idle, mine), own,
+                         idle, 0, dcommi_const(s->rank));
+    dcommi_fence(b, 0);
+    dcommi_spread_owner(&in, &result);
+    dcommi_spread_receive(&result, false);
+    dcommi_spread_tell(&result, false);
+    dcommi_fence(b, 0);
+    dcommi_spread_decode(&result);
+    return b->status;
+}
+
+#endif
 /* ==== include/dcomm/impl/algo_misc.h ======================================================= */
 /* algo_misc.h - barrier, gather, scatter, send and receive.
  *
@@ -22136,6 +22401,9 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
      "exact within hosts, coded_two_shot or coded_allgather across M of them",
      "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true,
+     "3 steps; about 2(N-1)/N encodings of S per rank, selected twice",
+     "Li and Hoefler 2022 (Ok-Topk)"},
     {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
@@ -22315,7 +22583,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash) : key;
+    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash + s->coding->feedback) : key;
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
@@ -22329,20 +22597,11 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
  * what passes everything through some ranks, whose queues the model takes for boundless. */
 static int dcommi_choice_favour(const dcommi_algo *algo)
 {
-    static const char *const names[] = {"coded_allgather",
-                                        "coded_two_shot",
-                                        "coded_hier",
-                                        "one_shot",
-                                        "direct",
-                                        "halving_doubling",
-                                        "linear",
-                                        "pairwise",
-                                        "recursive_doubling",
-                                        "hier",
-                                        "ring",
-                                        "recursive_halving",
-                                        "two_shot",
-                                        "bruck",
+    static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
+                                        "coded_sparse",       "one_shot",       "direct",
+                                        "halving_doubling",   "linear",         "pairwise",
+                                        "recursive_doubling", "hier",           "ring",
+                                        "recursive_halving",  "two_shot",       "bruck",
                                         "hier_leader"};
     int n = (int)(sizeof names / sizeof *names);
     for (int i = 0; i < n; i++) {
@@ -22354,7 +22613,8 @@ static int dcommi_choice_favour(const dcommi_algo *algo)
 }
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, what is sparse is not made sparse again, and what can be summed is. */
+ * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
+ * summed is. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (s->coding == NULL) {
@@ -22364,6 +22624,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
         return algo->make == dcommi_coded_linear;
     }
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(algo->make == dcommi_coded_sparse &&
+             (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
@@ -23600,6 +23862,7 @@ typedef struct dcommi_coded {
     const float *whole; /* of these numbers, */
     size_t count;       /* so many */
     float *room;        /* as many; NULL: not needed yet */
+    struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
 } dcommi_coded;
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
@@ -23622,6 +23885,32 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
     return DCOMM_OK;
+}
+
+/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
+ * numbers. */
+static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    dcomm_codec_key key = c->key;
+    key.first = place->first;
+    key.rank = c->rank ^ place->round << 31;
+    return key;
+}
+
+static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
+                              const dcomm_codec_report *r)
+{
+    dcomm_codec_report *all = c->report;
+    if (all == NULL) {
+        return;
+    }
+    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
+        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
+    }
+    all->bytes += r->bytes;
+    all->kept += r->kept;
+    all->clipped += r->clipped;
+    all->nonfinite += r->nonfinite;
 }
 
 #endif
@@ -23758,35 +24047,593 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
 }
 
 #endif
+/* ==== include/dcomm/impl/coded_sparse.h ==================================================== */
+/* coded_sparse.h - the codec's steps of coded_sparse (algo_coded_sparse.h). With error feedback a
+ * residual is cleared where the element is in the result: of what this rank selected and no owner
+ * did, all goes back, and what an owner's rounding took away goes to the owner's residual. */
+#ifndef DCOMMI_CODED_SPARSE_H
+#define DCOMMI_CODED_SPARSE_H
+
+/* ==== include/dcomm/impl/exchange.h ======================================================== */
+/* exchange.h - what a sparse all-reduce does with the elements that ranks selected: cut the index
+ * space into regions that hold about equally many of them, pack those of a region, add up what
+ * arrives, select again.
+ *
+ * Regions are those of Li and Hoefler, PPoPP 2022: where regions are equally long instead,
+ * gradients whose large elements lie together send everything to one rank. Their ends follow from
+ * regular samples (Shi and Schaeffer 1992): each rank names m of its elements, evenly spaced among
+ * them, and the merged samples are cut into N. As ranks' own quantiles are merged, and not
+ * averaged, regions are balanced too where ranks select from different places. */
+#ifndef DCOMMI_EXCHANGE_H
+#define DCOMMI_EXCHANGE_H
+
+
+#include <float.h>
+
+#define DCOMMI_EXCHANGE_SAMPLES 8 /* of a rank, for each region */
+
+/* Elements in ascending order, and room for more. */
+typedef struct dcommi_exchange_pairs {
+    uint32_t *index, *bits; /* bits: of an f32 */
+    size_t n, room;
+} dcommi_exchange_pairs;
+
+static inline void dcommi_exchange_free(dcommi_exchange_pairs *p)
+{
+    dcommi_free(p->index);
+    dcommi_free(p->bits);
+    *p = (dcommi_exchange_pairs){0};
+}
+
+/* Room for n elements, where readers and selections may write a little further. What is there is
+ * lost when that is more than before. */
+static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
+{
+    if (p->room > n) {
+        return DCOMM_OK;
+    }
+    dcommi_exchange_free(p);
+    p->index = dcommi_alloc_raw(4 * (n + 128));
+    p->bits = dcommi_alloc_raw(4 * (n + 128));
+    p->room = p->index != NULL && p->bits != NULL ? n + 1 : 0;
+    return p->room > 0 ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* What a codec can be exchanged by: its values are on their own, so that they can be sent apart. */
+static inline bool dcommi_exchange_able(const dcomm_codec *codec)
+{
+    return codec->ops == &dcommi_codec_topk || codec->ops == &dcommi_codec_threshold;
+}
+
+/* The most bytes that `kept` of count elements take. */
+static size_t dcommi_exchange_bytes(const dcomm_codec *codec, size_t count, size_t kept)
+{
+    return dcommi_topk_bytes(codec, count, kept);
+}
+
+/* How many samples each of n ranks names, and how many elements an owner sends on. */
+static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t count, size_t n)
+{
+    size_t most = dcommi_topk_most(codec, count), wanted = DCOMMI_EXCHANGE_SAMPLES * n;
+    return most < 1 ? 1 : most < wanted ? most : wanted;
+}
+
+static inline size_t dcommi_exchange_quota(const dcomm_codec *codec, size_t count, size_t n)
+{
+    size_t k = dcommi_topk_wanted(codec, count);
+    return k / n + (k % n != 0);
+}
+
+/* ---- packed elements ---- */
+
+/* Read a wire of at most `most` of count elements. */
+static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                         size_t count, size_t least, size_t most,
+                                         dcommi_exchange_pairs *p)
+{
+    dcommi_topk_wire w;
+    float value[DCOMMI_TOPK_CHUNK];
+    p->n = 0;
+    DCOMMI_TRY(dcommi_topk_open_some(codec, wire, bytes, count, least, most, &w));
+    size_t kept = w.reader.kept;
+    DCOMMI_TRY(dcommi_exchange_reserve(p, kept));
+    p->n = dcommi_sparse_next(&w.reader, count, p->index, kept + 64);
+    for (size_t at = 0; at < p->n; at += DCOMMI_TOPK_CHUNK) {
+        size_t n = p->n - at < DCOMMI_TOPK_CHUNK ? p->n - at : DCOMMI_TOPK_CHUNK;
+        dcommi_topk_values(codec, &w, at, n, value);
+        memcpy(p->bits + at, value, 4 * n);
+    }
+    dcommi_free(w.decoded);
+    return DCOMM_OK;
+}
+
+/* Write elements [from, to), which lie in the `count` from `base` on; how many bytes. `bits` become
+ * those of what a reader gets. */
+static size_t dcommi_exchange_write(const dcomm_codec *codec, dcommi_exchange_pairs *p, size_t from,
+                                    size_t to, uint32_t base, size_t count, unsigned char *out,
+                                    size_t *clipped)
+{
+    size_t n = to - from;
+    dcommi_sparse_head head = {(uint32_t)n};
+    int values = (int)codec->value[DCOMMI_TOPK_VALUES];
+    memcpy(out, &head, sizeof head);
+    unsigned char *at = out + DCOMMI_SPARSE_HEAD;
+    for (size_t i = from; i < to; i++) {
+        uint32_t b = p->bits[i];
+        if (values == DCOMMI_TOPK_F32) {
+            b = dcommi_topk_flush(b);
+            memcpy(at + 4 * (i - from), &b, 4);
+        } else {
+            bool bf16 = values == DCOMMI_TOPK_BF16;
+            uint16_t h = dcommi_topk_half(b, bf16, clipped);
+            memcpy(at + 2 * (i - from), &h, 2);
+            b = dcommi_f32_bits(dcommi_topk_from_half(h, bf16));
+        }
+        p->bits[i] = b;
+        p->index[i] -= base;
+    }
+    dcommi_sparse_pack(p->index + from, n, count, at + dcommi_topk_value_bytes(codec, n));
+    for (size_t i = from; i < to; i++) {
+        p->index[i] += base;
+    }
+    return dcommi_topk_bytes(codec, count, n);
+}
+
+/* ---- regions ---- */
+
+/* Where `runs` ascending runs of a end, one behind the other, is in `end`: merge them, the earlier
+ * run first where the upper 32 bits are equal. The result is a or b. */
+static uint64_t *dcommi_exchange_merge(uint64_t *a, uint64_t *b, size_t *end, size_t runs)
+{
+    while (runs > 1) {
+        size_t from = 0, to = 0;
+        for (size_t r = 0; r < runs; r += 2) {
+            size_t i = from, middle = end[r], j = middle;
+            size_t last = r + 1 < runs ? end[r + 1] : middle;
+            while (i < middle && j < last) {
+                bool right = a[j] >> 32 < a[i] >> 32;
+                b[to++] = right ? a[j] : a[i];
+                j += right;
+                i += !right;
+            }
+            memcpy(b + to, a + i, (middle - i) * sizeof *a);
+            to += middle - i;
+            memcpy(b + to, a + j, (last - j) * sizeof *a);
+            to += last - j;
+            from = last;
+            end[r / 2] = last;
+        }
+        runs = (runs + 1) / 2;
+        uint64_t *swap = a;
+        a = b;
+        b = swap;
+    }
+    return a;
+}
+
+/* How many this rank selected, and m of their indices. */
+static void dcommi_exchange_sample(const dcommi_exchange_pairs *p, size_t count, size_t m,
+                                   uint32_t *out)
+{
+    out[0] = (uint32_t)p->n;
+    for (uint64_t j = 0; j < m; j++) {
+        uint64_t of = p->n > 0 ? p->n : count, at = (2 * j + 1) * of / (2 * m);
+        out[1 + j] = p->n > 0 ? p->index[at] : (uint32_t)at;
+    }
+}
+
+/* Ends of n regions from n ranks' samples: region d is [begin[d], begin[d + 1]). `keys` has room
+ * for all samples twice and `end` for n. */
+static dcomm_status dcommi_exchange_regions(const void *const *src, const size_t *len, size_t n,
+                                            size_t m, size_t count, size_t most, uint64_t *keys,
+                                            size_t *end, uint32_t *begin)
+{
+    uint64_t total = 0, before = 0;
+    for (size_t r = 0; r < n; r++) {
+        const unsigned char *in = src[r];
+        uint32_t weight = 0, last = 0;
+        bool good = len[r] == 4 * (m + 1);
+        memcpy(&weight, in, good ? 4 : 0);
+        for (size_t j = 0; good && j < m; j++) {
+            uint32_t index;
+            memcpy(&index, in + 4 * (j + 1), 4);
+            good = index >= last && index < count;
+            last = index;
+            keys[r * m + j] = (uint64_t)index << 32 | weight;
+        }
+        if (!good || weight > most) {
+            return dcommi_fail(DCOMM_ERR_CORRUPT,
+                               "the samples of rank %zu, %zu bytes, are no %zu ascending indices "
+                               "below %zu of at most %zu",
+                               r, len[r], m, count, most);
+        }
+        total += weight * (uint64_t)m;
+        end[r] = (r + 1) * m;
+    }
+    const uint64_t *sorted = dcommi_exchange_merge(keys, keys + n * m, end, n);
+    size_t d = 1;
+    begin[0] = 0;
+    for (size_t i = 0; i < n * m && total > 0; i++) {
+        before += (uint32_t)sorted[i];
+        for (; d < n && before >= (total * d + n - 1) / n; d++) {
+            begin[d] = (uint32_t)(sorted[i] >> 32) + 1;
+        }
+    }
+    for (; d < n; d++) {
+        begin[d] = (uint32_t)(total > 0 ? count : (uint64_t)count * d / n);
+    }
+    begin[n] = (uint32_t)count;
+    return DCOMM_OK;
+}
+
+/* ---- sums ---- */
+
+/* The sums of equal indices among n elements in ascending order, in their order. */
+static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted, size_t n,
+                                dcommi_exchange_pairs *p, size_t *clipped)
+{
+    bool pass = codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    p->n = 0;
+    for (size_t i = 0; i < n;) {
+        uint64_t index = sorted[i] >> 32;
+        float sum = dcommi_f32_from_bits((uint32_t)sorted[i]);
+        for (i++; i < n && sorted[i] >> 32 == index; i++) {
+            sum += dcommi_f32_from_bits((uint32_t)sorted[i]);
+        }
+        sum = dcommi_f32_canonical(sum);
+        if (!pass && dcommi_f32_nonfinite(sum)) {
+            sum = copysignf(FLT_MAX, sum);
+            ++*clipped;
+        }
+        p->index[p->n] = (uint32_t)index;
+        p->bits[p->n++] = dcommi_f32_bits(sum);
+    }
+}
+
+/* Keep the `most` of largest magnitude, ties to the lower index. */
+static void dcommi_exchange_select(dcommi_exchange_pairs *p, size_t most)
+{
+    if (p->n > most && most > 0) {
+        size_t equal;
+        uint32_t kth = dcommi_topk_kth(p->bits, p->n, most, 0, &equal);
+        p->n = dcommi_topk_filter_get()(p->bits, p->index, p->n, kth, equal, NULL);
+    }
+}
+
+#endif
+
+/* What a run knows of its regions. */
+struct dcommi_spread {
+    size_t count;
+    uint32_t nranks;
+    dcommi_exchange_pairs chosen; /* what this rank selected, */
+    dcommi_exchange_pairs agreed; /* and what all owners did, with feedback */
+    dcommi_exchange_pairs read;
+    uint32_t *begin; /* [nranks + 1] */
+    size_t *end;     /* [nranks] */
+    size_t regions;  /* begin and end have room for */
+    uint64_t *keys;
+    size_t keys_room;
+    float *lost; /* values for the residual */
+    size_t lost_room;
+    float *out;
+};
+
+static void dcommi_spread_free(struct dcommi_spread *s)
+{
+    if (s != NULL) {
+        dcommi_exchange_free(&s->chosen);
+        dcommi_exchange_free(&s->agreed);
+        dcommi_exchange_free(&s->read);
+        dcommi_free(s->begin);
+        dcommi_free(s->end);
+        dcommi_free(s->keys);
+        dcommi_free(s->lost);
+        dcommi_free(s);
+    }
+}
+
+static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
+{
+    if (n > s->keys_room) {
+        dcommi_free(s->keys);
+        s->keys = dcommi_alloc_raw(n * sizeof *s->keys);
+        s->keys_room = s->keys != NULL ? n : 0;
+    }
+    return n <= s->keys_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
+{
+    if (n > s->lost_room) {
+        dcommi_free(s->lost);
+        s->lost = dcommi_alloc_raw(n * sizeof *s->lost);
+        s->lost_room = s->lost != NULL ? n : 0;
+    }
+    return n <= s->lost_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* ---- encode ---- */
+
+static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
+                                         size_t room, size_t *bytes)
+{
+    static const dcomm_codec_place all = {.divisor = 1};
+    dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
+    dcomm_status status;
+    if (c->spread == NULL && (c->spread = dcommi_alloc(sizeof *c->spread)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    struct dcommi_spread *s = c->spread;
+    s->count = count;
+    s->nranks = 0;
+    s->agreed.n = 0;
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
+    } else {
+        dcomm_codec_key key = dcommi_coded_key(c, &all);
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+        status = dcomm_encode(c->codec, x, count, &key, wire, room, bytes, c->workspace, &report);
+    }
+    report.bytes = 0; /* it stays here */
+    dcommi_coded_tell(c, &all, &report);
+    DCOMMI_TRY(status);
+    return dcommi_exchange_read(c->codec, wire, *bytes, count, 0, dcommi_topk_most(c->codec, count),
+                                &s->chosen);
+}
+
+static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
+{
+    if (c->report != NULL) {
+        c->report->bytes += bytes;
+        c->report->clipped += clipped;
+    }
+}
+
+static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    const struct dcommi_spread *s = c->spread;
+    return s != NULL && place->first < s->nranks
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_PLAN, "there is no region %" PRIu64, place->first);
+}
+
+/* What this rank selected of a region. */
+static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place *place, void *wire,
+                                       size_t room, size_t *bytes)
+{
+    struct dcommi_spread *s = c->spread;
+    size_t clipped = 0;
+    DCOMMI_TRY(dcommi_spread_region(c, place));
+    uint32_t base = s->begin[place->first], end = s->begin[place->first + 1];
+    size_t from = dcommi_sparse_lower(s->chosen.index, s->chosen.n, base);
+    size_t to = dcommi_sparse_lower(s->chosen.index, s->chosen.n, end);
+    if (dcommi_exchange_bytes(c->codec, end - base, to - from) > room) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", to - from, room);
+    }
+    *bytes =
+        dcommi_exchange_write(c->codec, &s->chosen, from, to, base, end - base, wire, &clipped);
+    dcommi_spread_told(c, place->first != c->rank ? *bytes : 0, 0);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_spread_encode_step(void *user, const dcomm_codec_place *place,
+                                              const void *src, size_t src_len, void *dst,
+                                              size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    if (c == NULL || (place->round != DCOMMI_SPREAD_SELECT && c->spread == NULL)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    if (place->round == DCOMMI_SPREAD_SELECT) {
+        return dcommi_spread_select(c, src, src_len / sizeof(float), dst, dst_len, encoded);
+    }
+    if (place->round == DCOMMI_SPREAD_PART) {
+        return dcommi_spread_part(c, place, dst, dst_len, encoded);
+    }
+    dcommi_exchange_sample(&c->spread->chosen, c->spread->count, dst_len / 4 - 1, dst);
+    dcommi_spread_told(c, dst_len, 0);
+    *encoded = dst_len;
+    return DCOMM_OK;
+}
+
+/* ---- the owner ---- */
+
+/* What rounding took from the owner's sums, which `sent` has as the others get them. */
+static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pairs *sent,
+                                       const float *sums, uint32_t base, uint32_t divisor)
+{
+    struct dcommi_spread *s = c->spread;
+    for (size_t i = 0; i < sent->n; i++) {
+        float lost = sums[i] - dcommi_f32_from_bits(sent->bits[i]) * (float)divisor;
+        s->lost[i] = dcommi_f32_nonfinite(lost) ? 0 : lost;
+    }
+    return dcomm_feedback_give_back(c->feedback, base, sent->index, s->lost, sent->n, NULL, 0);
+}
+
+static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src,
+                                         const size_t *src_len, size_t n, size_t count,
+                                         uint64_t **keys_p, size_t *total_p)
+{
+    struct dcommi_spread *s = c->spread;
+    size_t total = 0, at = 0, most = dcommi_topk_most(c->codec, s->count);
+    for (size_t r = 0; r < n; r++) {
+        dcommi_sparse_head head = {0};
+        memcpy(&head, src[r], src_len[r] < sizeof head ? 0 : sizeof head);
+        total += head.kept < most ? head.kept : most;
+    }
+    DCOMMI_TRY(dcommi_spread_keys(s, 2 * total + 1));
+    for (size_t r = 0; r < n; r++) {
+        DCOMMI_TRY(dcommi_exchange_read(c->codec, src[r], src_len[r], count, 0, most, &s->read));
+        for (size_t i = 0; i < s->read.n; i++) {
+            s->keys[at++] = (uint64_t)s->read.index[i] << 32 | s->read.bits[i];
+        }
+        s->end[r] = at;
+    }
+    *keys_p = dcommi_exchange_merge(s->keys, s->keys + total, s->end, n);
+    *total_p = total;
+    return DCOMM_OK;
+}
+
+/* u32: of how many elements the region's sum is; then those that go on. */
+static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *stage, size_t stage_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    (void)stage;
+    (void)stage_len;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    DCOMMI_TRY(dcommi_spread_region(c, place));
+    struct dcommi_spread *s = c->spread;
+    uint32_t base = s->begin[place->first], end = s->begin[place->first + 1];
+    uint64_t *keys;
+    size_t total, clipped = 0;
+    if (nsrc != s->nranks) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%zu parts of %u ranks", nsrc, s->nranks);
+    }
+    DCOMMI_TRY(dcommi_spread_gather(c, src, src_len, nsrc, end - base, &keys, &total));
+    dcommi_exchange_pairs *p = &s->read;
+    DCOMMI_TRY(dcommi_exchange_reserve(p, total));
+    DCOMMI_TRY(dcommi_spread_lost(s, 2 * total + 1));
+    dcommi_exchange_add(c->codec, keys, total, p, &clipped);
+    uint32_t summed = (uint32_t)p->n;
+    dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
+    if (dcommi_exchange_bytes(c->codec, end - base, p->n) + 4 > dst_len) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", p->n, dst_len);
+    }
+    float *sums = s->lost + total;
+    for (size_t i = 0; i < p->n; i++) {
+        sums[i] = dcommi_f32_from_bits(p->bits[i]);
+        p->bits[i] = dcommi_f32_bits(sums[i] * (1.0f / (float)place->divisor));
+    }
+    memcpy(dst, &summed, sizeof summed);
+    *encoded = 4 + dcommi_exchange_write(c->codec, p, 0, p->n, 0, end - base,
+                                         (unsigned char *)dst + 4, &clipped);
+    dcommi_spread_told(c, *encoded, clipped);
+    return c->feedback != NULL ? dcommi_spread_keep(c, p, sums, base, place->divisor) : DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* What this rank selected and no owner did stays here. */
+static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
+{
+    struct dcommi_spread *s = c->spread;
+    DCOMMI_TRY(dcommi_spread_lost(s, s->chosen.n + 1));
+    for (size_t i = 0; i < s->chosen.n; i++) {
+        float value = dcommi_f32_from_bits(s->chosen.bits[i]);
+        s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
+    }
+    return dcomm_feedback_give_back(c->feedback, 0, s->chosen.index, s->lost, s->chosen.n,
+                                    s->agreed.index, s->agreed.n);
+}
+
+static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst)
+{
+    DCOMMI_TRY(dcommi_spread_region(c, place));
+    struct dcommi_spread *s = c->spread;
+    uint32_t base = s->begin[place->first], end = s->begin[place->first + 1], summed = 0;
+    size_t quota = dcommi_exchange_quota(c->codec, s->count, s->nranks);
+    if (place->first == 0) {
+        s->out = dst;
+        memset(s->out, 0, s->count * sizeof *s->out);
+        DCOMMI_TRY(dcommi_exchange_reserve(&s->agreed, quota * s->nranks));
+    }
+    memcpy(&summed, src, src_len < 4 ? 0 : 4);
+    size_t kept = summed < quota ? summed : quota;
+    if (src_len < 4 || summed > end - base) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "the result of region %" PRIu64
+                           ", %zu bytes, is of %u among %u elements",
+                           place->first, src_len, summed, end - base);
+    }
+    DCOMMI_TRY(dcommi_exchange_read(c->codec, (const unsigned char *)src + 4, src_len - 4,
+                                    end - base, kept, kept, &s->read));
+    float *out = s->out + base;
+    for (size_t i = 0; i < s->read.n; i++) {
+        out[s->read.index[i]] = dcommi_f32_from_bits(s->read.bits[i]);
+        s->agreed.index[s->agreed.n++] = base + s->read.index[i];
+    }
+    if (c->report != NULL) {
+        c->report->summed += summed;
+        c->report->nonzero += kept;
+    }
+    if (place->first + 1 < s->nranks || c->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_spread_give_back(c));
+    return dcomm_feedback_finish(c->feedback, 0, s->count, s->out);
+}
+
+static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_place *place,
+                                              const void *const *src, const size_t *src_len,
+                                              size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    (void)dst_len;
+    if (c == NULL || c->spread == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    struct dcommi_spread *s = c->spread;
+    if (place->round == DCOMMI_SPREAD_RESULT) {
+        return dcommi_spread_result(c, place, src[0], src_len[0], dst);
+    }
+    if (nsrc > s->regions) {
+        dcommi_free(s->begin);
+        dcommi_free(s->end);
+        s->begin = dcommi_alloc_raw((nsrc + 1) * sizeof *s->begin);
+        s->end = dcommi_alloc_raw(nsrc * sizeof *s->end);
+        s->regions = s->begin != NULL && s->end != NULL ? nsrc : 0;
+    }
+    size_t m = dcommi_exchange_samples(c->codec, s->count, nsrc);
+    DCOMMI_TRY(nsrc <= s->regions ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+    DCOMMI_TRY(dcommi_spread_keys(s, 2 * nsrc * m));
+    DCOMMI_TRY(dcommi_exchange_regions(src, src_len, nsrc, m, s->count,
+                                       dcommi_topk_most(c->codec, s->count), s->keys, s->end,
+                                       s->begin));
+    s->nranks = (uint32_t)nsrc;
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_codec dcommi_spread_codec = {
+    .name = "sparse exchange",
+    .encode = dcommi_spread_encode_step,
+    .decode = dcommi_spread_decode_step,
+    .recode = dcommi_spread_owner_step,
+};
+
+/* ---- what the algorithm may know ---- */
+
+static size_t dcommi_spread_part_bytes(const void *codec, size_t count, size_t kept)
+{
+    return dcommi_exchange_bytes(codec, count, kept);
+}
+
+static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nranks)
+{
+    return dcommi_exchange_samples(codec, count, nranks);
+}
+
+static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+{
+    if (dcommi_exchange_able(codec) && count <= UINT32_MAX) {
+        coding->spread = &dcommi_spread_codec;
+        coding->part_bytes = dcommi_spread_part_bytes;
+        coding->samples = dcommi_spread_samples;
+        coding->most = (int64_t)dcommi_topk_most(codec, count);
+    }
+}
+
+#endif
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
-
-/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
- * numbers. */
-static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
-{
-    dcomm_codec_key key = c->key;
-    key.first = place->first;
-    key.rank = c->rank ^ place->round << 31;
-    return key;
-}
-
-static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
-                              const dcomm_codec_report *r)
-{
-    dcomm_codec_report *all = c->report;
-    if (all == NULL) {
-        return;
-    }
-    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
-        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
-    }
-    all->bytes += r->bytes;
-    all->kept += r->kept;
-    all->clipped += r->clipped;
-    all->nonfinite += r->nonfinite;
-}
 
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
@@ -23824,6 +24671,20 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
                               : DCOMM_OK;
 }
 
+/* How far the sum of sparse wires has filled in. */
+static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
+{
+    if (c->report == NULL || (c->codec->ops->traits(c->codec) & DCOMMI_CODEC_SPARSE) == 0) {
+        return;
+    }
+    size_t nonzero = 0;
+    for (size_t i = 0; i < count; i++) {
+        nonzero += x[i] != 0;
+    }
+    c->report->nonzero += nonzero;
+    c->report->summed += nsrc > 1 ? nonzero : 0; /* else an owner has selected again */
+}
+
 static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place *place,
                                              const void *const *src, const size_t *src_len,
                                              size_t nsrc, void *dst, size_t dst_len)
@@ -23835,6 +24696,7 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     }
     DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    dcommi_coded_fill(c, dst, count, nsrc);
     if (dcommi_linear_powersgd(c)) {
         DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
     }
@@ -23920,6 +24782,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->granule = (int64_t)info.granule;
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
+    dcommi_spread_offer(codec, count, coding);
     coding->hash = 0x5851f42d4c957f2du;
     for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
         coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
@@ -24050,6 +24913,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
         dcommi_free(c->room);
+        dcommi_spread_free(c->spread);
         dcommi_free(c);
     }
 }
@@ -38308,6 +39172,7 @@ DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *
         coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
     }
     coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.feedback = coding.spread != NULL; /* without it nobody would send so little */
     coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
     dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
     if (status >= 0) {
@@ -39105,6 +39970,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_EXCHANGE_SAMPLES
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN

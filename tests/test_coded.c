@@ -162,6 +162,14 @@ Test(coded, two_shot, .timeout = 120)
     values("sign", "coded_two_shot", RANKS_HOSTS, 3);
 }
 
+Test(coded, sparse, .timeout = 120)
+{
+    values("topk:k=0.05", "coded_sparse", RANKS_LOCAL, 5);
+    values("topk:k=0.01,values=bf16", "sparse", RANKS_HOSTS, 3);
+    values("topk:k=7", "coded_sparse", RANKS_MESSAGE, 4);
+    values("threshold:k=0.02", "coded_sparse", RANKS_LOCAL, 3);
+}
+
 Test(coded, ring, .timeout = 120)
 {
     values("bf16", "coded_ring", RANKS_LOCAL, 4);
@@ -375,6 +383,10 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
     course courses[] = {
         {"topk:k=0.05", "coded_allgather", {0}, 60, 1e-4},
         {"topk:k=0.05", "coded_two_shot", {.in_place = true}, 120, 1e-4},
+        {"topk:k=0.05", "coded_sparse", {0}, 80, 1e-4},
+        {"topk:k=0.1,values=bf16", "coded_sparse", {.in_place = true}, 120, 1e-3},
+        {"threshold:k=0.05", "sparse", {0}, 100, 1e-4},
+        {"topk:k=1", "coded_sparse", {.variant = DCOMM_FEEDBACK_EF21}, 0, 300},
         {"bf16", "coded_two_shot", {0}, 10, 1e-4},
         {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4},
         {"fp8", NULL, {0}, 15, 1e-4},

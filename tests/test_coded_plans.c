@@ -22,6 +22,19 @@ static size_t with_head(const void *sizes, size_t count)
 
 static const dcomm_plan_codec none = {.name = "none"};
 
+/* Of coded_sparse: of a tenth of the elements, and three samples for each rank. */
+static size_t parts(const void *sizes, size_t count, size_t kept)
+{
+    (void)sizes;
+    return 4 + 6 * kept + count / 100;
+}
+
+static size_t samples(const void *sizes, size_t count, size_t nranks)
+{
+    (void)sizes;
+    return count < 3 * nranks ? count : 3 * nranks;
+}
+
 typedef struct call {
     const dcommi_algo *algo;
     int n, lanes, hosts; /* hosts: ranks on each; 0: all on one */
@@ -39,6 +52,10 @@ static void check_call(const call *c)
                             .max_bytes = c->variable ? with_head : fixed,
                             .granule = c->granule,
                             .whole = c->whole,
+                            .spread = &none,
+                            .most = (int64_t)c->count / 10 + 1,
+                            .part_bytes = parts,
+                            .samples = samples,
                             .hash = 1};
     for (int r = 0; r < c->n; r++) {
         host[r] = c->hosts > 0 ? r / c->hosts : 0;
@@ -76,11 +93,12 @@ static void check_call(const call *c)
 
 static const dcommi_algo *flat(int i)
 {
-    static const char *const names[] = {"coded_allgather", "coded_two_shot", "coded_ring"};
+    static const char *const names[] = {"coded_allgather", "coded_two_shot", "coded_ring",
+                                        "coded_sparse"};
     return dcommi_coded_find(DCOMM_COLL_ALLREDUCE, names[i]);
 }
 
-enum { FLAT = 3 };
+enum { FLAT = 4 };
 
 Test(coded_plans, up_to_9_ranks, .timeout = 240)
 {

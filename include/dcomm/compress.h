@@ -45,6 +45,11 @@ typedef struct dcomm_codec_report {
     size_t clipped;         /* finite, but beyond the largest number of the format */
     size_t nonfinite;       /* NaN or infinite */
     size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
+    /* Of an all-reduce by a sparse codec: elements of the result that are not 0, and those of the
+     * sum of all that ranks selected, before any of it was left out (0: not known). Divided by
+     * `kept`, what one rank selected, that is how far the sum fills in; at most nranks. */
+    size_t nonzero;
+    size_t summed;
 } dcomm_codec_report;
 
 /* What is known of a codec without data, for arrays of a given length. */

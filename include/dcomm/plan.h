@@ -241,8 +241,9 @@ struct dcomm_plan {
     const dcomm_plan_codec *codec;
     void *codec_user;
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
-     * time to encode, and to decode each source, of that to copy as many bytes. 0: 1024. */
-    uint32_t codec_length, codec_encode, codec_decode;
+     * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
+     * encodings take whose `slot` is not 0. 0: 1024. */
+    uint32_t codec_length, codec_encode, codec_decode, codec_later;
     bool codec_linear;                    /* encodings are folded before they are decoded */
     int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
     int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */

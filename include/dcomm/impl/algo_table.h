@@ -6,6 +6,7 @@
 #include "algo_coded_hier.h"
 #include "algo_coded_linear.h"
 #include "algo_coded_ring.h"
+#include "algo_coded_sparse.h"
 #include "algo_direct.h"
 #include "algo_doubling.h"
 #include "algo_hier.h"
@@ -131,6 +132,9 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
      "exact within hosts, coded_two_shot or coded_allgather across M of them",
      "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true,
+     "3 steps; about 2(N-1)/N encodings of S per rank, selected twice",
+     "Li and Hoefler 2022 (Ok-Topk)"},
     {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},

@@ -26,6 +26,11 @@ typedef struct dcommi_coding {
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
+    /* Of selected elements that can be sent apart: how; NULL: they cannot. */
+    const dcomm_plan_codec *spread;
+    int64_t most;                                                       /* are selected */
+    size_t (*part_bytes)(const void *sizes, size_t count, size_t kept); /* grows with both */
+    size_t (*samples)(const void *sizes, size_t count, size_t nranks);
 } dcommi_coding;
 
 /* All that an algorithm may know about a call. */

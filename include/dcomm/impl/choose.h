@@ -127,7 +127,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash) : key;
+    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash + s->coding->feedback) : key;
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
@@ -141,20 +141,11 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
  * what passes everything through some ranks, whose queues the model takes for boundless. */
 static int dcommi_choice_favour(const dcommi_algo *algo)
 {
-    static const char *const names[] = {"coded_allgather",
-                                        "coded_two_shot",
-                                        "coded_hier",
-                                        "one_shot",
-                                        "direct",
-                                        "halving_doubling",
-                                        "linear",
-                                        "pairwise",
-                                        "recursive_doubling",
-                                        "hier",
-                                        "ring",
-                                        "recursive_halving",
-                                        "two_shot",
-                                        "bruck",
+    static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
+                                        "coded_sparse",       "one_shot",       "direct",
+                                        "halving_doubling",   "linear",         "pairwise",
+                                        "recursive_doubling", "hier",           "ring",
+                                        "recursive_halving",  "two_shot",       "bruck",
                                         "hier_leader"};
     int n = (int)(sizeof names / sizeof *names);
     for (int i = 0; i < n; i++) {
@@ -166,7 +157,8 @@ static int dcommi_choice_favour(const dcommi_algo *algo)
 }
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, what is sparse is not made sparse again, and what can be summed is. */
+ * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
+ * summed is. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (s->coding == NULL) {
@@ -176,6 +168,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
         return algo->make == dcommi_coded_linear;
     }
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(algo->make == dcommi_coded_sparse &&
+             (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 

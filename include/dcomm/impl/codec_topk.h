@@ -222,17 +222,19 @@ static dcomm_status dcommi_topk_check_values(const dcomm_codec *codec, const uns
                : dcommi_topk_bad_wire(codec, "has one that is not finite", kept, count);
 }
 
-static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
-                                     size_t count, dcommi_topk_wire *w)
+/* A wire of `least` to `most` elements. */
+static dcomm_status dcommi_topk_open_some(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                          size_t count, size_t least, size_t most,
+                                          dcommi_topk_wire *w)
 {
     dcommi_sparse_head head = {0};
     *w = (dcommi_topk_wire){0};
     if (count > UINT32_MAX || bytes < DCOMMI_SPARSE_HEAD) {
-        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_max_bytes(codec, count), count);
+        return dcommi_codec_bad_length(codec, bytes, dcommi_topk_bytes(codec, count, most), count);
     }
     memcpy(&head, wire, sizeof head);
-    size_t kept = head.kept, most = dcommi_topk_most(codec, count);
-    if (dcommi_topk_is_exact(codec) ? kept != most : kept > most) {
+    size_t kept = head.kept;
+    if (kept < least || kept > most) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "%s: a wire holds %zu elements, where %zu were to come",
                            codec->ops->name, kept, most);
@@ -261,6 +263,14 @@ static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire,
         w->decoded = NULL;
     }
     return status;
+}
+
+static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                     size_t count, dcommi_topk_wire *w)
+{
+    size_t most = count <= UINT32_MAX ? dcommi_topk_most(codec, count) : 0;
+    return dcommi_topk_open_some(codec, wire, bytes, count, dcommi_topk_is_exact(codec) ? most : 0,
+                                 most, w);
 }
 
 /* Values number at .. at + n. */

@@ -5,35 +5,10 @@
 
 #include "../coll.h"
 #include "coded_linear.h"
+#include "coded_sparse.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
-
-/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
- * numbers. */
-static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
-{
-    dcomm_codec_key key = c->key;
-    key.first = place->first;
-    key.rank = c->rank ^ place->round << 31;
-    return key;
-}
-
-static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
-                              const dcomm_codec_report *r)
-{
-    dcomm_codec_report *all = c->report;
-    if (all == NULL) {
-        return;
-    }
-    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
-        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
-    }
-    all->bytes += r->bytes;
-    all->kept += r->kept;
-    all->clipped += r->clipped;
-    all->nonfinite += r->nonfinite;
-}
 
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
@@ -71,6 +46,20 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
                               : DCOMM_OK;
 }
 
+/* How far the sum of sparse wires has filled in. */
+static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
+{
+    if (c->report == NULL || (c->codec->ops->traits(c->codec) & DCOMMI_CODEC_SPARSE) == 0) {
+        return;
+    }
+    size_t nonzero = 0;
+    for (size_t i = 0; i < count; i++) {
+        nonzero += x[i] != 0;
+    }
+    c->report->nonzero += nonzero;
+    c->report->summed += nsrc > 1 ? nonzero : 0; /* else an owner has selected again */
+}
+
 static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place *place,
                                              const void *const *src, const size_t *src_len,
                                              size_t nsrc, void *dst, size_t dst_len)
@@ -82,6 +71,7 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     }
     DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    dcommi_coded_fill(c, dst, count, nsrc);
     if (dcommi_linear_powersgd(c)) {
         DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
     }
@@ -167,6 +157,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->granule = (int64_t)info.granule;
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
+    dcommi_spread_offer(codec, count, coding);
     coding->hash = 0x5851f42d4c957f2du;
     for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
         coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
@@ -297,6 +288,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
         dcommi_free(c->room);
+        dcommi_spread_free(c->spread);
         dcommi_free(c);
     }
 }

@@ -22,6 +22,7 @@ typedef struct dcommi_coded {
     const float *whole; /* of these numbers, */
     size_t count;       /* so many */
     float *room;        /* as many; NULL: not needed yet */
+    struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
 } dcommi_coded;
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
@@ -44,6 +45,32 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
     return DCOMM_OK;
+}
+
+/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
+ * numbers. */
+static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    dcomm_codec_key key = c->key;
+    key.first = place->first;
+    key.rank = c->rank ^ place->round << 31;
+    return key;
+}
+
+static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
+                              const dcomm_codec_report *r)
+{
+    dcomm_codec_report *all = c->report;
+    if (all == NULL) {
+        return;
+    }
+    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
+        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
+    }
+    all->bytes += r->bytes;
+    all->kept += r->kept;
+    all->clipped += r->clipped;
+    all->nonfinite += r->nonfinite;
 }
 
 #endif

@@ -154,6 +154,8 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
         int64_t pieces = dcommi_max64(o[i].repeat, 1);
         work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
     }
+    bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
+    work = later ? work / 1024 * plan->codec_later : work;
     return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
 }
 

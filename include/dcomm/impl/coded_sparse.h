@@ -1,0 +1,338 @@
+/* coded_sparse.h - the codec's steps of coded_sparse (algo_coded_sparse.h). With error feedback a
+ * residual is cleared where the element is in the result: of what this rank selected and no owner
+ * did, all goes back, and what an owner's rounding took away goes to the owner's residual. */
+#ifndef DCOMMI_CODED_SPARSE_H
+#define DCOMMI_CODED_SPARSE_H
+
+#include "coded_run.h"
+#include "exchange.h"
+
+/* What a run knows of its regions. */
+struct dcommi_spread {
+    size_t count;
+    uint32_t nranks;
+    dcommi_exchange_pairs chosen; /* what this rank selected, */
+    dcommi_exchange_pairs agreed; /* and what all owners did, with feedback */
+    dcommi_exchange_pairs read;
+    uint32_t *begin; /* [nranks + 1] */
+    size_t *end;     /* [nranks] */
+    size_t regions;  /* begin and end have room for */
+    uint64_t *keys;
+    size_t keys_room;
+    float *lost; /* values for the residual */
+    size_t lost_room;
+    float *out;
+};
+
+static void dcommi_spread_free(struct dcommi_spread *s)
+{
+    if (s != NULL) {
+        dcommi_exchange_free(&s->chosen);
+        dcommi_exchange_free(&s->agreed);
+        dcommi_exchange_free(&s->read);
+        dcommi_free(s->begin);
+        dcommi_free(s->end);
+        dcommi_free(s->keys);
+        dcommi_free(s->lost);
+        dcommi_free(s);
+    }
+}
+
+static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
+{
+    if (n > s->keys_room) {
+        dcommi_free(s->keys);
+        s->keys = dcommi_alloc_raw(n * sizeof *s->keys);
+        s->keys_room = s->keys != NULL ? n : 0;
+    }
+    return n <= s->keys_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
+{
+    if (n > s->lost_room) {
+        dcommi_free(s->lost);
+        s->lost = dcommi_alloc_raw(n * sizeof *s->lost);
+        s->lost_room = s->lost != NULL ? n : 0;
+    }
+    return n <= s->lost_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* ---- encode ---- */
+
+static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
+                                         size_t room, size_t *bytes)
+{
+    static const dcomm_codec_place all = {.divisor = 1};
+    dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
+    dcomm_status status;
+    if (c->spread == NULL && (c->spread = dcommi_alloc(sizeof *c->spread)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    struct dcommi_spread *s = c->spread;
+    s->count = count;
+    s->nranks = 0;
+    s->agreed.n = 0;
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
+    } else {
+        dcomm_codec_key key = dcommi_coded_key(c, &all);
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+        status = dcomm_encode(c->codec, x, count, &key, wire, room, bytes, c->workspace, &report);
+    }
+    report.bytes = 0; /* it stays here */
+    dcommi_coded_tell(c, &all, &report);
+    DCOMMI_TRY(status);
+    return dcommi_exchange_read(c->codec, wire, *bytes, count, 0, dcommi_topk_most(c->codec, count),
+                                &s->chosen);
+}
+
+static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
+{
+    if (c->report != NULL) {
+        c->report->bytes += bytes;
+        c->report->clipped += clipped;
+    }
+}
+
+static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    const struct dcommi_spread *s = c->spread;
+    return s != NULL && place->first < s->nranks
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_PLAN, "there is no region %" PRIu64, place->first);
+}
+
+/* What this rank selected of a region. */
+static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place *place, void *wire,
+                                       size_t room, size_t *bytes)
+{
+    struct dcommi_spread *s = c->spread;
+    size_t clipped = 0;
+    DCOMMI_TRY(dcommi_spread_region(c, place));
+    uint32_t base = s->begin[place->first], end = s->begin[place->first + 1];
+    size_t from = dcommi_sparse_lower(s->chosen.index, s->chosen.n, base);
+    size_t to = dcommi_sparse_lower(s->chosen.index, s->chosen.n, end);
+    if (dcommi_exchange_bytes(c->codec, end - base, to - from) > room) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", to - from, room);
+    }
+    *bytes =
+        dcommi_exchange_write(c->codec, &s->chosen, from, to, base, end - base, wire, &clipped);
+    dcommi_spread_told(c, place->first != c->rank ? *bytes : 0, 0);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_spread_encode_step(void *user, const dcomm_codec_place *place,
+                                              const void *src, size_t src_len, void *dst,
+                                              size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    if (c == NULL || (place->round != DCOMMI_SPREAD_SELECT && c->spread == NULL)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    if (place->round == DCOMMI_SPREAD_SELECT) {
+        return dcommi_spread_select(c, src, src_len / sizeof(float), dst, dst_len, encoded);
+    }
+    if (place->round == DCOMMI_SPREAD_PART) {
+        return dcommi_spread_part(c, place, dst, dst_len, encoded);
+    }
+    dcommi_exchange_sample(&c->spread->chosen, c->spread->count, dst_len / 4 - 1, dst);
+    dcommi_spread_told(c, dst_len, 0);
+    *encoded = dst_len;
+    return DCOMM_OK;
+}
+
+/* ---- the owner ---- */
+
+/* What rounding took from the owner's sums, which `sent` has as the others get them. */
+static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pairs *sent,
+                                       const float *sums, uint32_t base, uint32_t divisor)
+{
+    struct dcommi_spread *s = c->spread;
+    for (size_t i = 0; i < sent->n; i++) {
+        float lost = sums[i] - dcommi_f32_from_bits(sent->bits[i]) * (float)divisor;
+        s->lost[i] = dcommi_f32_nonfinite(lost) ? 0 : lost;
+    }
+    return dcomm_feedback_give_back(c->feedback, base, sent->index, s->lost, sent->n, NULL, 0);
+}
+
+static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src,
+                                         const size_t *src_len, size_t n, size_t count,
+                                         uint64_t **keys_p, size_t *total_p)
+{
+    struct dcommi_spread *s = c->spread;
+    size_t total = 0, at = 0, most = dcommi_topk_most(c->codec, s->count);
+    for (size_t r = 0; r < n; r++) {
+        dcommi_sparse_head head = {0};
+        memcpy(&head, src[r], src_len[r] < sizeof head ? 0 : sizeof head);
+        total += head.kept < most ? head.kept : most;
+    }
+    DCOMMI_TRY(dcommi_spread_keys(s, 2 * total + 1));
+    for (size_t r = 0; r < n; r++) {
+        DCOMMI_TRY(dcommi_exchange_read(c->codec, src[r], src_len[r], count, 0, most, &s->read));
+        for (size_t i = 0; i < s->read.n; i++) {
+            s->keys[at++] = (uint64_t)s->read.index[i] << 32 | s->read.bits[i];
+        }
+        s->end[r] = at;
+    }
+    *keys_p = dcommi_exchange_merge(s->keys, s->keys + total, s->end, n);
+    *total_p = total;
+    return DCOMM_OK;
+}
+
+/* u32: of how many elements the region's sum is; then those that go on. */
+static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *stage, size_t stage_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    (void)stage;
+    (void)stage_len;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    DCOMMI_TRY(dcommi_spread_region(c, place));
+    struct dcommi_spread *s = c->spread;
+    uint32_t base = s->begin[place->first], end = s->begin[place->first + 1];
+    uint64_t *keys;
+    size_t total, clipped = 0;
+    if (nsrc != s->nranks) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%zu parts of %u ranks", nsrc, s->nranks);
+    }
+    DCOMMI_TRY(dcommi_spread_gather(c, src, src_len, nsrc, end - base, &keys, &total));
+    dcommi_exchange_pairs *p = &s->read;
+    DCOMMI_TRY(dcommi_exchange_reserve(p, total));
+    DCOMMI_TRY(dcommi_spread_lost(s, 2 * total + 1));
+    dcommi_exchange_add(c->codec, keys, total, p, &clipped);
+    uint32_t summed = (uint32_t)p->n;
+    dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
+    if (dcommi_exchange_bytes(c->codec, end - base, p->n) + 4 > dst_len) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", p->n, dst_len);
+    }
+    float *sums = s->lost + total;
+    for (size_t i = 0; i < p->n; i++) {
+        sums[i] = dcommi_f32_from_bits(p->bits[i]);
+        p->bits[i] = dcommi_f32_bits(sums[i] * (1.0f / (float)place->divisor));
+    }
+    memcpy(dst, &summed, sizeof summed);
+    *encoded = 4 + dcommi_exchange_write(c->codec, p, 0, p->n, 0, end - base,
+                                         (unsigned char *)dst + 4, &clipped);
+    dcommi_spread_told(c, *encoded, clipped);
+    return c->feedback != NULL ? dcommi_spread_keep(c, p, sums, base, place->divisor) : DCOMM_OK;
+}
+
+/* ---- decode ---- */
+
+/* What this rank selected and no owner did stays here. */
+static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
+{
+    struct dcommi_spread *s = c->spread;
+    DCOMMI_TRY(dcommi_spread_lost(s, s->chosen.n + 1));
+    for (size_t i = 0; i < s->chosen.n; i++) {
+        float value = dcommi_f32_from_bits(s->chosen.bits[i]);
+        s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
+    }
+    return dcomm_feedback_give_back(c->feedback, 0, s->chosen.index, s->lost, s->chosen.n,
+                                    s->agreed.index, s->agreed.n);
+}
+
+static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst)
+{
+    DCOMMI_TRY(dcommi_spread_region(c, place));
+    struct dcommi_spread *s = c->spread;
+    uint32_t base = s->begin[place->first], end = s->begin[place->first + 1], summed = 0;
+    size_t quota = dcommi_exchange_quota(c->codec, s->count, s->nranks);
+    if (place->first == 0) {
+        s->out = dst;
+        memset(s->out, 0, s->count * sizeof *s->out);
+        DCOMMI_TRY(dcommi_exchange_reserve(&s->agreed, quota * s->nranks));
+    }
+    memcpy(&summed, src, src_len < 4 ? 0 : 4);
+    size_t kept = summed < quota ? summed : quota;
+    if (src_len < 4 || summed > end - base) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "the result of region %" PRIu64
+                           ", %zu bytes, is of %u among %u elements",
+                           place->first, src_len, summed, end - base);
+    }
+    DCOMMI_TRY(dcommi_exchange_read(c->codec, (const unsigned char *)src + 4, src_len - 4,
+                                    end - base, kept, kept, &s->read));
+    float *out = s->out + base;
+    for (size_t i = 0; i < s->read.n; i++) {
+        out[s->read.index[i]] = dcommi_f32_from_bits(s->read.bits[i]);
+        s->agreed.index[s->agreed.n++] = base + s->read.index[i];
+    }
+    if (c->report != NULL) {
+        c->report->summed += summed;
+        c->report->nonzero += kept;
+    }
+    if (place->first + 1 < s->nranks || c->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_spread_give_back(c));
+    return dcomm_feedback_finish(c->feedback, 0, s->count, s->out);
+}
+
+static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_place *place,
+                                              const void *const *src, const size_t *src_len,
+                                              size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    (void)dst_len;
+    if (c == NULL || c->spread == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    struct dcommi_spread *s = c->spread;
+    if (place->round == DCOMMI_SPREAD_RESULT) {
+        return dcommi_spread_result(c, place, src[0], src_len[0], dst);
+    }
+    if (nsrc > s->regions) {
+        dcommi_free(s->begin);
+        dcommi_free(s->end);
+        s->begin = dcommi_alloc_raw((nsrc + 1) * sizeof *s->begin);
+        s->end = dcommi_alloc_raw(nsrc * sizeof *s->end);
+        s->regions = s->begin != NULL && s->end != NULL ? nsrc : 0;
+    }
+    size_t m = dcommi_exchange_samples(c->codec, s->count, nsrc);
+    DCOMMI_TRY(nsrc <= s->regions ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+    DCOMMI_TRY(dcommi_spread_keys(s, 2 * nsrc * m));
+    DCOMMI_TRY(dcommi_exchange_regions(src, src_len, nsrc, m, s->count,
+                                       dcommi_topk_most(c->codec, s->count), s->keys, s->end,
+                                       s->begin));
+    s->nranks = (uint32_t)nsrc;
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_codec dcommi_spread_codec = {
+    .name = "sparse exchange",
+    .encode = dcommi_spread_encode_step,
+    .decode = dcommi_spread_decode_step,
+    .recode = dcommi_spread_owner_step,
+};
+
+/* ---- what the algorithm may know ---- */
+
+static size_t dcommi_spread_part_bytes(const void *codec, size_t count, size_t kept)
+{
+    return dcommi_exchange_bytes(codec, count, kept);
+}
+
+static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nranks)
+{
+    return dcommi_exchange_samples(codec, count, nranks);
+}
+
+static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
+{
+    if (dcommi_exchange_able(codec) && count <= UINT32_MAX) {
+        coding->spread = &dcommi_spread_codec;
+        coding->part_bytes = dcommi_spread_part_bytes;
+        coding->samples = dcommi_spread_samples;
+        coding->most = (int64_t)dcommi_topk_most(codec, count);
+    }
+}
+
+#endif
