@@ -391,6 +391,8 @@ typedef struct dcomm_feedback_step {
     size_t own_count;
     uint32_t rank, nranks; /* nranks 0 is taken as 1 */
     bool average;          /* the result is the average over the ranks (default: the sum) */
+    bool partly; /* only some of [first, first + count) will be encoded, and the residual of the
+                    rest stays as it is (default: all of it) */
 } dcomm_feedback_step;
 
 /* What a state holds. */
@@ -756,7 +758,9 @@ struct dcomm_plan {
      * encodings take whose `slot` is not 0. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode, codec_later;
     bool codec_linear;                    /* encodings are folded before they are decoded */
-    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode */
+    bool codec_partly;                    /* this rank's ENCODE steps leave some elements out */
+    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode; none
+                                             where it is partly: any that its ENCODE steps do */
     int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
@@ -9199,10 +9203,17 @@ enum {
     DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
     DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
+    DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
+    DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
 enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
+
+/* Elements [first, first + count). */
+typedef struct dcommi_feedback_span {
+    size_t first, count;
+} dcommi_feedback_span;
 
 struct dcomm_feedback {
     const dcomm_codec *codec;
@@ -9226,6 +9237,8 @@ struct dcomm_feedback {
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
+    dcommi_feedback_span *span;      /* partly: what was encoded */
+    size_t nspans, spans_capacity;
     void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
     float *gathered;  /* e of a linear codec */
     size_t gathered_room;
@@ -9512,6 +9525,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     for (int i = 0; i < DCOMMI_FEEDBACK_STAGES; i++) {
         dcomm_codec_destroy(&fb->warm[i]);
     }
+    dcommi_free(fb->span);
     dcommi_free(fb->gathered);
     dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
@@ -9672,8 +9686,9 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
         dcommi_feedback_store_level(&fb->velocity);
         dcommi_feedback_store_level(&fb->estimate);
     }
-    fb->last_first = step.first;
+    fb->last_first = step.partly ? SIZE_MAX : step.first;
     fb->last_count = step.count;
+    fb->nspans = 0;
     fb->now = step;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
@@ -9901,14 +9916,18 @@ static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedba
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
-                                             void *wire, size_t capacity, size_t *bytes_p,
-                                             dcomm_codec_report *report)
+/* With g in place of what begin was told: a sum in which this rank's gradient is. */
+static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
+                                              size_t count, void *wire, size_t capacity,
+                                              size_t *bytes_p, dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
-    const float *g = fb->now.x + (first - fb->now.first);
+    if (fb->now.partly) {
+        DCOMMI_TRY(
+            dcommi_grow((void **)&fb->span, &fb->spans_capacity, fb->nspans + 1, sizeof *fb->span));
+        fb->span[fb->nspans++] = (dcommi_feedback_span){first, count};
+    }
     bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
     float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
     if (dgc && u == NULL) {
@@ -9930,6 +9949,15 @@ DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, s
         fb->encoded += count;
     }
     return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    return dcommi_feedback_encode_of(fb, fb->now.x + (first - fb->now.first), first, count, wire,
+                                     capacity, bytes_p, report);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
@@ -9996,6 +10024,38 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
                               .wire = wire,
                               .capacity = capacity};
     return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
+}
+
+/* As dcomm_feedback_recode, of elements that this rank has encoded in this step and has no owner
+ * residual for: what rounding takes away goes into its worker residual. */
+static dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
+                                                const size_t *bytes, size_t n, uint32_t divisor,
+                                                size_t first, size_t count, void *wire,
+                                                size_t capacity, size_t *bytes_p,
+                                                dcomm_codec_report *report)
+{
+    float *zeros = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_ZEROS, count);
+    float *lost = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_LOST, count);
+    if (zeros == NULL || lost == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memset(zeros, 0, count * sizeof *zeros);
+    dcommi_feedback_store none = {.now = zeros, .next = lost, .count = count};
+    dcommi_feedback_call c = {.in = {wires, bytes, n},
+                              .factor = 1.0f / (float)divisor,
+                              .store = &none,
+                              .count = count,
+                              .key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER),
+                              .wire = wire,
+                              .capacity = capacity};
+    dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
+    dcommi_feedback_store *s = &fb->worker;
+    float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
+    for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
+        size_t at = first + i;
+        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + back * lost[i]);
+    }
+    return status;
 }
 
 DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
@@ -10124,21 +10184,45 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
     s->next = now;
 }
 
+/* Where only some elements were encoded, the others are as they were. */
+static void dcommi_feedback_commit_spans(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
+    for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
+        const dcommi_feedback_store *s = stores[k];
+        for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
+            size_t at = fb->span[i].first;
+            memcpy(dcommi_feedback_at(s, s->now, at), dcommi_feedback_at(s, s->next, at),
+                   fb->span[i].count * dcommi_feedback_width(s));
+        }
+    }
+}
+
+/* A step in which this rank has nothing to encode: ranks count alike. */
+static inline void dcommi_feedback_skip(dcomm_feedback *fb)
+{
+    fb->step++;
+}
+
 DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_commit", fb, true));
     bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    if (fb->encoded != fb->now.count || fb->owned != fb->owner.count ||
-        (ef21 && fb->finished < fb->now.count)) {
+    size_t wanted = fb->now.partly ? fb->encoded : fb->now.count;
+    if (fb->encoded != wanted || fb->owned != fb->owner.count || (ef21 && fb->finished < wanted)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_feedback_commit: %zu of %zu elements were encoded, %zu of %zu "
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    dcommi_feedback_swap(&fb->worker);
+    if (fb->now.partly) {
+        dcommi_feedback_commit_spans(fb);
+    } else {
+        dcommi_feedback_swap(&fb->worker);
+        dcommi_feedback_swap(&fb->velocity);
+        dcommi_feedback_swap(&fb->estimate);
+    }
     dcommi_feedback_swap(&fb->owner);
-    dcommi_feedback_swap(&fb->velocity);
-    dcommi_feedback_swap(&fb->estimate);
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -11806,7 +11890,9 @@ typedef struct dcommi_coding {
     bool whole;      /* encode as much as possible at once */
     int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
-    bool feedback;   /* what is rounded away is kept, of contributions and of sums */
+    bool feedback;   /* what is rounded away is kept, of contributions and of sums, */
+    bool variant;    /* in another way than the classic one, */
+    bool clips;      /* and a rank's gradient is clipped by its norm */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
     /* Of selected elements that can be sent apart: how; NULL: they cannot. */
     const dcomm_plan_codec *spread;
@@ -18380,7 +18466,11 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
 /* ==== include/dcomm/impl/algo_coded_hier.h ================================================= */
 /* algo_coded_hier.h - compressed all-reduce over several hosts, compressed between them only:
  * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
- * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is. */
+ * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is.
+ *
+ * Feedback keeps what the encoder of a shard loses of its host's sum: the owner of a shard has a
+ * residual for that shard only. With two shots, what the second one loses goes there too, for the
+ * rank that encodes a sum has encoded its host's part of it. */
 #ifndef DCOMMI_ALGO_CODED_HIER_H
 #define DCOMMI_ALGO_CODED_HIER_H
 
@@ -21570,10 +21660,12 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
     if (status == DCOMM_OK && (flat || !h.between_hosts)) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                              "coded_hier is for several hosts of which one has several ranks");
-    } else if (status == DCOMM_OK && s->coding->feedback) {
+    } else if (status == DCOMM_OK && s->coding->clips) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier encodes sums of a host, for which no rank has feedback");
+                             "coded_hier encodes sums of a host, which are there piece by piece, "
+                             "and feedback that clips needs the norm of all");
     } else if (status == DCOMM_OK) {
+        b->head.codec_partly = true;
         status = dcommi_hier_allreduce_of(&h, h.smallest);
     }
     dcommi_hier_close(&h);
@@ -21699,7 +21791,11 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
 /* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
  * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
  * shots, but N roundings of growing sums: the error grows with N (docs/codecs.md). The all-gather
- * passes encodings on as they are, so all ranks end with the same bits. */
+ * passes encodings on as they are, so all ranks end with the same bits.
+ *
+ * Each rank encodes each block once: the partial sum up to itself. So its residual is of the whole
+ * tensor, and what it rounds away of others' contributions is in it. An average is divided where it
+ * is decoded, for residuals to be those of sums on each hop. */
 #ifndef DCOMMI_ALGO_CODED_RING_H
 #define DCOMMI_ALGO_CODED_RING_H
 
@@ -21776,19 +21872,15 @@ static void dcommi_coded_hop_encode(const dcommi_coded_hops *h, dcomm_operand sr
     }
 }
 
-/* Hops `number` to `number` + trips of the reduce-scatter. */
-static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h, int64_t number, int64_t trips,
-                                     unsigned flags)
+/* The reduce-scatter. */
+static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h)
 {
     const dcommi_shape *s = h->t->k->s;
     dcommi_builder *b = h->t->k->b;
     int lane = h->t->lane;
-    if (trips < 1) {
-        return;
-    }
+    int64_t trips = s->nranks - 1, block = s->rank - 1;
     int v = dcommi_loop_many(b, lane, trips);
-    int64_t block = s->rank - number - 1;
-    dcommi_coded_hop(h, number, number, v);
+    dcommi_coded_hop(h, 0, 0, v);
     dcomm_operand in = dcommi_coded_hop_block(h, dcommi_input_of(s, 0).space, block, v), sum = in;
     sum.space = DCOMM_SPACE_SCRATCH;
     sum.offset = dcommi_const(h->sum);
@@ -21801,14 +21893,13 @@ static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h, int64_t number,
         sum.length.post[d] = -sum.length.post[d];
     }
     dcommi_copy(b, lane, sum, in, 0);
-    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, number + 1, v);
+    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, 1, v);
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE_REDUCE);
     if (step != NULL) {
         step->dst = sum;
-        step->flags = (uint8_t)flags;
         dcommi_build_sources(b, step, &arrived, 1);
     }
-    dcommi_coded_hop_encode(h, sum, block, number + 1, v);
+    dcommi_coded_hop_encode(h, sum, block, 1, v);
     dcommi_end_many(b, lane, trips);
 }
 
@@ -21825,16 +21916,15 @@ static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
     int idle = DCOMM_LOOP_DEPTH - 1; /* of a loop that nobody opens */
     dcomm_operand in = dcommi_coded_hop_block(&h, dcommi_input_of(s, 0).space, s->rank, idle);
     dcommi_coded_hop_encode(&h, in, s->rank, 0, idle);
-    dcommi_coded_hops_reduce(&h, 0, n - 2, 0);
-    dcommi_coded_hops_reduce(&h, n - 2, 1, DCOMM_STEP_FINAL);
+    dcommi_coded_hops_reduce(&h);
     dcomm_operand own = dcommi_coded_hop_slot(&h, true, n - 1, idle);
     dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank + 1, idle),
-                        &own, 1, 0);
+                        &own, 1, DCOMM_STEP_FINAL);
     int v = dcommi_loop_many(b, t->lane, n - 1);
     dcommi_coded_hop(&h, n - 1, n - 1, v);
     dcomm_operand arrived = dcommi_coded_hop_slot(&h, true, n, v);
     dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank, v),
-                        &arrived, 1, 0);
+                        &arrived, 1, DCOMM_STEP_FINAL);
     dcommi_end_many(b, t->lane, n - 1);
     dcommi_end_many(b, t->lane, t->trips);
 }
@@ -21842,9 +21932,10 @@ static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
 static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
-    if (s->coding->feedback) {
+    if (s->coding->variant) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "coded_ring encodes partial sums, for which no rank has feedback");
+                           "coded_ring encodes partial sums, of which EF21's differences and DGC's "
+                           "momentum are no part; it takes classic feedback");
     }
     dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
     int tracks = dcommi_coded_tracks(&k);
@@ -24147,6 +24238,19 @@ static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *w
     return DCOMM_OK;
 }
 
+/* Leave out zeros, which tell nobody anything: they must not keep out elements whose sum is 0, of
+ * which ranks hold residuals of opposite signs. */
+static void dcommi_exchange_sift(dcommi_exchange_pairs *p)
+{
+    size_t to = 0;
+    for (size_t i = 0; i < p->n; i++) {
+        p->index[to] = p->index[i];
+        p->bits[to] = p->bits[i];
+        to += (p->bits[i] & DCOMMI_ABS_BITS) != 0;
+    }
+    p->n = to;
+}
+
 /* Write elements [from, to), which lie in the `count` from `base` on; how many bytes. `bits` become
  * those of what a reader gets. */
 static size_t dcommi_exchange_write(const dcomm_codec *codec, dcommi_exchange_pairs *p, size_t from,
@@ -24379,8 +24483,10 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     report.bytes = 0; /* it stays here */
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
-    return dcommi_exchange_read(c->codec, wire, *bytes, count, 0, dcommi_topk_most(c->codec, count),
-                                &s->chosen);
+    DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
+                                    dcommi_topk_most(c->codec, count), &s->chosen));
+    dcommi_exchange_sift(&s->chosen);
+    return DCOMM_OK;
 }
 
 static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
@@ -24652,8 +24758,8 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
     }
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
-        status =
-            dcomm_feedback_encode(c->feedback, place->first, count, dst, dst_len, encoded, &report);
+        status = dcommi_feedback_encode_of(c->feedback, src, place->first, count, dst, dst_len,
+                                           encoded, &report);
     } else {
         DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
         status =
@@ -24733,7 +24839,10 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
     dcomm_codec_report report;
     float factor = 1.0f / (float)place->divisor;
     dcomm_status status;
-    if (c->feedback != NULL) {
+    if (c->feedback != NULL && c->begins.partly) {
+        status = dcommi_feedback_recode_here(c->feedback, src, src_len, nsrc, place->divisor,
+                                             place->first, count, dst, dst_len, encoded, &report);
+    } else if (c->feedback != NULL) {
         status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
                                        dst, dst_len, encoded, &report);
     } else {
@@ -24790,6 +24899,8 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;
+        coding->variant = opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC;
+        coding->clips = opts->feedback->opts.clip > 0;
         coding->hash = dcommi_mix(coding->hash, differences);
         coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
     }
@@ -24879,7 +24990,8 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
                                       .nranks = (uint32_t)plan->nranks,
-                                      .average = plan->op == DCOMM_AVG};
+                                      .average = plan->op == DCOMM_AVG,
+                                      .partly = plan->codec_partly};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
 }
@@ -24894,6 +25006,8 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
         dcomm_feedback_fail(c->feedback);
     } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
         dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    } else if (!c->begun && c->begins.partly) {
+        dcommi_feedback_skip(c->feedback);
     }
 }
 
@@ -25003,6 +25117,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.codec_linear = inner->codec_linear;
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
+    b.head.codec_partly = inner->codec_partly;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
     dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
                             dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};

@@ -329,6 +329,8 @@ typedef struct course {
     dcomm_feedback_opts opts;
     int quiet; /* steps of zeros at the end, in which the residuals drain */
     double within;
+    ranks_place place;
+    bool average;
 } course;
 
 /* All that went in comes out, in the end. */
@@ -336,7 +338,7 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { COUNT = 6000, STEPS = 30 };
     const course *c = arg;
-    ranks_settle(rank, n, RANKS_LOCAL);
+    ranks_settle(rank, n, c->place);
     dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
     dcomm_codec *codec = make_codec(c->spec);
     dcomm_feedback *fb = NULL;
@@ -356,9 +358,10 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
         if (step < STEPS) {
             fill(x, COUNT, rank, step);
         }
-        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, c->average ? DCOMM_AVG : DCOMM_SUM,
+                                 &opts));
         for (int i = 0; i < COUNT; i++) {
-            out[i] += (double)y[i];
+            out[i] += (double)y[i] * (c->average ? n : 1);
         }
     }
     same_everywhere(comm, out, COUNT * sizeof *out, c->spec);
@@ -381,21 +384,47 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
 Test(coded, feedback_loses_nothing, .timeout = 120)
 {
     course courses[] = {
-        {"topk:k=0.05", "coded_allgather", {0}, 60, 1e-4},
-        {"topk:k=0.05", "coded_two_shot", {.in_place = true}, 120, 1e-4},
-        {"topk:k=0.05", "coded_sparse", {0}, 80, 1e-4},
-        {"topk:k=0.1,values=bf16", "coded_sparse", {.in_place = true}, 120, 1e-3},
-        {"threshold:k=0.05", "sparse", {0}, 100, 1e-4},
-        {"topk:k=1", "coded_sparse", {.variant = DCOMM_FEEDBACK_EF21}, 0, 300},
-        {"bf16", "coded_two_shot", {0}, 10, 1e-4},
-        {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4},
-        {"fp8", NULL, {0}, 15, 1e-4},
-        {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4},
-        {"powersgd:rank=4", NULL, {0}, 60, 1e-3},
-        {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5},
+        {"topk:k=0.05", "coded_allgather", {0}, 60, 1e-4, RANKS_LOCAL, false},
+        {"topk:k=0.05", "coded_two_shot", {.in_place = true}, 120, 1e-4, RANKS_LOCAL, false},
+        {"topk:k=0.05", "coded_sparse", {0}, 80, 1e-4, RANKS_LOCAL, false},
+        {"topk:k=0.1,values=bf16",
+         "coded_sparse",
+         {.in_place = true},
+         120,
+         1e-3,
+         RANKS_LOCAL,
+         false},
+        {"threshold:k=0.05", "sparse", {0}, 100, 1e-4, RANKS_LOCAL, false},
+        {"topk:k=1", "coded_sparse", {.variant = DCOMM_FEEDBACK_EF21}, 0, 300, RANKS_LOCAL, false},
+        {"bf16", "coded_two_shot", {0}, 10, 1e-4, RANKS_LOCAL, false},
+        {"topk:k=0.05", "coded_ring", {0}, 200, 1e-4, RANKS_LOCAL, false},
+        {"bf16", "ring", {.in_place = true}, 20, 1e-4, RANKS_LOCAL, false},
+        {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4, RANKS_LOCAL, false},
+        {"fp8", NULL, {0}, 15, 1e-4, RANKS_LOCAL, false},
+        {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4, RANKS_LOCAL, false},
+        {"powersgd:rank=4", NULL, {0}, 60, 1e-3, RANKS_LOCAL, false},
+        {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5, RANKS_LOCAL, false},
     };
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
         run(3, conserve, &courses[i]);
+        courses[i].average = true;
+        run(2, conserve, &courses[i]);
+    }
+}
+
+Test(coded, feedback_loses_nothing_between_hosts, .timeout = 120)
+{
+    course courses[] = {
+        {"topk:k=0.05", "coded_hier", {0}, 60, 1e-4, RANKS_PAIRS, false},
+        {"bf16", "coded_hier", {.in_place = true}, 10, 1e-4, RANKS_PAIRS, true},
+        {"qsgd:bits=4", "coded_hier", {.scale = true}, 120, 1e-4, RANKS_PAIRS, false},
+        {"sign", "hier", {.bf16 = true}, 0, 300, RANKS_PAIRS, false},
+        {"bf16", "coded_hier", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5, RANKS_PAIRS, false},
+    };
+    for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
+        for (int n = 4; n <= 6; n++) { /* 3 hosts: two shots across; 5 ranks: a host of one */
+            run(n, conserve, &courses[i]);
+        }
     }
 }
 

@@ -71,6 +71,8 @@ typedef struct dcomm_feedback_step {
     size_t own_count;
     uint32_t rank, nranks; /* nranks 0 is taken as 1 */
     bool average;          /* the result is the average over the ranks (default: the sum) */
+    bool partly; /* only some of [first, first + count) will be encoded, and the residual of the
+                    rest stays as it is (default: all of it) */
 } dcomm_feedback_step;
 
 /* What a state holds. */

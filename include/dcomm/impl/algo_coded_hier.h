@@ -1,6 +1,10 @@
 /* algo_coded_hier.h - compressed all-reduce over several hosts, compressed between them only:
  * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
- * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is. */
+ * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is.
+ *
+ * Feedback keeps what the encoder of a shard loses of its host's sum: the owner of a shard has a
+ * residual for that shard only. With two shots, what the second one loses goes there too, for the
+ * rank that encodes a sum has encoded its host's part of it. */
 #ifndef DCOMMI_ALGO_CODED_HIER_H
 #define DCOMMI_ALGO_CODED_HIER_H
 
@@ -16,10 +20,12 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
     if (status == DCOMM_OK && (flat || !h.between_hosts)) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                              "coded_hier is for several hosts of which one has several ranks");
-    } else if (status == DCOMM_OK && s->coding->feedback) {
+    } else if (status == DCOMM_OK && s->coding->clips) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier encodes sums of a host, for which no rank has feedback");
+                             "coded_hier encodes sums of a host, which are there piece by piece, "
+                             "and feedback that clips needs the norm of all");
     } else if (status == DCOMM_OK) {
+        b->head.codec_partly = true;
         status = dcommi_hier_allreduce_of(&h, h.smallest);
     }
     dcommi_hier_close(&h);

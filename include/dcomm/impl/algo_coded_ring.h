@@ -1,7 +1,11 @@
 /* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
  * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
  * shots, but N roundings of growing sums: the error grows with N (docs/codecs.md). The all-gather
- * passes encodings on as they are, so all ranks end with the same bits. */
+ * passes encodings on as they are, so all ranks end with the same bits.
+ *
+ * Each rank encodes each block once: the partial sum up to itself. So its residual is of the whole
+ * tensor, and what it rounds away of others' contributions is in it. An average is divided where it
+ * is decoded, for residuals to be those of sums on each hop. */
 #ifndef DCOMMI_ALGO_CODED_RING_H
 #define DCOMMI_ALGO_CODED_RING_H
 
@@ -79,19 +83,15 @@ static void dcommi_coded_hop_encode(const dcommi_coded_hops *h, dcomm_operand sr
     }
 }
 
-/* Hops `number` to `number` + trips of the reduce-scatter. */
-static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h, int64_t number, int64_t trips,
-                                     unsigned flags)
+/* The reduce-scatter. */
+static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h)
 {
     const dcommi_shape *s = h->t->k->s;
     dcommi_builder *b = h->t->k->b;
     int lane = h->t->lane;
-    if (trips < 1) {
-        return;
-    }
+    int64_t trips = s->nranks - 1, block = s->rank - 1;
     int v = dcommi_loop_many(b, lane, trips);
-    int64_t block = s->rank - number - 1;
-    dcommi_coded_hop(h, number, number, v);
+    dcommi_coded_hop(h, 0, 0, v);
     dcomm_operand in = dcommi_coded_hop_block(h, dcommi_input_of(s, 0).space, block, v), sum = in;
     sum.space = DCOMM_SPACE_SCRATCH;
     sum.offset = dcommi_const(h->sum);
@@ -104,14 +104,13 @@ static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h, int64_t number,
         sum.length.post[d] = -sum.length.post[d];
     }
     dcommi_copy(b, lane, sum, in, 0);
-    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, number + 1, v);
+    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, 1, v);
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE_REDUCE);
     if (step != NULL) {
         step->dst = sum;
-        step->flags = (uint8_t)flags;
         dcommi_build_sources(b, step, &arrived, 1);
     }
-    dcommi_coded_hop_encode(h, sum, block, number + 1, v);
+    dcommi_coded_hop_encode(h, sum, block, 1, v);
     dcommi_end_many(b, lane, trips);
 }
 
@@ -128,16 +127,15 @@ static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
     int idle = DCOMM_LOOP_DEPTH - 1; /* of a loop that nobody opens */
     dcomm_operand in = dcommi_coded_hop_block(&h, dcommi_input_of(s, 0).space, s->rank, idle);
     dcommi_coded_hop_encode(&h, in, s->rank, 0, idle);
-    dcommi_coded_hops_reduce(&h, 0, n - 2, 0);
-    dcommi_coded_hops_reduce(&h, n - 2, 1, DCOMM_STEP_FINAL);
+    dcommi_coded_hops_reduce(&h);
     dcomm_operand own = dcommi_coded_hop_slot(&h, true, n - 1, idle);
     dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank + 1, idle),
-                        &own, 1, 0);
+                        &own, 1, DCOMM_STEP_FINAL);
     int v = dcommi_loop_many(b, t->lane, n - 1);
     dcommi_coded_hop(&h, n - 1, n - 1, v);
     dcomm_operand arrived = dcommi_coded_hop_slot(&h, true, n, v);
     dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank, v),
-                        &arrived, 1, 0);
+                        &arrived, 1, DCOMM_STEP_FINAL);
     dcommi_end_many(b, t->lane, n - 1);
     dcommi_end_many(b, t->lane, t->trips);
 }
@@ -145,9 +143,10 @@ static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
 static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
-    if (s->coding->feedback) {
+    if (s->coding->variant) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "coded_ring encodes partial sums, for which no rank has feedback");
+                           "coded_ring encodes partial sums, of which EF21's differences and DGC's "
+                           "momentum are no part; it takes classic feedback");
     }
     dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
     int tracks = dcommi_coded_tracks(&k);

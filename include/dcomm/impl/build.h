@@ -24,7 +24,9 @@ typedef struct dcommi_coding {
     bool whole;      /* encode as much as possible at once */
     int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
-    bool feedback;   /* what is rounded away is kept, of contributions and of sums */
+    bool feedback;   /* what is rounded away is kept, of contributions and of sums, */
+    bool variant;    /* in another way than the classic one, */
+    bool clips;      /* and a rank's gradient is clipped by its norm */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
     /* Of selected elements that can be sent apart: how; NULL: they cannot. */
     const dcomm_plan_codec *spread;

@@ -27,8 +27,8 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
     }
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
-        status =
-            dcomm_feedback_encode(c->feedback, place->first, count, dst, dst_len, encoded, &report);
+        status = dcommi_feedback_encode_of(c->feedback, src, place->first, count, dst, dst_len,
+                                           encoded, &report);
     } else {
         DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
         status =
@@ -108,7 +108,10 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
     dcomm_codec_report report;
     float factor = 1.0f / (float)place->divisor;
     dcomm_status status;
-    if (c->feedback != NULL) {
+    if (c->feedback != NULL && c->begins.partly) {
+        status = dcommi_feedback_recode_here(c->feedback, src, src_len, nsrc, place->divisor,
+                                             place->first, count, dst, dst_len, encoded, &report);
+    } else if (c->feedback != NULL) {
         status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
                                        dst, dst_len, encoded, &report);
     } else {
@@ -165,6 +168,8 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;
+        coding->variant = opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC;
+        coding->clips = opts->feedback->opts.clip > 0;
         coding->hash = dcommi_mix(coding->hash, differences);
         coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
     }
@@ -254,7 +259,8 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                       .own_count = (size_t)plan->recoded_count,
                                       .rank = c->rank,
                                       .nranks = (uint32_t)plan->nranks,
-                                      .average = plan->op == DCOMM_AVG};
+                                      .average = plan->op == DCOMM_AVG,
+                                      .partly = plan->codec_partly};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
 }
@@ -269,6 +275,8 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
         dcomm_feedback_fail(c->feedback);
     } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
         dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    } else if (!c->begun && c->begins.partly) {
+        dcommi_feedback_skip(c->feedback);
     }
 }
 
@@ -378,6 +386,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.codec_linear = inner->codec_linear;
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
+    b.head.codec_partly = inner->codec_partly;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
     dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
                             dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};

@@ -84,8 +84,10 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     report.bytes = 0; /* it stays here */
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
-    return dcommi_exchange_read(c->codec, wire, *bytes, count, 0, dcommi_topk_most(c->codec, count),
-                                &s->chosen);
+    DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
+                                    dcommi_topk_most(c->codec, count), &s->chosen));
+    dcommi_exchange_sift(&s->chosen);
+    return DCOMM_OK;
 }
 
 static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)

@@ -91,6 +91,19 @@ static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *w
     return DCOMM_OK;
 }
 
+/* Leave out zeros, which tell nobody anything: they must not keep out elements whose sum is 0, of
+ * which ranks hold residuals of opposite signs. */
+static void dcommi_exchange_sift(dcommi_exchange_pairs *p)
+{
+    size_t to = 0;
+    for (size_t i = 0; i < p->n; i++) {
+        p->index[to] = p->index[i];
+        p->bits[to] = p->bits[i];
+        to += (p->bits[i] & DCOMMI_ABS_BITS) != 0;
+    }
+    p->n = to;
+}
+
 /* Write elements [from, to), which lie in the `count` from `base` on; how many bytes. `bits` become
  * those of what a reader gets. */
 static size_t dcommi_exchange_write(const dcomm_codec *codec, dcommi_exchange_pairs *p, size_t from,

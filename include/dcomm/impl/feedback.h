@@ -116,8 +116,9 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
         dcommi_feedback_store_level(&fb->velocity);
         dcommi_feedback_store_level(&fb->estimate);
     }
-    fb->last_first = step.first;
+    fb->last_first = step.partly ? SIZE_MAX : step.first;
     fb->last_count = step.count;
+    fb->nspans = 0;
     fb->now = step;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
@@ -345,14 +346,18 @@ static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedba
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
-                                             void *wire, size_t capacity, size_t *bytes_p,
-                                             dcomm_codec_report *report)
+/* With g in place of what begin was told: a sum in which this rank's gradient is. */
+static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
+                                              size_t count, void *wire, size_t capacity,
+                                              size_t *bytes_p, dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
-    const float *g = fb->now.x + (first - fb->now.first);
+    if (fb->now.partly) {
+        DCOMMI_TRY(
+            dcommi_grow((void **)&fb->span, &fb->spans_capacity, fb->nspans + 1, sizeof *fb->span));
+        fb->span[fb->nspans++] = (dcommi_feedback_span){first, count};
+    }
     bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
     float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
     if (dgc && u == NULL) {
@@ -374,6 +379,15 @@ DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, s
         fb->encoded += count;
     }
     return status;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
+                                             void *wire, size_t capacity, size_t *bytes_p,
+                                             dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    return dcommi_feedback_encode_of(fb, fb->now.x + (first - fb->now.first), first, count, wire,
+                                     capacity, bytes_p, report);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
@@ -440,6 +454,38 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
                               .wire = wire,
                               .capacity = capacity};
     return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
+}
+
+/* As dcomm_feedback_recode, of elements that this rank has encoded in this step and has no owner
+ * residual for: what rounding takes away goes into its worker residual. */
+static dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
+                                                const size_t *bytes, size_t n, uint32_t divisor,
+                                                size_t first, size_t count, void *wire,
+                                                size_t capacity, size_t *bytes_p,
+                                                dcomm_codec_report *report)
+{
+    float *zeros = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_ZEROS, count);
+    float *lost = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_LOST, count);
+    if (zeros == NULL || lost == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memset(zeros, 0, count * sizeof *zeros);
+    dcommi_feedback_store none = {.now = zeros, .next = lost, .count = count};
+    dcommi_feedback_call c = {.in = {wires, bytes, n},
+                              .factor = 1.0f / (float)divisor,
+                              .store = &none,
+                              .count = count,
+                              .key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER),
+                              .wire = wire,
+                              .capacity = capacity};
+    dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
+    dcommi_feedback_store *s = &fb->worker;
+    float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
+    for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
+        size_t at = first + i;
+        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + back * lost[i]);
+    }
+    return status;
 }
 
 DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
@@ -568,21 +614,45 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
     s->next = now;
 }
 
+/* Where only some elements were encoded, the others are as they were. */
+static void dcommi_feedback_commit_spans(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
+    for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
+        const dcommi_feedback_store *s = stores[k];
+        for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
+            size_t at = fb->span[i].first;
+            memcpy(dcommi_feedback_at(s, s->now, at), dcommi_feedback_at(s, s->next, at),
+                   fb->span[i].count * dcommi_feedback_width(s));
+        }
+    }
+}
+
+/* A step in which this rank has nothing to encode: ranks count alike. */
+static inline void dcommi_feedback_skip(dcomm_feedback *fb)
+{
+    fb->step++;
+}
+
 DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_commit", fb, true));
     bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    if (fb->encoded != fb->now.count || fb->owned != fb->owner.count ||
-        (ef21 && fb->finished < fb->now.count)) {
+    size_t wanted = fb->now.partly ? fb->encoded : fb->now.count;
+    if (fb->encoded != wanted || fb->owned != fb->owner.count || (ef21 && fb->finished < wanted)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_feedback_commit: %zu of %zu elements were encoded, %zu of %zu "
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    dcommi_feedback_swap(&fb->worker);
+    if (fb->now.partly) {
+        dcommi_feedback_commit_spans(fb);
+    } else {
+        dcommi_feedback_swap(&fb->worker);
+        dcommi_feedback_swap(&fb->velocity);
+        dcommi_feedback_swap(&fb->estimate);
+    }
     dcommi_feedback_swap(&fb->owner);
-    dcommi_feedback_swap(&fb->velocity);
-    dcommi_feedback_swap(&fb->estimate);
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;

@@ -24,10 +24,17 @@ enum {
     DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
     DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
+    DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
+    DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
 enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
+
+/* Elements [first, first + count). */
+typedef struct dcommi_feedback_span {
+    size_t first, count;
+} dcommi_feedback_span;
 
 struct dcomm_feedback {
     const dcomm_codec *codec;
@@ -51,6 +58,8 @@ struct dcomm_feedback {
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
+    dcommi_feedback_span *span;      /* partly: what was encoded */
+    size_t nspans, spans_capacity;
     void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
     float *gathered;  /* e of a linear codec */
     size_t gathered_room;
@@ -337,6 +346,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     for (int i = 0; i < DCOMMI_FEEDBACK_STAGES; i++) {
         dcomm_codec_destroy(&fb->warm[i]);
     }
+    dcommi_free(fb->span);
     dcommi_free(fb->gathered);
     dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
