@@ -22124,14 +22124,14 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
 }
 
 /* What the model is told. Only the selection sees all elements; what comes after sees k of them, at
- * some sixteen times the cost of copying one. Both kinds of slots have room for k elements, and N-1
+ * some 64 times the cost of copying one. Both kinds of slots have room for k elements, and N-1
  * of N are elsewhere. */
 static void dcommi_spread_costs(const dcommi_coded_cut *k)
 {
     const dcommi_coding *coding = k->s->coding;
     dcomm_plan *head = &k->b->head;
     int64_t length = coding->cost_length > 0 ? coding->cost_length : 1024;
-    int64_t work = 16 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
+    int64_t work = 64 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
     head->codec = coding->spread;
     head->codec_length = (uint32_t)dcommi_max64(1, length / k->s->nranks);
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
@@ -24726,13 +24726,20 @@ static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nran
     return dcommi_exchange_samples(codec, count, nranks);
 }
 
+/* Of a codec that selects elements. Decoding costs what fills with zeros and, until it is measured,
+ * some eight times copying for each element. */
 static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (dcommi_exchange_able(codec) && count <= UINT32_MAX) {
+    if (codec->ops->decode_sum != dcommi_topk_decode_sum || count == 0 || count > UINT32_MAX) {
+        return;
+    }
+    coding->most = (int64_t)dcommi_topk_most(codec, count);
+    int64_t cost = 64 + 8 * 1024 * coding->most / (int64_t)count;
+    coding->cost_decode = (uint32_t)dcommi_min64(cost, 1024);
+    if (dcommi_exchange_able(codec)) {
         coding->spread = &dcommi_spread_codec;
         coding->part_bytes = dcommi_spread_part_bytes;
         coding->samples = dcommi_spread_samples;
-        coding->most = (int64_t)dcommi_topk_most(codec, count);
     }
 }
 

@@ -174,14 +174,14 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
 }
 
 /* What the model is told. Only the selection sees all elements; what comes after sees k of them, at
- * some sixteen times the cost of copying one. Both kinds of slots have room for k elements, and N-1
+ * some 64 times the cost of copying one. Both kinds of slots have room for k elements, and N-1
  * of N are elsewhere. */
 static void dcommi_spread_costs(const dcommi_coded_cut *k)
 {
     const dcommi_coding *coding = k->s->coding;
     dcomm_plan *head = &k->b->head;
     int64_t length = coding->cost_length > 0 ? coding->cost_length : 1024;
-    int64_t work = 16 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
+    int64_t work = 64 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
     head->codec = coding->spread;
     head->codec_length = (uint32_t)dcommi_max64(1, length / k->s->nranks);
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));

@@ -327,13 +327,20 @@ static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nran
     return dcommi_exchange_samples(codec, count, nranks);
 }
 
+/* Of a codec that selects elements. Decoding costs what fills with zeros and, until it is measured,
+ * some eight times copying for each element. */
 static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (dcommi_exchange_able(codec) && count <= UINT32_MAX) {
+    if (codec->ops->decode_sum != dcommi_topk_decode_sum || count == 0 || count > UINT32_MAX) {
+        return;
+    }
+    coding->most = (int64_t)dcommi_topk_most(codec, count);
+    int64_t cost = 64 + 8 * 1024 * coding->most / (int64_t)count;
+    coding->cost_decode = (uint32_t)dcommi_min64(cost, 1024);
+    if (dcommi_exchange_able(codec)) {
         coding->spread = &dcommi_spread_codec;
         coding->part_bytes = dcommi_spread_part_bytes;
         coding->samples = dcommi_spread_samples;
-        coding->most = (int64_t)dcommi_topk_most(codec, count);
     }
 }
 
