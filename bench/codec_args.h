@@ -88,7 +88,9 @@ static void codec_help(FILE *out)
         "is what error feedback mends. bits: on the wire per element, scales and indices\n"
         "included. omega: the codec's bound of nmse, where it is unbiased. x: the aggregate's\n"
         "nmse over that of one encoding; of independent gradients, 2 for two_shot and (P+1)/2\n"
-        "for ring. Speeds: bytes of f32 per second; /memcpy: over the bytes that memcpy copies\n"
+        "for ring. fill: share of the result that is not 0; fill/k: of sparse codecs, elements\n"
+        "of the ranks' sum over what one rank sends of it, at most P. Speeds: bytes of f32 per "
+        "second; /memcpy: over the bytes that memcpy copies\n"
         "per second in the same run, median of the repetitions' ratios.\n"
         "exit: 0 good, 1 wrong result (numbers that are not finite), 2 usage\n",
         input_help, CODEC_RANKS);

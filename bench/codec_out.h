@@ -46,7 +46,7 @@ static void codec_print_head(const codec_args *a, uint32_t ranks)
     printf("#%-32s %9s %9s %9s %9s %9s %9s", "codec", "bits", "ratio", "nmse", "omega", "cosine",
            "signed");
     if (a->ranks > 1 || a->steps > 1) {
-        printf(" | %9s %9s %9s", "sum:nmse", "x", "fill");
+        printf(" | %9s %9s %9s %9s", "sum:nmse", "x", "fill", "fill/k");
     }
     if (a->steps > 1) {
         printf(" %9s", "all");
@@ -81,6 +81,7 @@ static void codec_print_row(const codec_args *a, const codec_row *row)
         codec_print_number("%.3e", s->ledger.nmse);
         codec_print_number("%.2f", s->ledger.nmse / e->nmse);
         codec_print_number("%.4f", s->fill_in);
+        codec_print_number("%.3f", s->fill_k);
     }
     if (a->steps > 1) {
         codec_print_number("%.3e", s->nmse_all);
@@ -145,7 +146,7 @@ static void codec_json_ledger(perf_json *j, const char *key, const dcomm_ledger 
     perf_json_close(j, '}');
 }
 
-static void codec_json_step(perf_json *j, const codec_step *s)
+static void codec_json_step(perf_json *j, const codec_step *s, uint32_t ranks)
 {
     perf_json_open(j, NULL, '{');
     perf_json_int(j, "step", (int64_t)s->step);
@@ -154,6 +155,8 @@ static void codec_json_step(perf_json *j, const codec_step *s)
     perf_json_number(j, "mean_signed_error", s->ledger.mean_signed_error);
     perf_json_number(j, "nmse_all", s->nmse_all);
     perf_json_number(j, "fill_in", s->fill_in);
+    perf_json_number(j, "fill_in_over_k", s->fill_k);
+    perf_json_number(j, "fill_in_share", s->fill_k / ranks);
     perf_json_number(j, "residual_norm", s->residual_norm);
     perf_json_number(j, "contraction", s->contraction);
     perf_json_int(j, "wire_bytes", (int64_t)s->wire_bytes);
@@ -194,7 +197,7 @@ static void codec_json_row(perf_json *j, const codec_args *a, const codec_row *r
     codec_json_ledger(j, "encode", &row->encode);
     perf_json_open(j, "steps", '[');
     for (size_t i = a->sweep && row->nsteps > 0 ? row->nsteps - 1 : 0; i < row->nsteps; i++) {
-        codec_json_step(j, &row->step[i]);
+        codec_json_step(j, &row->step[i], a->ranks);
     }
     perf_json_close(j, ']');
     codec_json_speed(j, &row->speed);

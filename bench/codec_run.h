@@ -14,7 +14,9 @@ typedef struct codec_step {
     dcomm_ledger ledger; /* of the sum against the exact one */
     double nmse_all;     /* of the sum over all steps so far */
     double residual_norm, contraction;
-    double fill_in;      /* share of the sum's elements that are not 0 */
+    double fill_in;      /* share of the result's elements that are not 0 */
+    double fill_k;       /* sparse codecs: elements of the sum over what a rank sent of it */
+    uint64_t chosen;     /* that all ranks sent of their own */
     uint64_t wire_bytes; /* of all ranks */
     uint64_t nonfinite, clipped, kept, encoded;
 } codec_step;
@@ -238,6 +240,7 @@ static dcomm_status codec_first_shot(codec_run *run, bool shards)
             DCOMMI_TRY(dcomm_decode_add(codec_now(run), run->wire, bytes, run->sum + first, count));
         }
     }
+    run->now.chosen = run->now.kept;
     return DCOMM_OK;
 }
 
@@ -317,11 +320,15 @@ static dcomm_status codec_run_step(codec_run *run, uint64_t step)
     if (run->fb != NULL) {
         memcpy(run->result, run->x, run->n * sizeof *run->x);
     }
-    size_t filled = 0;
+    size_t filled = 0, summed = 0;
     for (size_t i = 0; i < run->n; i++) {
         filled += run->result[i] != 0;
+        summed += run->sum[i] != 0;
     }
     run->now.fill_in = (double)filled / (double)run->n;
+    run->now.fill_k = run->info.sparse && run->now.chosen > 0
+                          ? (double)summed * run->ranks / (double)run->now.chosen
+                          : NAN;
     dcomm_ledger_compare_f64(&run->now.ledger, run->exact, run->result, run->n);
     run->now.contraction = run->fb != NULL ? run->feedback.contraction : NAN;
     run->now.residual_norm =

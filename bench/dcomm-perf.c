@@ -26,6 +26,7 @@ typedef struct perf_row {
     uint64_t wire_bytes, hash;
     perf_errors errors;
     bool checked;
+    dcomm_codec_report report; /* of this rank; all 0 without a codec */
 } perf_row;
 
 /* The call, timed on this rank, after a barrier. */
@@ -281,6 +282,15 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
     } else {
         printf("-\n");
     }
+    const dcomm_codec_report *r = &row->report;
+    bool sparse = r->kept > 0 && r->nonzero > 0;
+    double fill = sparse && r->summed > 0 ? (double)r->summed / (double)r->kept : NAN;
+    if (sparse) {
+        printf("#   k %zu; the sum has", r->kept);
+        perf_print_number(0, "%.3f", fill);
+        printf(" k elements, of at most %d k; the result has %.3f k\n", c->nranks,
+               (double)r->nonzero / (double)r->kept);
+    }
     fflush(stdout);
 
     perf_json *j = &run->json;
@@ -310,6 +320,9 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
     perf_json_number(j, "bias_mean", bias);
     perf_json_number(j, "ulp_max", ulp);
     perf_json_number(j, "wrong", wrong);
+    perf_json_number(j, "fill_in", fill);
+    perf_json_number(j, "fill_in_share", fill / c->nranks);
+    perf_json_number(j, "result_fill", sparse ? (double)r->nonzero / (double)r->kept : NAN);
     if (has_result) {
         perf_json_text(j, "hash", hash);
     } else {
@@ -383,6 +396,8 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
             snprintf(row->codec, sizeof row->codec, "%s%s", dcomm_codec_spec(opts->codec),
                      opts->feedback != NULL ? " with feedback" : "");
         }
+        row->report = report;
+        opts->codec_report = NULL; /* which looks at the whole result: not within the time */
         perf_name_algo(run, c, algo, opts, row->algo, sizeof row->algo);
         status = perf_join(run, c, row);
     }
