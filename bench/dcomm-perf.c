@@ -283,13 +283,10 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
         printf("-\n");
     }
     const dcomm_codec_report *r = &row->report;
-    bool sparse = r->kept > 0 && r->nonzero > 0;
-    double fill = sparse && r->summed > 0 ? (double)r->summed / (double)r->kept : NAN;
-    if (sparse) {
-        printf("#   k %zu; the sum has", r->kept);
-        perf_print_number(0, "%.3f", fill);
-        printf(" k elements, of at most %d k; the result has %.3f k\n", c->nranks,
-               (double)r->nonzero / (double)r->kept);
+    double fill = r->summed > 0 && r->kept > 0 ? (double)r->summed / (double)r->kept : NAN;
+    if (!isnan(fill)) {
+        printf("#   k %zu; the sum has %.3f k elements, of at most %d k; the result has %.3f k\n",
+               r->kept, fill, c->nranks, (double)r->nonzero / (double)r->kept);
     }
     fflush(stdout);
 
@@ -322,7 +319,7 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
     perf_json_number(j, "wrong", wrong);
     perf_json_number(j, "fill_in", fill);
     perf_json_number(j, "fill_in_share", fill / c->nranks);
-    perf_json_number(j, "result_fill", sparse ? (double)r->nonzero / (double)r->kept : NAN);
+    perf_json_number(j, "result_fill", (double)r->nonzero / (isnan(fill) ? NAN : (double)r->kept));
     if (has_result) {
         perf_json_text(j, "hash", hash);
     } else {
