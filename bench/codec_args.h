@@ -9,9 +9,9 @@
 
 enum { CODEC_GOOD = 0, CODEC_WRONG = 1, CODEC_USAGE = 2, CODEC_SPECS = 64, CODEC_RANKS = 1024 };
 
-typedef enum codec_way { WAY_TWO_SHOT, WAY_RING, WAY_ALLGATHER, WAY_COUNT } codec_way;
+typedef enum codec_way { WAY_TWO_SHOT, WAY_RING, WAY_ALLGATHER, WAY_SPARSE, WAY_COUNT } codec_way;
 
-static const char *const codec_ways[WAY_COUNT] = {"two_shot", "ring", "allgather"};
+static const char *const codec_ways[WAY_COUNT] = {"two_shot", "ring", "allgather", "sparse"};
 static const char *const codec_variants[DCOMM_FEEDBACK_VARIANT_COUNT] = {"classic", "ef21", "dgc"};
 
 typedef struct codec_args {
@@ -70,7 +70,8 @@ static void codec_help(FILE *out)
         "%s"
         "  --ranks P      sum the gradients of P ranks, at most %d (1)\n"
         "  --aggregate A  how: two_shot (each rank sums a shard and encodes the sum again),\n"
-        "                 ring (each hop encodes again), allgather (two_shot); codecs that are\n"
+        "                 ring (each hop encodes again), allgather, sparse (topk and threshold:\n"
+        "                 balanced regions, selected twice) (two_shot); codecs that are\n"
         "                 linear are summed as they are\n"
         "  --steps N      so many steps (1)\n"
         "  --feedback F   error feedback: none, classic, ef21, dgc (none)\n"

@@ -286,6 +286,9 @@ static dcomm_status codec_ring(codec_run *run)
     return DCOMM_OK;
 }
 
+/* In codec_sparse.h. */
+static dcomm_status codec_sparse(codec_run *run);
+
 /* ---- steps ---- */
 
 static void codec_accumulate(codec_run *run)
@@ -310,6 +313,7 @@ static dcomm_status codec_run_step(codec_run *run, uint64_t step)
     bool whole = run->linear || run->ranks == 1;
     DCOMMI_TRY(whole || run->args->way == WAY_ALLGATHER ? codec_allgather(run)
                : run->args->way == WAY_RING             ? codec_ring(run)
+               : run->args->way == WAY_SPARSE           ? codec_sparse(run)
                                                         : codec_two_shot(run));
     for (uint32_t r = 0; run->fb != NULL && r < run->ranks; r++) {
         /* each rank has the result; one copy of it is turned into the estimate */

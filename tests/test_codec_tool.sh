@@ -82,6 +82,14 @@ for way in two_shot ring allgather; do
     holds "feedback mends the sum over steps: $way" "$all and r[0]['last']['contraction'] < 0.64" \
         --codec sign --input gaussian:n=16K --ranks 4 --steps 40 --feedback classic --aggregate $way
 done
+holds "feedback mends the sum over steps: sparse" "$all and r[0]['last']['fill_in_over_k'] < 4.001" \
+    --codec topk:k=0.05 --input tests/gradients/rank%r.npy --ranks 3 --steps 200 --feedback classic \
+    --aggregate sparse
+holds "a sparse sum of 256 ranks is as long as one rank's part" \
+    '0.9 < r[0]["last"]["fill_in"] / 0.01 < 1.2 and r[0]["last"]["fill_in_share"] > 0.2' \
+    --codec topk:k=0.01 --input gaussian:n=64K --ranks 256 --aggregate sparse
+expect "nothing sparse to exchange" 2 "topk and threshold" run --codec sign --input gaussian:n=1K \
+    --ranks 2 --aggregate sparse
 holds "without it, it stays" 'r[0]["last"]["nmse_all"] > 0.3 * r[0]["steps"][0]["nmse_all"]' \
     --codec topk:k=0.05 --input constant:n=16K --ranks 2 --steps 20
 holds "of real gradients, the same in each step" "$all" --codec topk:k=0.05 \
