@@ -21839,6 +21839,7 @@ static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
  *
  * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
  * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * barrier, direct: everybody signals everybody, one step.
  * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
  * carry whole subtrees, ceil(log2 N) steps. */
 #ifndef DCOMMI_ALGO_MISC_H
@@ -21852,6 +21853,14 @@ static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_b
         dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
         dcommi_await(b, 0, step, dcommi_const(1));
     }
+    return b->status;
+}
+
+static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    uint16_t all = dcommi_build_counter(b);
+    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
     return b->status;
 }
 
@@ -22120,6 +22129,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; all blocks but the own per rank", "direct exchange"},
     {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
      "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, "1 step; N-1 signals per rank",
+     "direct exchange"},
     {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
     {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
 };
@@ -23554,10 +23565,11 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    _Atomic int aborts;  /* some communicator has abort_wanted */
-    unsigned idle;       /* polls in a row in which nothing happened */
-    unsigned busy;       /* polls in which something did */
-    unsigned spin_limit; /* polls before yielding the core */
+    _Atomic int aborts;     /* some communicator has abort_wanted */
+    unsigned idle;          /* polls in a row in which nothing happened */
+    unsigned busy;          /* polls in which something did */
+    unsigned spin_limit;    /* polls before yielding the core */
+    unsigned script_yields; /* how often before a script leaves a wait to the engine */
     double next_check;
     bool has_thread;
     _Atomic int stop;
@@ -34775,19 +34787,16 @@ static void *dcommi_progress_main(void *user)
 
 /* ---- create and destroy ---- */
 
-static unsigned dcommi_spin_limit(void)
+/* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
+ * ranks share cores, the one that is waited for must get the core. */
+static void dcommi_patience(dcomm_context *context)
 {
-    cpu_set_t cores;
     const char *local = getenv("LOCAL_WORLD_SIZE");
-    int mine = 1;
-    if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
-        mine = CPU_COUNT(&cores);
-    }
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int ranks = local != NULL ? atoi(local) : 1;
-    /* With a core to itself a rank loses nothing by spinning; where ranks share cores, the one
-     * that is waited for must get the core. */
-    return ranks <= online && mine >= 1 ? 2000 : 20;
+    bool crowded = ranks > online;
+    context->spin_limit = crowded ? 4 : 2000;
+    context->script_yields = crowded ? 16 : 0;
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -34808,7 +34817,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
-    context->spin_limit = dcommi_spin_limit();
+    dcommi_patience(context);
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {
@@ -36054,6 +36063,11 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
             step->slot >= s->plan->ncounters) {
             return false;
         }
+        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+            if (r != comm->rank && !dcommi_scribe_peer(s, comm, r)) {
+                return false;
+            }
+        }
         op->slot = step->slot;
         op->value = (uint64_t)value;
         return value >= 0;
@@ -36271,7 +36285,8 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     const dcommi_script *script = e->cached->script;
     const dcomm_context *context = e->comm->context;
     bool message = op->kind != DCOMM_STEP_WAIT;
-    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+    unsigned polls = context->spin_limit, yields = context->script_yields;
+    for (;;) {
         if (message) {
             int found = dcommi_express_look(e, op->rank, op, arrival);
             if (found != 0) {
@@ -36287,9 +36302,16 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
                 }
             }
         }
-        dcommi_relax();
+        if (DCOMMI_LIKELY(--polls > 0)) {
+            dcommi_relax();
+        } else if (yields > 0) {
+            yields--;
+            polls = context->spin_limit;
+            sched_yield();
+        } else {
+            return false;
+        }
     }
-    return !message && e->counters[op->slot] >= op->value;
 }
 
 /* Run ops until the end, or the first that cannot be done now: its index. */

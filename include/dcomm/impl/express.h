@@ -146,7 +146,8 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     const dcommi_script *script = e->cached->script;
     const dcomm_context *context = e->comm->context;
     bool message = op->kind != DCOMM_STEP_WAIT;
-    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+    unsigned polls = context->spin_limit, yields = context->script_yields;
+    for (;;) {
         if (message) {
             int found = dcommi_express_look(e, op->rank, op, arrival);
             if (found != 0) {
@@ -162,9 +163,16 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
                 }
             }
         }
-        dcommi_relax();
+        if (DCOMMI_LIKELY(--polls > 0)) {
+            dcommi_relax();
+        } else if (yields > 0) {
+            yields--;
+            polls = context->spin_limit;
+            sched_yield();
+        } else {
+            return false;
+        }
     }
-    return !message && e->counters[op->slot] >= op->value;
 }
 
 /* Run ops until the end, or the first that cannot be done now: its index. */
