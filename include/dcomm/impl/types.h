@@ -126,6 +126,7 @@ struct dcommi_move {
     dcommi_move *next; /* in run->moves */
     dcommi_move **prev;
     dcommi_pull *pull; /* of a PULL node */
+    uint8_t pull_block;
     uint8_t kind;
     bool async, final, past, in_transport;
     uint8_t nsrc, msg_at;
