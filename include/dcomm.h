@@ -29263,8 +29263,9 @@ typedef struct dcommi_piece {
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
 
-/* Blocks asked for at a time, each short enough that it is sent without asking back. A request lies
- * time two ranks that read each other would take turns with the link. */
+/* Blocks asked for at a time, each short enough to be sent without asking back. A request waits
+ * behind what its sender sends itself: by one or two long ones, ranks that read each other would
+ * take turns with the link. */
 #define DCOMMI_PULL_WINDOW 8
 
 typedef struct dcommi_pull_block {
