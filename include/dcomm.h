@@ -34822,7 +34822,7 @@ static void dcommi_patience(dcomm_context *context)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int ranks = local != NULL ? atoi(local) : 1;
     bool crowded = ranks > online;
-    context->spin_limit = crowded ? 4 : 2000;
+    context->spin_limit = crowded ? 16 : 2000;
     context->script_yields = crowded ? 16 : 0;
 }
 
@@ -36177,6 +36177,9 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
 
 /* Every so many operations go through the engine, which also looks after everything else. */
 #define DCOMMI_EXPRESS_TURN 64
+/* Polls of a wait before the first pause: a pause is half as long as a message between two threads
+ * of one core takes. */
+#define DCOMMI_EXPRESS_KEEN 64
 
 typedef struct dcommi_express {
     dcomm_comm *comm;
@@ -36313,6 +36316,7 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     const dcomm_context *context = e->comm->context;
     bool message = op->kind != DCOMM_STEP_WAIT;
     unsigned polls = context->spin_limit, yields = context->script_yields;
+    const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
     for (;;) {
         if (message) {
             int found = dcommi_express_look(e, op->rank, op, arrival);
@@ -36330,7 +36334,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
             }
         }
         if (DCOMMI_LIKELY(--polls > 0)) {
-            dcommi_relax();
+            if (polls < pause) {
+                dcommi_relax();
+            }
         } else if (yields > 0) {
             yields--;
             polls = context->spin_limit;
@@ -39154,6 +39160,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_EXPRESS_KEEN
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN

@@ -128,7 +128,7 @@ static void dcommi_patience(dcomm_context *context)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int ranks = local != NULL ? atoi(local) : 1;
     bool crowded = ranks > online;
-    context->spin_limit = crowded ? 4 : 2000;
+    context->spin_limit = crowded ? 16 : 2000;
     context->script_yields = crowded ? 16 : 0;
 }
 
