@@ -22195,6 +22195,7 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
  *
  * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
  * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * barrier, direct: everybody signals everybody, one step.
  * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
  * carry whole subtrees, ceil(log2 N) steps. */
 #ifndef DCOMMI_ALGO_MISC_H
@@ -22208,6 +22209,14 @@ static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_b
         dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
         dcommi_await(b, 0, step, dcommi_const(1));
     }
+    return b->status;
+}
+
+static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    uint16_t all = dcommi_build_counter(b);
+    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
     return b->status;
 }
 
@@ -22476,6 +22485,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; all blocks but the own per rank", "direct exchange"},
     {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
      "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, "1 step; N-1 signals per rank",
+     "direct exchange"},
     {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
     {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
 };
@@ -23678,6 +23689,7 @@ struct dcommi_move {
     dcommi_move *next; /* in run->moves */
     dcommi_move **prev;
     dcommi_pull *pull; /* of a PULL node */
+    uint8_t pull_block;
     uint8_t kind;
     bool async, final, past, in_transport;
     uint8_t nsrc, msg_at;
@@ -23907,10 +23919,11 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    _Atomic int aborts;  /* some communicator has abort_wanted */
-    unsigned idle;       /* polls in a row in which nothing happened */
-    unsigned busy;       /* polls in which something did */
-    unsigned spin_limit; /* polls before yielding the core */
+    _Atomic int aborts;     /* some communicator has abort_wanted */
+    unsigned idle;          /* polls in a row in which nothing happened */
+    unsigned busy;          /* polls in which something did */
+    unsigned spin_limit;    /* polls before yielding the core */
+    unsigned script_yields; /* how often before a script leaves a wait to the engine */
     double next_check;
     bool has_thread;
     _Atomic int stop;
@@ -30236,6 +30249,16 @@ typedef struct dcommi_piece {
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
 
+/* Blocks asked for at a time, each short enough to be sent without asking back. A request waits
+ * behind what its sender sends itself: by one or two long ones, ranks that read each other would
+ * take turns with the link. */
+#define DCOMMI_PULL_WINDOW 8
+
+typedef struct dcommi_pull_block {
+    size_t at;
+    unsigned outstanding;
+} dcommi_pull_block;
+
 /* A step under way that reads at least one peer by message. */
 struct dcommi_pull {
     struct dcommi_pull *next; /* in run->pulls, which owns it */
@@ -30243,14 +30266,14 @@ struct dcommi_pull {
     dcommi_run *run;
     bool async, final, fold;
     uint8_t *dst;
-    size_t len, at, block; /* at: start of the block whose pieces are under way */
+    size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
-    unsigned outstanding;
-    uint8_t *staging; /* one block per piece; NULL when reading straight into dst */
+    dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
+    uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
     dcommi_piece *pieces;
 };
 
-static void dcommi_pull_block(dcommi_pull *pull);
+static void dcommi_pull_ask(dcommi_pull *pull, unsigned b);
 
 static void dcommi_pull_free(dcommi_pull *pull)
 {
@@ -30344,25 +30367,35 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
     return DCOMM_OK;
 }
 
-/* The block's pieces are all here. */
-static void dcommi_pull_ready(dcommi_pull *pull)
+static size_t dcommi_pull_part(const dcommi_pull *pull, size_t at)
+{
+    return pull->len - at < pull->block ? pull->len - at : pull->block;
+}
+
+static uint8_t *dcommi_pull_staging(const dcommi_pull *pull, unsigned b, size_t piece)
+{
+    return pull->staging + (b * pull->npieces + piece) * pull->block;
+}
+
+/* Block b's pieces are all here. */
+static void dcommi_pull_ready(dcommi_pull *pull, unsigned b)
 {
     dcomm_status status = DCOMM_OK;
+    size_t at = pull->blocks[b].at, part = dcommi_pull_part(pull, at);
     if (pull->fold) {
-        size_t part = dcommi_min64((int64_t)(pull->len - pull->at), (int64_t)pull->block);
         const void **src = dcommi_calloc(pull->npieces, sizeof *src);
         status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
         for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
             src[i] = pull->pieces[i].by_message
-                         ? pull->staging + i * pull->block
-                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], pull->at, part);
+                         ? dcommi_pull_staging(pull, b, i)
+                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], at, part);
             if (src[i] == NULL) {
                 status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
                                      pull->pieces[i].rank);
             }
         }
         if (status == DCOMM_OK) {
-            status = dcommi_fold_pieces(pull->lane, pull->dst + pull->at, src, pull->npieces, part,
+            status = dcommi_fold_pieces(pull->lane, pull->dst + at, src, pull->npieces, part,
                                         pull->final);
         }
         dcommi_free((void *)src);
@@ -30371,33 +30404,39 @@ static void dcommi_pull_ready(dcommi_pull *pull)
         dcommi_poison(pull->run->comm, status, -1, dcommi_message);
         return;
     }
-    pull->at += pull->block;
-    dcommi_pull_block(pull);
+    pull->left -= part;
+    if (pull->left > 0) {
+        dcommi_pull_ask(pull, b);
+        return;
+    }
+    dcommi_lane *lane = pull->lane;
+    bool async = pull->async;
+    dcommi_pull_free(pull);
+    dcommi_lane_moved(lane, async);
 }
 
 static void dcommi_pull_arrived(dcommi_move *move)
 {
     dcommi_pull *pull = move->pull;
+    unsigned b = move->pull_block;
     dcommi_run_event(move->run);
     dcommi_move_free(move);
-    if (--pull->outstanding == 0) {
-        dcommi_pull_ready(pull);
+    if (--pull->blocks[b].outstanding == 0) {
+        dcommi_pull_ready(pull, b);
     }
 }
 
-/* Ask for every piece of the next block, or finish. */
-static void dcommi_pull_block(dcommi_pull *pull)
+/* Ask for every piece of the next block, if there is one, as block b of the window. */
+static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 {
     dcommi_run *run = pull->run;
-    if (pull->at >= pull->len) {
-        dcommi_lane *lane = pull->lane;
-        bool async = pull->async;
-        dcommi_pull_free(pull);
-        dcommi_lane_moved(lane, async);
+    dcommi_pull_block *block = &pull->blocks[b];
+    if (pull->asked >= pull->len) {
         return;
     }
-    size_t part = dcommi_min64((int64_t)(pull->len - pull->at), (int64_t)pull->block);
-    pull->outstanding = 1; /* keeps the block open while its reads are sent */
+    block->at = pull->asked;
+    size_t part = dcommi_pull_part(pull, block->at);
+    pull->asked += part;
     for (size_t i = 0; i < pull->npieces; i++) {
         const dcommi_piece *piece = &pull->pieces[i];
         if (!piece->by_message) {
@@ -30409,16 +30448,17 @@ static void dcommi_pull_block(dcommi_pull *pull)
             return;
         }
         move->pull = pull;
-        move->buf = pull->staging != NULL ? pull->staging + i * pull->block : pull->dst + pull->at;
+        move->pull_block = (uint8_t)b;
+        move->buf = pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
         move->len = part;
-        pull->outstanding++;
+        block->outstanding++;
         uint32_t id = run->next_pull++;
         move->node =
             dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, piece->rank, id);
         dcommi_match_insert(run->comm, &move->node);
         dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ, id);
         header.slot = piece->slot;
-        header.a = piece->offset + pull->at;
+        header.a = piece->offset + block->at;
         header.b = part;
         run->comm->stats.bytes_read += part;
         dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
@@ -30426,9 +30466,6 @@ static void dcommi_pull_block(dcommi_pull *pull)
             dcommi_poison(run->comm, status, -1, dcommi_message);
             return;
         }
-    }
-    if (--pull->outstanding == 0) {
-        dcommi_pull_ready(pull);
     }
 }
 
@@ -30464,11 +30501,11 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     pull->final = final;
     pull->fold = fold;
     pull->dst = dst;
-    pull->len = len;
+    pull->len = pull->left = len;
     pull->npieces = n;
-    pull->block = fold ? dcommi_pull_grain(n) * 4 : (size_t)8 * DCOMMI_PULL_BLOCK;
+    pull->block = fold ? dcommi_pull_grain(n) : DCOMMI_PULL_BLOCK;
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
-    pull->staging = fold ? dcommi_alloc_raw(n * pull->block) : NULL;
+    pull->staging = fold ? dcommi_alloc_raw(DCOMMI_PULL_WINDOW * n * pull->block) : NULL;
     if (pull->pieces == NULL || (fold && pull->staging == NULL)) {
         dcommi_pull_free(pull);
         return DCOMM_ERR_NO_MEMORY;
@@ -30479,7 +30516,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     }
     pull->next = run->pulls;
     run->pulls = pull;
-    dcommi_pull_block(pull);
+    for (unsigned b = 0; b < DCOMMI_PULL_WINDOW; b++) { /* none is answered before we look again */
+        dcommi_pull_ask(pull, b);
+    }
     return DCOMM_IN_PROGRESS;
 }
 
@@ -35761,19 +35800,16 @@ static void *dcommi_progress_main(void *user)
 
 /* ---- create and destroy ---- */
 
-static unsigned dcommi_spin_limit(void)
+/* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
+ * ranks share cores, the one that is waited for must get the core. */
+static void dcommi_patience(dcomm_context *context)
 {
-    cpu_set_t cores;
     const char *local = getenv("LOCAL_WORLD_SIZE");
-    int mine = 1;
-    if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
-        mine = CPU_COUNT(&cores);
-    }
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int ranks = local != NULL ? atoi(local) : 1;
-    /* With a core to itself a rank loses nothing by spinning; where ranks share cores, the one
-     * that is waited for must get the core. */
-    return ranks <= online && mine >= 1 ? 2000 : 20;
+    bool crowded = ranks > online;
+    context->spin_limit = crowded ? 16 : 2000;
+    context->script_yields = crowded ? 16 : 0;
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -35794,7 +35830,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
-    context->spin_limit = dcommi_spin_limit();
+    dcommi_patience(context);
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {
@@ -37040,6 +37076,11 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
             step->slot >= s->plan->ncounters) {
             return false;
         }
+        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+            if (r != comm->rank && !dcommi_scribe_peer(s, comm, r)) {
+                return false;
+            }
+        }
         op->slot = step->slot;
         op->value = (uint64_t)value;
         return value >= 0;
@@ -37122,6 +37163,9 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
 
 /* Every so many operations go through the engine, which also looks after everything else. */
 #define DCOMMI_EXPRESS_TURN 64
+/* Polls of a wait before the first pause: a pause is half as long as a message between two threads
+ * of one core takes. */
+#define DCOMMI_EXPRESS_KEEN 64
 
 typedef struct dcommi_express {
     dcomm_comm *comm;
@@ -37257,7 +37301,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     const dcommi_script *script = e->cached->script;
     const dcomm_context *context = e->comm->context;
     bool message = op->kind != DCOMM_STEP_WAIT;
-    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+    unsigned polls = context->spin_limit, yields = context->script_yields;
+    const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
+    for (;;) {
         if (message) {
             int found = dcommi_express_look(e, op->rank, op, arrival);
             if (found != 0) {
@@ -37273,9 +37319,18 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
                 }
             }
         }
-        dcommi_relax();
+        if (DCOMMI_LIKELY(--polls > 0)) {
+            if (polls < pause) {
+                dcommi_relax();
+            }
+        } else if (yields > 0) {
+            yields--;
+            polls = context->spin_limit;
+            sched_yield();
+        } else {
+            return false;
+        }
     }
-    return !message && e->counters[op->slot] >= op->value;
 }
 
 /* Run ops until the end, or the first that cannot be done now: its index. */
@@ -40093,6 +40148,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EXCHANGE_SAMPLES
+#undef DCOMMI_EXPRESS_KEEN
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
@@ -40200,6 +40256,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PROBE_BURST
 #undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PULL_BLOCK
+#undef DCOMMI_PULL_WINDOW
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY
 #undef DCOMMI_RANDK_HEAD

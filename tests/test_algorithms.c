@@ -715,6 +715,7 @@ Test(algorithms, bytes_are_as_documented, .timeout = 60)
         cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "bruck", n, 100).steps, log2_up(n));
         cr_expect_eq(cost_of(DCOMM_COLL_BARRIER, "dissemination", n, 0).steps, log2_up(n));
         cr_expect_eq(cost_of(DCOMM_COLL_BARRIER, "dissemination", n, 0).messages, 0);
+        cr_expect_eq(cost_of(DCOMM_COLL_BARRIER, "direct", n, 0).steps, n > 1);
     }
 }
 

@@ -2,6 +2,7 @@
  *
  * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
  * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * barrier, direct: everybody signals everybody, one step.
  * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
  * carry whole subtrees, ceil(log2 N) steps. */
 #ifndef DCOMMI_ALGO_MISC_H
@@ -16,6 +17,14 @@ static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_b
         dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
         dcommi_await(b, 0, step, dcommi_const(1));
     }
+    return b->status;
+}
+
+static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    uint16_t all = dcommi_build_counter(b);
+    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
     return b->status;
 }
 

@@ -116,6 +116,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; all blocks but the own per rank", "direct exchange"},
     {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
      "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, "1 step; N-1 signals per rank",
+     "direct exchange"},
     {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
     {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
 };

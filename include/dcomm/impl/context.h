@@ -120,19 +120,16 @@ static void *dcommi_progress_main(void *user)
 
 /* ---- create and destroy ---- */
 
-static unsigned dcommi_spin_limit(void)
+/* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
+ * ranks share cores, the one that is waited for must get the core. */
+static void dcommi_patience(dcomm_context *context)
 {
-    cpu_set_t cores;
     const char *local = getenv("LOCAL_WORLD_SIZE");
-    int mine = 1;
-    if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
-        mine = CPU_COUNT(&cores);
-    }
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int ranks = local != NULL ? atoi(local) : 1;
-    /* With a core to itself a rank loses nothing by spinning; where ranks share cores, the one
-     * that is waited for must get the core. */
-    return ranks <= online && mine >= 1 ? 2000 : 20;
+    bool crowded = ranks > online;
+    context->spin_limit = crowded ? 16 : 2000;
+    context->script_yields = crowded ? 16 : 0;
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -153,7 +150,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
-    context->spin_limit = dcommi_spin_limit();
+    dcommi_patience(context);
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {

@@ -11,6 +11,9 @@
 
 /* Every so many operations go through the engine, which also looks after everything else. */
 #define DCOMMI_EXPRESS_TURN 64
+/* Polls of a wait before the first pause: a pause is half as long as a message between two threads
+ * of one core takes. */
+#define DCOMMI_EXPRESS_KEEN 64
 
 typedef struct dcommi_express {
     dcomm_comm *comm;
@@ -146,7 +149,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     const dcommi_script *script = e->cached->script;
     const dcomm_context *context = e->comm->context;
     bool message = op->kind != DCOMM_STEP_WAIT;
-    for (unsigned polls = 0; polls < context->spin_limit; polls++) {
+    unsigned polls = context->spin_limit, yields = context->script_yields;
+    const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
+    for (;;) {
         if (message) {
             int found = dcommi_express_look(e, op->rank, op, arrival);
             if (found != 0) {
@@ -162,9 +167,18 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
                 }
             }
         }
-        dcommi_relax();
+        if (DCOMMI_LIKELY(--polls > 0)) {
+            if (polls < pause) {
+                dcommi_relax();
+            }
+        } else if (yields > 0) {
+            yields--;
+            polls = context->spin_limit;
+            sched_yield();
+        } else {
+            return false;
+        }
     }
-    return !message && e->counters[op->slot] >= op->value;
 }
 
 /* Run ops until the end, or the first that cannot be done now: its index. */

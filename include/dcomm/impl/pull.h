@@ -17,6 +17,16 @@ typedef struct dcommi_piece {
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
 
+/* Blocks asked for at a time, each short enough to be sent without asking back. A request waits
+ * behind what its sender sends itself: by one or two long ones, ranks that read each other would
+ * take turns with the link. */
+#define DCOMMI_PULL_WINDOW 8
+
+typedef struct dcommi_pull_block {
+    size_t at;
+    unsigned outstanding;
+} dcommi_pull_block;
+
 /* A step under way that reads at least one peer by message. */
 struct dcommi_pull {
     struct dcommi_pull *next; /* in run->pulls, which owns it */
@@ -24,14 +34,14 @@ struct dcommi_pull {
     dcommi_run *run;
     bool async, final, fold;
     uint8_t *dst;
-    size_t len, at, block; /* at: start of the block whose pieces are under way */
+    size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
-    unsigned outstanding;
-    uint8_t *staging; /* one block per piece; NULL when reading straight into dst */
+    dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
+    uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
     dcommi_piece *pieces;
 };
 
-static void dcommi_pull_block(dcommi_pull *pull);
+static void dcommi_pull_ask(dcommi_pull *pull, unsigned b);
 
 static void dcommi_pull_free(dcommi_pull *pull)
 {
@@ -125,25 +135,35 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
     return DCOMM_OK;
 }
 
-/* The block's pieces are all here. */
-static void dcommi_pull_ready(dcommi_pull *pull)
+static size_t dcommi_pull_part(const dcommi_pull *pull, size_t at)
+{
+    return pull->len - at < pull->block ? pull->len - at : pull->block;
+}
+
+static uint8_t *dcommi_pull_staging(const dcommi_pull *pull, unsigned b, size_t piece)
+{
+    return pull->staging + (b * pull->npieces + piece) * pull->block;
+}
+
+/* Block b's pieces are all here. */
+static void dcommi_pull_ready(dcommi_pull *pull, unsigned b)
 {
     dcomm_status status = DCOMM_OK;
+    size_t at = pull->blocks[b].at, part = dcommi_pull_part(pull, at);
     if (pull->fold) {
-        size_t part = dcommi_min64((int64_t)(pull->len - pull->at), (int64_t)pull->block);
         const void **src = dcommi_calloc(pull->npieces, sizeof *src);
         status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
         for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
             src[i] = pull->pieces[i].by_message
-                         ? pull->staging + i * pull->block
-                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], pull->at, part);
+                         ? dcommi_pull_staging(pull, b, i)
+                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], at, part);
             if (src[i] == NULL) {
                 status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
                                      pull->pieces[i].rank);
             }
         }
         if (status == DCOMM_OK) {
-            status = dcommi_fold_pieces(pull->lane, pull->dst + pull->at, src, pull->npieces, part,
+            status = dcommi_fold_pieces(pull->lane, pull->dst + at, src, pull->npieces, part,
                                         pull->final);
         }
         dcommi_free((void *)src);
@@ -152,33 +172,39 @@ static void dcommi_pull_ready(dcommi_pull *pull)
         dcommi_poison(pull->run->comm, status, -1, dcommi_message);
         return;
     }
-    pull->at += pull->block;
-    dcommi_pull_block(pull);
+    pull->left -= part;
+    if (pull->left > 0) {
+        dcommi_pull_ask(pull, b);
+        return;
+    }
+    dcommi_lane *lane = pull->lane;
+    bool async = pull->async;
+    dcommi_pull_free(pull);
+    dcommi_lane_moved(lane, async);
 }
 
 static void dcommi_pull_arrived(dcommi_move *move)
 {
     dcommi_pull *pull = move->pull;
+    unsigned b = move->pull_block;
     dcommi_run_event(move->run);
     dcommi_move_free(move);
-    if (--pull->outstanding == 0) {
-        dcommi_pull_ready(pull);
+    if (--pull->blocks[b].outstanding == 0) {
+        dcommi_pull_ready(pull, b);
     }
 }
 
-/* Ask for every piece of the next block, or finish. */
-static void dcommi_pull_block(dcommi_pull *pull)
+/* Ask for every piece of the next block, if there is one, as block b of the window. */
+static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 {
     dcommi_run *run = pull->run;
-    if (pull->at >= pull->len) {
-        dcommi_lane *lane = pull->lane;
-        bool async = pull->async;
-        dcommi_pull_free(pull);
-        dcommi_lane_moved(lane, async);
+    dcommi_pull_block *block = &pull->blocks[b];
+    if (pull->asked >= pull->len) {
         return;
     }
-    size_t part = dcommi_min64((int64_t)(pull->len - pull->at), (int64_t)pull->block);
-    pull->outstanding = 1; /* keeps the block open while its reads are sent */
+    block->at = pull->asked;
+    size_t part = dcommi_pull_part(pull, block->at);
+    pull->asked += part;
     for (size_t i = 0; i < pull->npieces; i++) {
         const dcommi_piece *piece = &pull->pieces[i];
         if (!piece->by_message) {
@@ -190,16 +216,17 @@ static void dcommi_pull_block(dcommi_pull *pull)
             return;
         }
         move->pull = pull;
-        move->buf = pull->staging != NULL ? pull->staging + i * pull->block : pull->dst + pull->at;
+        move->pull_block = (uint8_t)b;
+        move->buf = pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
         move->len = part;
-        pull->outstanding++;
+        block->outstanding++;
         uint32_t id = run->next_pull++;
         move->node =
             dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, piece->rank, id);
         dcommi_match_insert(run->comm, &move->node);
         dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ, id);
         header.slot = piece->slot;
-        header.a = piece->offset + pull->at;
+        header.a = piece->offset + block->at;
         header.b = part;
         run->comm->stats.bytes_read += part;
         dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
@@ -207,9 +234,6 @@ static void dcommi_pull_block(dcommi_pull *pull)
             dcommi_poison(run->comm, status, -1, dcommi_message);
             return;
         }
-    }
-    if (--pull->outstanding == 0) {
-        dcommi_pull_ready(pull);
     }
 }
 
@@ -245,11 +269,11 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     pull->final = final;
     pull->fold = fold;
     pull->dst = dst;
-    pull->len = len;
+    pull->len = pull->left = len;
     pull->npieces = n;
-    pull->block = fold ? dcommi_pull_grain(n) * 4 : (size_t)8 * DCOMMI_PULL_BLOCK;
+    pull->block = fold ? dcommi_pull_grain(n) : DCOMMI_PULL_BLOCK;
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
-    pull->staging = fold ? dcommi_alloc_raw(n * pull->block) : NULL;
+    pull->staging = fold ? dcommi_alloc_raw(DCOMMI_PULL_WINDOW * n * pull->block) : NULL;
     if (pull->pieces == NULL || (fold && pull->staging == NULL)) {
         dcommi_pull_free(pull);
         return DCOMM_ERR_NO_MEMORY;
@@ -260,7 +284,9 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     }
     pull->next = run->pulls;
     run->pulls = pull;
-    dcommi_pull_block(pull);
+    for (unsigned b = 0; b < DCOMMI_PULL_WINDOW; b++) { /* none is answered before we look again */
+        dcommi_pull_ask(pull, b);
+    }
     return DCOMM_IN_PROGRESS;
 }
 

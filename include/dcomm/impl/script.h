@@ -235,6 +235,11 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
             step->slot >= s->plan->ncounters) {
             return false;
         }
+        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+            if (r != comm->rank && !dcommi_scribe_peer(s, comm, r)) {
+                return false;
+            }
+        }
         op->slot = step->slot;
         op->value = (uint64_t)value;
         return value >= 0;

@@ -126,6 +126,7 @@ struct dcommi_move {
     dcommi_move *next; /* in run->moves */
     dcommi_move **prev;
     dcommi_pull *pull; /* of a PULL node */
+    uint8_t pull_block;
     uint8_t kind;
     bool async, final, past, in_transport;
     uint8_t nsrc, msg_at;
@@ -355,10 +356,11 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    _Atomic int aborts;  /* some communicator has abort_wanted */
-    unsigned idle;       /* polls in a row in which nothing happened */
-    unsigned busy;       /* polls in which something did */
-    unsigned spin_limit; /* polls before yielding the core */
+    _Atomic int aborts;     /* some communicator has abort_wanted */
+    unsigned idle;          /* polls in a row in which nothing happened */
+    unsigned busy;          /* polls in which something did */
+    unsigned spin_limit;    /* polls before yielding the core */
+    unsigned script_yields; /* how often before a script leaves a wait to the engine */
     double next_check;
     bool has_thread;
     _Atomic int stop;
