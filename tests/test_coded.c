@@ -344,6 +344,8 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
     dcomm_feedback *fb = NULL;
     RANKS_OK(dcomm_feedback_create(codec, COUNT, &c->opts, &fb));
     dcomm_coll_opts opts = {.algo = c->algo, .feedback = fb};
+    opts.chunk_bytes =
+        c->place == RANKS_PAIRS ? 8192 : 0; /* several chunks, of which each has shards */
     float *x = floats(COUNT), *y = floats(COUNT);
     double *left = calloc(COUNT, sizeof *left), *out = calloc(COUNT, sizeof *out);
     PROCS_TRUE(left != NULL && out != NULL);
