@@ -46,7 +46,7 @@ typedef enum dcomm_feedback_variant {
 typedef struct dcomm_feedback_opts {
     dcomm_feedback_variant variant; /* (default: classic) */
     bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
-                                       2^-9 of itself in every step (default: f32) */
+                                       2^-8 of itself in every step (default: f32) */
     bool
         in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
     bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
