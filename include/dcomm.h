@@ -361,7 +361,7 @@ typedef enum dcomm_feedback_variant {
 typedef struct dcomm_feedback_opts {
     dcomm_feedback_variant variant; /* (default: classic) */
     bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
-                                       2^-9 of itself in every step (default: f32) */
+                                       2^-8 of itself in every step (default: f32) */
     bool
         in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
     bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
@@ -11790,6 +11790,7 @@ typedef struct dcommi_coding {
     bool whole;      /* encode as much as possible at once */
     int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
+    int rounds;      /* sums; round i is of part i % parts */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
 } dcommi_coding;
@@ -21561,8 +21562,8 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 /* ==== include/dcomm/impl/algo_coded_linear.h =============================================== */
 /* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
  * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
- * P, from which, made orthonormal, each rank makes its Q, and of Q (Vogels, Karimireddy and Jaggi,
- * NeurIPS 2019). */
+ * P, from which, made orthonormal, each rank makes its Q, and of Q, once or in several turns
+ * (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
 #ifndef DCOMMI_ALGO_CODED_LINEAR_H
 #define DCOMMI_ALGO_CODED_LINEAR_H
 
@@ -21660,12 +21661,12 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
         dcommi_build_table(b, &r, 1);
     }
     dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
-    for (int i = 0; i < coding->parts; i++) {
+    for (int i = 0; i < coding->rounds; i++) {
+        const int64_t *part = &coding->part[i % coding->parts];
         if (i > 0) { /* from what was summed, in place */
             dcommi_coded_linear_encode(b, wire, wire, i);
         }
-        dcommi_coded_linear_sum(s, b, group, at + coding->part[i],
-                                coding->part[i + 1] - coding->part[i]);
+        dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
     dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
     return b->status;
@@ -23630,12 +23631,13 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
     if (codec->ops == &dcommi_codec_randk) {
-        coding->parts = 1;
+        coding->parts = coding->rounds = 1;
         coding->part[0] = DCOMMI_RANDK_HEAD;
         coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
     } else if (codec->ops == &dcommi_codec_powersgd) {
         dcommi_matrix m = dcommi_powersgd_shape(codec, count);
         coding->parts = 2;
+        coding->rounds = 2 * (int)codec->value[DCOMMI_POWERSGD_TURNS];
         coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
         coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
     }
@@ -23675,31 +23677,40 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t 
     return DCOMM_OK;
 }
 
-/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+/* P of this rank, from a Q that all ranks have alike. */
+static void dcommi_linear_p(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    dcomm_codec_key key = c->key;
+    if (c->feedback != NULL) {
+        const dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+}
+
+/* The first P: Q begins as the last step's sum, which all ranks remember alike. */
 static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
     float *q = wire + dcommi_powersgd_p_count(&m);
     size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
-    dcomm_codec_key key = c->key;
     DCOMMI_TRY(dcommi_linear_input(c, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
-    memset(q, 0, q_bytes);
-    if (c->feedback != NULL) {
-        dcomm_feedback *fb = c->feedback;
-        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
-        if (fb->remembered != NULL) {
-            memcpy(q, fb->remembered, q_bytes);
-        }
+    if (c->feedback != NULL && c->feedback->remembered != NULL) {
+        memcpy(q, c->feedback->remembered, q_bytes);
+    } else {
+        memset(q, 0, q_bytes);
     }
-    dcommi_powersgd_start(&m, &key, q);
-    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    dcommi_linear_p(c, wire);
     return DCOMM_OK;
 }
 
-/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
-static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+/* Q of this rank, from the sum of all P. */
+static void dcommi_linear_q(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
@@ -23710,6 +23721,12 @@ static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
     if (c->report != NULL) {
         c->report->clipped += clipped;
     }
+}
+
+/* After the last turn: what this rank's own Q stands for has been sent. */
+static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     if (c->feedback == NULL) {
         return DCOMM_OK;
     }
@@ -23718,7 +23735,7 @@ static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
     if (c->room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), c->room, 0);
     return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
 }
 
@@ -23728,14 +23745,20 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
 {
     size_t count = src_len / sizeof(float);
     *encoded = dst_len;
-    if (place->round > 0) {
-        return dcommi_linear_second(c, dst);
+    const int turns = (int)c->codec->value[DCOMMI_POWERSGD_TURNS];
+    if (c->report != NULL && place->round % 2 == 0) {
+        c->report->bytes += dst_len; /* both products of a turn */
+        c->report->kept += place->round == 0 ? count : 0;
     }
-    if (c->report != NULL) {
-        c->report->bytes += dst_len;
-        c->report->kept += count;
+    if (place->round == 0) {
+        return dcommi_linear_first(c, src, count, dst);
     }
-    return dcommi_linear_first(c, src, count, dst);
+    if (place->round % 2 == 0) {
+        dcommi_linear_p(c, dst);
+        return DCOMM_OK;
+    }
+    dcommi_linear_q(c, dst);
+    return (int)place->round == 2 * turns - 1 ? dcommi_linear_keep(c, dst) : DCOMM_OK;
 }
 
 /* The sum of all Q is where the next step begins. */
