@@ -274,7 +274,7 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
  *
  * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
  * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count alone. */
+ * on the count (topk: and on what is kept) alone; errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -298,12 +298,22 @@ typedef struct dcomm_ledger {
     double sums[8];       /* what the rest is computed from */
 } dcomm_ledger;
 
-/* Compare y with x. Elements where one of them is not finite are left out. */
+/* Compare y with x. Elements where one of them, or y - x, is not finite are left out. */
 DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
                                     size_t count);
 /* The same where x is known in f64: a sum over ranks. */
 DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
                                         size_t count);
+/* dcomm_encode, or where residual is not NULL dcomm_encode_feedback, and in the same pass what it
+ * did into the ledger: what arrives is compared with x, and with feedback the residual and the
+ * contraction are counted. Sums are the same from every instruction set. randk and powersgd, and
+ * any codec where numbers were not finite or were clipped by topk, take a decoding and a second
+ * pass. Errors: as these two; of non-finite inputs the ledger has counted the others. */
+DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
+                                           const float *residual, float *next, size_t count,
+                                           const dcomm_codec_key *key, void *wire, size_t capacity,
+                                           size_t *bytes_p, void *workspace,
+                                           dcomm_codec_report *report, dcomm_ledger *ledger);
 /* Count an encoding of `count` elements. */
 DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
                                     const dcomm_codec_report *report);
@@ -413,8 +423,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* The most bytes that one encoding of `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
-/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
- * a pass over the numbers for each encoding. */
+/* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
+ * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, in a further pass. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */
@@ -1908,6 +1918,39 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 #ifndef DCOMMI_CODEC_H
 #define DCOMMI_CODEC_H
 
+/* ==== kernels/tally.h ====================================================================== */
+/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
+#ifndef DCOMMI_TALLY_SUMS_H
+#define DCOMMI_TALLY_SUMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+typedef struct dcommi_tally {
+    double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
+    uint64_t seen;  /* elements compared */
+    const float *x; /* what to compare with; NULL: nothing */
+    bool done;      /* the codec has taken the sums as it encoded */
+} dcommi_tally;
+
+#endif
 
 /* ---- options ---- */
 
@@ -1974,6 +2017,7 @@ typedef struct dcommi_encoding {
     size_t bytes;        /* written: set by the codec */
     void *workspace;     /* as long as ops->workspace says, aligned to 64 */
     void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
+    dcommi_tally *tally; /* NULL: none. A codec that takes the sums sets `done`. */
     dcomm_codec_report report;
 } dcommi_encoding;
 
@@ -2056,6 +2100,11 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
 }
 
 #endif
+/* ==== include/dcomm/impl/tally.h =========================================================== */
+/* tally.h - the sums of a ledger, piece by piece: of what lies in the cache as it is encoded. */
+#ifndef DCOMMI_TALLY_H
+#define DCOMMI_TALLY_H
+
 /* ==== kernels/codec_isa.h ================================================================== */
 /* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
 #ifndef DCOMMI_CODEC_ISA_H
@@ -2688,6 +2737,36 @@ DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, 
     return sum;
 }
 
+/* Likewise products, which are exact too, and numbers. */
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_products(dcommi_vport_d sum, dcommi_vport_f a,
+                                                             dcommi_vport_f b)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l] * (double)b.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_values(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_load_d(const double *p)
+{
+    dcommi_vport_d r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_d(double *p, dcommi_vport_d a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
 DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
 {
     for (int half = 4; half > 0; half /= 2) {
@@ -3092,6 +3171,37 @@ DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcom
     return sum;
 }
 
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_products(dcommi_v256_d sum, dcommi_v256_f a,
+                                                          dcommi_v256_f b)
+{
+    const __m256 x[2] = {a.lo, a.hi}, y[2] = {b.lo, b.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x[h])),
+                                 _mm256_cvtps_pd(_mm256_castps256_ps128(y[h])), sum.lo);
+        sum.hi = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)),
+                                 _mm256_cvtps_pd(_mm256_extractf128_ps(y[h], 1)), sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_values(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 x[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_add_pd(sum.lo, _mm256_cvtps_pd(_mm256_castps256_ps128(x[h])));
+        sum.hi = _mm256_add_pd(sum.hi, _mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)));
+    }
+    return sum;
+}
+
+DCOMMI_V256(d, load_d, (const double *p), _mm256_loadu_pd(p), _mm256_loadu_pd(p + 4))
+
+DCOMMI_v256_INLINE void dcommi_v256_store_d(double *p, dcommi_v256_d a)
+{
+    _mm256_storeu_pd(p, a.lo);
+    _mm256_storeu_pd(p + 4, a.hi);
+}
+
 DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
 {
     __m256d h = _mm256_add_pd(a.lo, a.hi);
@@ -3332,6 +3442,27 @@ DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
     return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
 }
 
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_products(__m512d sum, __m512 a, __m512 b)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    sum = _mm512_fmadd_pd(lo, _mm512_cvtps_pd(_mm512_castps512_ps256(b)), sum);
+    return _mm512_fmadd_pd(hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)), sum);
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_values(__m512d sum, __m512 a)
+{
+    sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(a)));
+    return _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)));
+}
+
+DCOMMI_V512(d, load_d, (const double *p), _mm512_loadu_pd(p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_d(double *p, __m512d a)
+{
+    _mm512_storeu_pd(p, a);
+}
+
 DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
 {
     __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
@@ -3430,6 +3561,8 @@ typedef struct dcommi_codec_kernels {
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
     void (*settle)(void); /* after streaming */
+    void (*compare)(dcommi_tally *t, const float *x, const float *y, size_t n);
+    void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
 } dcommi_codec_kernels;
 
 /* These loops take compilers half a minute. Tests that need them only to link define
@@ -3453,6 +3586,82 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #endif
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
+/* ==== kernels/tally_loops.h ================================================================ */
+/* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
+ *
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
+ * it is fused with the addition that follows does not show. */
+
+/* All ones where a number is finite. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
+{
+    return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
+                            DCOMMI_L(set_i)(0x7f800000));
+}
+
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
+{
+    return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
+}
+
+/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    DCOMMI_L(d) xx = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XX]);
+    DCOMMI_L(d) yy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_YY]);
+    DCOMMI_L(d) xy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XY]);
+    DCOMMI_L(d) ee = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_EE]);
+    DCOMMI_L(d) bias = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_SIGNED]);
+    DCOMMI_L(d) size = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_X]);
+    DCOMMI_L(i) seen = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
+        DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
+        /* A difference is finite only where both numbers are. */
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        a = DCOMMI_L(tally_where)(good, a);
+        b = DCOMMI_L(tally_where)(good, b);
+        e = DCOMMI_L(tally_where)(good, e);
+        seen = DCOMMI_L(sub_i)(seen, good);
+        DCOMMI_L(f) absolute = DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), magnitude));
+        DCOMMI_L(i) some = DCOMMI_L(less_i)(DCOMMI_L(set_i)(0), DCOMMI_L(as_i)(absolute));
+        DCOMMI_L(f)
+        turned = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(a), top, DCOMMI_L(as_i)(e)));
+        xx = DCOMMI_L(add_products)(xx, a, a);
+        yy = DCOMMI_L(add_products)(yy, b, b);
+        xy = DCOMMI_L(add_products)(xy, a, b);
+        ee = DCOMMI_L(add_products)(ee, e, e);
+        bias = DCOMMI_L(add_values)(bias, DCOMMI_L(tally_where)(some, turned));
+        size = DCOMMI_L(add_values)(size, absolute);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XX], xx);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_YY], yy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XY], xy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_EE], ee);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_SIGNED], bias);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_X], size);
+    t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
+}
+
+/* What an encoding with feedback took of e = sent + next, and what it left. */
+DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);
+    DCOMMI_L(d) left = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) r = DCOMMI_L(load_f)(next + at);
+        DCOMMI_L(f) e = DCOMMI_L(add_f)(DCOMMI_L(load_f)(sent + at), r);
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        e = DCOMMI_L(tally_where)(good, e);
+        r = DCOMMI_L(tally_where)(good, r);
+        encoded = DCOMMI_L(add_products)(encoded, e, e);
+        left = DCOMMI_L(add_products)(left, r, r);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
+}
 /* ==== kernels/codec_loops.h ================================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
@@ -3999,6 +4208,8 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -4017,6 +4228,82 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #define DCOMMI_MARKS DCOMMI_v256_MARKS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
+/* ==== kernels/tally_loops.h ================================================================ */
+/* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
+ *
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
+ * it is fused with the addition that follows does not show. */
+
+/* All ones where a number is finite. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
+{
+    return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
+                            DCOMMI_L(set_i)(0x7f800000));
+}
+
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
+{
+    return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
+}
+
+/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    DCOMMI_L(d) xx = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XX]);
+    DCOMMI_L(d) yy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_YY]);
+    DCOMMI_L(d) xy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XY]);
+    DCOMMI_L(d) ee = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_EE]);
+    DCOMMI_L(d) bias = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_SIGNED]);
+    DCOMMI_L(d) size = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_X]);
+    DCOMMI_L(i) seen = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
+        DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
+        /* A difference is finite only where both numbers are. */
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        a = DCOMMI_L(tally_where)(good, a);
+        b = DCOMMI_L(tally_where)(good, b);
+        e = DCOMMI_L(tally_where)(good, e);
+        seen = DCOMMI_L(sub_i)(seen, good);
+        DCOMMI_L(f) absolute = DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), magnitude));
+        DCOMMI_L(i) some = DCOMMI_L(less_i)(DCOMMI_L(set_i)(0), DCOMMI_L(as_i)(absolute));
+        DCOMMI_L(f)
+        turned = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(a), top, DCOMMI_L(as_i)(e)));
+        xx = DCOMMI_L(add_products)(xx, a, a);
+        yy = DCOMMI_L(add_products)(yy, b, b);
+        xy = DCOMMI_L(add_products)(xy, a, b);
+        ee = DCOMMI_L(add_products)(ee, e, e);
+        bias = DCOMMI_L(add_values)(bias, DCOMMI_L(tally_where)(some, turned));
+        size = DCOMMI_L(add_values)(size, absolute);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XX], xx);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_YY], yy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XY], xy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_EE], ee);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_SIGNED], bias);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_X], size);
+    t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
+}
+
+/* What an encoding with feedback took of e = sent + next, and what it left. */
+DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);
+    DCOMMI_L(d) left = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) r = DCOMMI_L(load_f)(next + at);
+        DCOMMI_L(f) e = DCOMMI_L(add_f)(DCOMMI_L(load_f)(sent + at), r);
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        e = DCOMMI_L(tally_where)(good, e);
+        r = DCOMMI_L(tally_where)(good, r);
+        encoded = DCOMMI_L(add_products)(encoded, e, e);
+        left = DCOMMI_L(add_products)(left, r, r);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
+}
 /* ==== kernels/codec_loops.h ================================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
@@ -4563,6 +4850,8 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -4573,6 +4862,82 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #define DCOMMI_MARKS DCOMMI_v512_MARKS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
+/* ==== kernels/tally_loops.h ================================================================ */
+/* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
+ *
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
+ * it is fused with the addition that follows does not show. */
+
+/* All ones where a number is finite. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
+{
+    return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
+                            DCOMMI_L(set_i)(0x7f800000));
+}
+
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
+{
+    return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
+}
+
+/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    DCOMMI_L(d) xx = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XX]);
+    DCOMMI_L(d) yy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_YY]);
+    DCOMMI_L(d) xy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XY]);
+    DCOMMI_L(d) ee = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_EE]);
+    DCOMMI_L(d) bias = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_SIGNED]);
+    DCOMMI_L(d) size = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_X]);
+    DCOMMI_L(i) seen = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
+        DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
+        /* A difference is finite only where both numbers are. */
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        a = DCOMMI_L(tally_where)(good, a);
+        b = DCOMMI_L(tally_where)(good, b);
+        e = DCOMMI_L(tally_where)(good, e);
+        seen = DCOMMI_L(sub_i)(seen, good);
+        DCOMMI_L(f) absolute = DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), magnitude));
+        DCOMMI_L(i) some = DCOMMI_L(less_i)(DCOMMI_L(set_i)(0), DCOMMI_L(as_i)(absolute));
+        DCOMMI_L(f)
+        turned = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(a), top, DCOMMI_L(as_i)(e)));
+        xx = DCOMMI_L(add_products)(xx, a, a);
+        yy = DCOMMI_L(add_products)(yy, b, b);
+        xy = DCOMMI_L(add_products)(xy, a, b);
+        ee = DCOMMI_L(add_products)(ee, e, e);
+        bias = DCOMMI_L(add_values)(bias, DCOMMI_L(tally_where)(some, turned));
+        size = DCOMMI_L(add_values)(size, absolute);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XX], xx);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_YY], yy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XY], xy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_EE], ee);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_SIGNED], bias);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_X], size);
+    t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
+}
+
+/* What an encoding with feedback took of e = sent + next, and what it left. */
+DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);
+    DCOMMI_L(d) left = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) r = DCOMMI_L(load_f)(next + at);
+        DCOMMI_L(f) e = DCOMMI_L(add_f)(DCOMMI_L(load_f)(sent + at), r);
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        e = DCOMMI_L(tally_where)(good, e);
+        r = DCOMMI_L(tally_where)(good, r);
+        encoded = DCOMMI_L(add_products)(encoded, e, e);
+        left = DCOMMI_L(add_products)(left, r, r);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
+}
 /* ==== kernels/codec_loops.h ================================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
@@ -5119,6 +5484,8 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -5140,6 +5507,41 @@ static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
     default:
         return &dcommi_vport_codec_kernels;
     }
+}
+
+#endif
+
+#define DCOMMI_TALLY_PIECE ((size_t)1 << 16) /* elements that one loop takes */
+
+/* All pieces of a call but the last are of whole vectors, so that element i is in lane i % 8. */
+static void dcommi_tally_by(void (*loop)(dcommi_tally *, const float *, const float *, size_t),
+                            dcommi_tally *t, const float *a, const float *b, size_t n)
+{
+    size_t whole = n / 16 * 16;
+    for (size_t at = 0; at < whole; at += DCOMMI_TALLY_PIECE) {
+        size_t left = whole - at;
+        loop(t, a + at, b + at, left < DCOMMI_TALLY_PIECE ? left : DCOMMI_TALLY_PIECE);
+    }
+    if (whole < n) { /* zeros add nothing */
+        float rest[2][16] = {{0}};
+        memcpy(rest[0], a + whole, (n - whole) * sizeof(float));
+        memcpy(rest[1], b + whole, (n - whole) * sizeof(float));
+        loop(t, rest[0], rest[1], 16);
+    }
+}
+
+/* Elements [at, at + n) of what is compared, of which y arrives. */
+static void dcommi_tally_compare(dcommi_tally *t, size_t at, const float *y, size_t n)
+{
+    if (t->x != NULL) {
+        dcommi_tally_by(dcommi_codec_kernels_get()->compare, t, t->x + at, y, n);
+        t->seen -= (16 - n % 16) % 16; /* the zeros behind the last element */
+    }
+}
+
+static void dcommi_tally_held(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    dcommi_tally_by(dcommi_codec_kernels_get()->held, t, sent, next, n);
 }
 
 #endif
@@ -5239,6 +5641,7 @@ typedef struct dcommi_bucket_encoder {
     dcommi_quant quant;
     float *stage[2];      /* sums of input and residual, padded or cleaned copies */
     unsigned char *lines; /* of a stage */
+    float *sum;           /* of wires; what was decoded */
 } dcommi_bucket_encoder;
 
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
@@ -5257,6 +5660,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->stage[0] = call->workspace;
     en->stage[1] = en->stage[0] + padded;
     en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->sum = en->stage[1] + 2 * padded;
     en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
@@ -5266,9 +5670,14 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(as, call->count);
-    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
-    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
-                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    /* What a ledger reads again stays in the cache. */
+    bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
+    en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next =
+        stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
@@ -5397,6 +5806,8 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
 }
 
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n);
+
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
                                          dcommi_encoding *call)
 {
@@ -5417,6 +5828,7 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_
         /* The next one can be measured by this one's loop if it is as long. */
         known = n == as->bucket && left - n >= as->bucket;
         dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+        dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -5601,6 +6013,24 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
     return status;
 }
 
+/* What a bucket of this encoding became, for the ledger. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    const size_t at = b * en->as->bucket;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = {en->codec, en->as, en->kernels, call->count,
+                                dcommi_wire_codes(call->count, dcommi_format_bits[en->as->format])};
+    if (dcommi_bucket_decode_one(&de, call->wire, b, n, en->sum, false, false) == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, en->sum, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, en->sum, call->next + at, n);
+    }
+}
+
 /* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
 
 static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
@@ -5612,8 +6042,7 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
     const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    size_t most = call->count < as->bucket ? call->count : as->bucket;
-    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
+    float *sum = en.sum;
     for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
         size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
         uint32_t measured = 0;
@@ -5622,6 +6051,7 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
             measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
         }
         dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+        dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -5726,6 +6156,7 @@ typedef struct dcommi_cast {
     dcommi_quant quant;
     float *stage;
     unsigned char *numbers; /* of the stage */
+    float *sum;             /* of wires; what was decoded */
 } dcommi_cast;
 
 static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
@@ -5744,11 +6175,16 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
                              : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
     cast->stage = call->workspace;
     cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->sum = cast->stage + 2 * DCOMMI_CAST_BLOCK;
     cast->quant.rng = stochastic ? &cast->rng : NULL;
     call->bytes = 2 * call->count;
-    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0 &&
+                         call->tally == NULL; /* a ledger reads it again */
     cast->quant.stream_next =
         cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
@@ -5822,6 +6258,8 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     }
 }
 
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n);
+
 static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
 {
     dcommi_cast cast;
@@ -5829,6 +6267,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcom
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
         dcommi_cast_block(&cast, call->x + at, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
     cast.kernels->settle();
     return DCOMM_OK;
@@ -5879,6 +6318,23 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
     return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
                ? dcommi_cast_bad_number(codec)
                : DCOMM_OK;
+}
+
+/* What a block of this encoding became, for the ledger. */
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const unsigned char *wire = call->wire;
+    if (call->tally == NULL) {
+        return;
+    }
+    if (dcommi_cast_sum(cast->codec, cast->half, &wire, 1, at, n, 1, cast->sum, false, false) ==
+        DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, cast->sum, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, cast->sum, call->next + at, n);
+    }
 }
 
 static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
@@ -5943,11 +6399,11 @@ static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, cons
     DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
     dcommi_cast cast;
     dcommi_cast_begin(&cast, codec, half, call);
-    float *sum = cast.stage + 2 * DCOMMI_CAST_BLOCK;
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, sum));
-        dcommi_cast_block(&cast, sum, at, n);
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, cast.sum));
+        dcommi_cast_block(&cast, cast.sum, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
     cast.kernels->settle();
     return DCOMM_OK;
@@ -6879,7 +7335,8 @@ typedef struct dcommi_topk {
     size_t have; /* kept so far; in the end what was selected */
     size_t seen; /* of these, how many were looked at for numbers that are not finite */
     size_t nonfinite, first_nonfinite;
-    size_t clipped; /* sums beyond the largest number, which they became */
+    size_t clipped;      /* sums beyond the largest number, which they became */
+    dcommi_tally *tally; /* of a selection of nothing, taken in the first pass; NULL: none */
 } dcommi_topk;
 
 /* How many elements `bits` and `index` must have room for. */
@@ -7009,6 +7466,17 @@ static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
     t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
 }
 
+/* What n elements are to a ledger if none of them is sent: compared with zeros, and all held back.
+ * Before the scan, which may store where the residual is. */
+static void dcommi_topk_tally(const dcommi_topk *t, size_t at, size_t n)
+{
+    static const float none[DCOMMI_TOPK_BLOCK];
+    dcommi_tally_compare(t->tally, at, none, n);
+    if (t->residual != NULL) {
+        dcommi_tally_held(t->tally, t->x + at, t->residual + at, n);
+    }
+}
+
 /* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
 static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
 {
@@ -7026,6 +7494,9 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         if (room - t->have < n) {
             dcommi_topk_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        if (t->tally != NULL) {
+            dcommi_topk_tally(t, i, n);
         }
         t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
                        (uint32_t)i, threshold, t->bits, t->index, t->have, stream, &done);
@@ -7087,6 +7558,7 @@ static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
         threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
     }
     dcommi_topk_pass(t, threshold, false);
+    t->tally = NULL;
     if (exact && t->have < t->k && threshold > 0) {
         bool again = t->residual != NULL;
         for (size_t i = 0; again && i < t->have; i++) {
@@ -7253,6 +7725,12 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
     return DCOMM_OK;
 }
 
+/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
+ * clipped, are left to the library, which decodes the wire and counts again. */
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace);
+
 static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
     unsigned char *workspace = call->workspace;
@@ -7263,7 +7741,8 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
                      .count = call->count,
                      .k = dcommi_topk_wanted(codec, call->count),
                      .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
-                     .room = dcommi_topk_room(call->count, most)};
+                     .room = dcommi_topk_room(call->count, most),
+                     .tally = call->tally};
     size_t column = dcommi_topk_align(4 * t.room);
     t.bits = (uint32_t *)(void *)workspace;
     t.index = (uint32_t *)(void *)(workspace + column);
@@ -7290,7 +7769,9 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
     dcommi_sparse_pack(t.index, t.have, call->count,
                        values + dcommi_topk_value_bytes(codec, t.have));
     call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
-    return DCOMM_OK;
+    return call->tally == NULL
+               ? DCOMM_OK
+               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
 }
 
 /* ---- decode ---- */
@@ -7377,6 +7858,58 @@ static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire 
             value[i] = dcommi_topk_from_half(h, bf16);
         }
     }
+}
+
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace)
+{
+    dcommi_topk_wire w = {.values = values};
+    dcommi_tally *tally = call->tally;
+    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
+        return DCOMM_OK;
+    }
+    if (codec->inner != NULL) {
+        w.decoded = (float *)(void *)workspace;
+        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
+                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
+                                             t->have, false));
+    }
+    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
+    if (call->residual != NULL) { /* where nothing is sent, all is held back */
+        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
+    }
+    for (size_t at = 0, n; at < t->have; at += n) {
+        float value[DCOMMI_TOPK_CHUNK];
+        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
+        dcommi_topk_values(codec, &w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            const size_t lane = t->index[at + i] % DCOMMI_LEDGER_LANES;
+            const double y = (double)value[i];
+            if (tally->x != NULL) {
+                double x = (double)tally->x[t->index[at + i]];
+                double e = (double)(value[i] - tally->x[t->index[at + i]]);
+                double sign = x < 0 ? -1 : x > 0 ? 1 : 0;
+                sum[DCOMMI_LEDGER_YY][lane] += y * y;
+                sum[DCOMMI_LEDGER_XY][lane] += x * y;
+                sum[DCOMMI_LEDGER_EE][lane] -= x * x;
+                sum[DCOMMI_LEDGER_EE][lane] += e * e;
+                sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
+            }
+            if (call->residual != NULL) {
+                double r = (double)call->next[t->index[at + i]];
+                double e = (double)dcommi_f32_from_bits(t->bits[at + i]);
+                sum[DCOMMI_LEDGER_RESIDUAL][lane] -= e * e;
+                sum[DCOMMI_LEDGER_RESIDUAL][lane] += r * r;
+            }
+        }
+    }
+    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) { /* rounded below nothing */
+        sum[DCOMMI_LEDGER_EE][lane] = fmax(sum[DCOMMI_LEDGER_EE][lane], 0);
+        sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+    }
+    tally->done = true;
+    return DCOMM_OK;
 }
 
 /* The elements of a wire below `until`, stored or added. */
@@ -8608,6 +9141,105 @@ static void dcommi_codec_write_spec(dcomm_codec *codec)
 }
 
 #endif
+/* ==== include/dcomm/impl/ledger.h ========================================================== */
+/* ledger.h - what the sums behind a ledger come to. */
+#ifndef DCOMMI_LEDGER_H
+#define DCOMMI_LEDGER_H
+
+
+#include <math.h>
+
+static void dcommi_ledger_derive(dcomm_ledger *l)
+{
+    const double *s = l->sums;
+    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
+    l->nmse = ee > 0 ? ee / xx : 0;
+    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->mean_signed_error =
+        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
+    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
+    l->contraction =
+        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
+}
+
+/* Add what a call's sums are. */
+static void dcommi_ledger_add(dcomm_ledger *ledger, const dcommi_tally *t)
+{
+    ledger->count += t->seen;
+    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            ledger->sums[s] += t->sum[s][k];
+        }
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count)
+{
+    dcommi_tally t = {.x = x};
+    dcommi_tally_compare(&t, 0, y, count);
+    dcommi_ledger_add(ledger, &t);
+}
+
+/* The error of a wider number is taken in f64. */
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count)
+{
+    dcommi_tally t = {.seen = count};
+    for (size_t i = 0; i < count; i++) {
+        const size_t k = i % DCOMMI_LEDGER_LANES;
+        double b = (double)y[i], e = b - x[i];
+        if (!(fabs(e) <= 1.7e308)) { /* finite only where both are */
+            t.seen--;
+            continue;
+        }
+        t.sum[DCOMMI_LEDGER_XX][k] += x[i] * x[i];
+        t.sum[DCOMMI_LEDGER_YY][k] += b * b;
+        t.sum[DCOMMI_LEDGER_XY][k] += x[i] * b;
+        t.sum[DCOMMI_LEDGER_EE][k] += e * e;
+        t.sum[DCOMMI_LEDGER_SIGNED][k] += x[i] < 0 ? -e : x[i] > 0 ? e : 0;
+        t.sum[DCOMMI_LEDGER_X][k] += fabs(x[i]);
+    }
+    dcommi_ledger_add(ledger, &t);
+}
+
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report)
+{
+    ledger->encoded += count;
+    ledger->wire_bytes += report->bytes;
+    ledger->kept += report->kept;
+    ledger->clipped += report->clipped;
+    ledger->nonfinite += report->nonfinite;
+    dcommi_ledger_derive(ledger);
+}
+
+/* Count what an encoding with feedback held back: of e, `next` is left. */
+static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
+                               size_t count)
+{
+    dcommi_tally t = {.x = NULL};
+    dcommi_tally_held(&t, sent, next, count);
+    dcommi_ledger_add(ledger, &t);
+}
+
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
+{
+    ledger->count += other->count;
+    ledger->encoded += other->encoded;
+    ledger->wire_bytes += other->wire_bytes;
+    ledger->kept += other->kept;
+    ledger->clipped += other->clipped;
+    ledger->nonfinite += other->nonfinite;
+    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += other->sums[s];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+#endif
 
 #include <float.h>
 
@@ -8807,6 +9439,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     plain.x = e;
     plain.residual = NULL;
     plain.next = NULL;
+    plain.tally = NULL;
     plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
     DCOMMI_TRY(codec->ops->encode(codec, &plain));
     DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
@@ -8824,6 +9457,28 @@ static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encodin
     bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
     return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
                                             : codec->ops->encode(codec, call);
+}
+
+/* The sums of a ledger, where the codec did not take them. */
+static dcomm_status dcommi_codec_tally(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    if (call->tally == NULL || call->tally->done || call->count == 0) {
+        return DCOMM_OK;
+    }
+    float *y = dcommi_alloc_raw(dcommi_codec_array_bytes(call->count));
+    if (y == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *call->tally = (dcommi_tally){.x = call->tally->x, .done = true};
+    dcomm_status status = codec->ops->decode(codec, call->wire, call->bytes, y, call->count, false);
+    if (status == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, 0, y, call->count);
+    }
+    if (status == DCOMM_OK && call->residual != NULL) {
+        dcommi_tally_held(call->tally, y, call->next, call->count);
+    }
+    dcommi_free(y);
+    return status;
 }
 
 static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
@@ -8881,6 +9536,9 @@ static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_encode(codec, call);
     dcommi_free(own);
+    if (status == DCOMM_OK) {
+        status = dcommi_codec_tally(codec, call);
+    }
     return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
 }
 
@@ -8905,6 +9563,38 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
     dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
     return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
                             report);
+}
+
+/* An encoding that took sums. The residual's norm is that of what this call left. */
+static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *call)
+{
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_add(ledger, call->tally);
+    dcomm_ledger_encoded(ledger, call->count, &call->report);
+    if (call->residual != NULL) {
+        ledger->residual_norm = sqrt(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
+                                           const float *residual, float *next, size_t count,
+                                           const dcomm_codec_key *key, void *wire, size_t capacity,
+                                           size_t *bytes_p, void *workspace,
+                                           dcomm_codec_report *report, dcomm_ledger *ledger)
+{
+    if (ledger == NULL || (residual != NULL && next == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_ledger: %s is NULL",
+                           ledger == NULL ? "ledger" : "next");
+    }
+    dcommi_tally tally = {.x = x};
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    call.tally = &tally;
+    dcomm_status status =
+        dcommi_codec_run("dcomm_encode_ledger", codec, &call, capacity, bytes_p, workspace, report);
+    if (status == DCOMM_OK || call.report.nonfinite > 0) {
+        dcommi_ledger_count(ledger, &call);
+    }
+    return status;
 }
 
 /* ---- decoding ---- */
@@ -8983,27 +9673,41 @@ static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_w
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
-                                    const size_t *bytes, size_t n, float factor,
-                                    const float *residual, float *next, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+static dcomm_status dcommi_codec_recode_run(const dcomm_codec *codec, const dcommi_wires *in,
+                                            float factor, dcommi_encoding *call, size_t capacity,
+                                            size_t *bytes_p, void *workspace,
+                                            dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
-    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+    const size_t count = call->count;
+    DCOMMI_TRY(
+        dcommi_codec_encode_args("dcomm_recode", codec, call->wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, in->wires, in->bytes, in->n,
+                                        call->wire, count));
+    if ((call->residual != NULL && call->next == NULL) || dcommi_f32_nonfinite(factor)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
                            dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
     }
     void *own;
     DCOMMI_TRY(
         dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, in, factor, call);
+    dcommi_free(own);
+    if (status == DCOMM_OK) {
+        status = dcommi_codec_tally(codec, call);
+    }
+    return dcommi_codec_encoded(codec, status, call, "dcomm_recode", bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
     dcommi_wires in = {wires, bytes, n};
     dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
-    call.workspace = workspace;
-    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+    return dcommi_codec_recode_run(codec, &in, factor, &call, capacity, bytes_p, workspace, report);
 }
 
 #endif
@@ -9024,147 +9728,6 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 #ifndef DCOMMI_FEEDBACK_STATE_H
 #define DCOMMI_FEEDBACK_STATE_H
 
-/* ==== include/dcomm/impl/ledger.h ========================================================== */
-/* ledger.h - the sums behind a ledger, in one pass and in a fixed order. */
-#ifndef DCOMMI_LEDGER_H
-#define DCOMMI_LEDGER_H
-
-
-#include <math.h>
-
-/* Places in dcomm_ledger.sums. */
-enum {
-    DCOMMI_LEDGER_XX,       /* x^2 */
-    DCOMMI_LEDGER_YY,       /* y^2 */
-    DCOMMI_LEDGER_XY,       /* x y */
-    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
-    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
-    DCOMMI_LEDGER_X,        /* |x| */
-    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
-    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
-    DCOMMI_LEDGER_SUMS
-};
-
-/* Elements are dealt to this many sums, so that the compiler may use vectors without changing the
- * order of any addition. */
-enum { DCOMMI_LEDGER_LANES = 8 };
-
-static void dcommi_ledger_derive(dcomm_ledger *l)
-{
-    const double *s = l->sums;
-    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
-    l->nmse = ee > 0 ? ee / xx : 0;
-    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
-    l->mean_signed_error =
-        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
-    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
-    l->contraction =
-        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
-}
-
-/* One element's part of the sums. The error is taken in f64, where the difference of two numbers of
- * which neither is tiny beside the other is exact. */
-#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                      \
-    do {                                                                   \
-        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;           \
-        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;           \
-        x_ = good_ ? x_ : 0;                                               \
-        y_ = good_ ? y_ : 0;                                               \
-        e_ = good_ ? e_ : 0;                                               \
-        seen[LANE] += good_;                                               \
-        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                            \
-        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                            \
-        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                            \
-        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                            \
-        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0; \
-        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                            \
-    } while (0)
-
-#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                               \
-    static void NAME(dcomm_ledger *ledger, const TYPE *x, const float *y, size_t count) \
-    {                                                                                   \
-        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                   \
-        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                       \
-        size_t i = 0;                                                                   \
-        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {            \
-            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                             \
-                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);               \
-            }                                                                           \
-        }                                                                               \
-        for (int k = 0; i < count; i++, k++) {                                          \
-            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                           \
-        }                                                                               \
-        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                 \
-            ledger->count += seen[k];                                                   \
-            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                                \
-                ledger->sums[s] += sum[s][k];                                           \
-            }                                                                           \
-        }                                                                               \
-        dcommi_ledger_derive(ledger);                                                   \
-    }
-
-DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_f32, float)
-DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_wide, double)
-
-DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
-                                    size_t count)
-{
-    dcommi_ledger_compare_f32(ledger, x, y, count);
-}
-
-DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
-                                        size_t count)
-{
-    dcommi_ledger_compare_wide(ledger, x, y, count);
-}
-
-DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
-                                    const dcomm_codec_report *report)
-{
-    ledger->encoded += count;
-    ledger->wire_bytes += report->bytes;
-    ledger->kept += report->kept;
-    ledger->clipped += report->clipped;
-    ledger->nonfinite += report->nonfinite;
-    dcommi_ledger_derive(ledger);
-}
-
-/* Count what an encoding with feedback held back: of e, `next` is left. */
-static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
-                               size_t count)
-{
-    double encoded[DCOMMI_LEDGER_LANES] = {0}, held[DCOMMI_LEDGER_LANES] = {0};
-    for (size_t i = 0; i < count; i++) {
-        double r = (double)next[i], e = (double)sent[i] + r;
-        bool good = fabs(e) <= 1.7e308; /* the wire may carry what is not finite */
-        encoded[i % DCOMMI_LEDGER_LANES] += good ? e * e : 0;
-        held[i % DCOMMI_LEDGER_LANES] += good ? r * r : 0;
-    }
-    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
-        ledger->sums[DCOMMI_LEDGER_ENCODED] += encoded[k];
-        ledger->sums[DCOMMI_LEDGER_RESIDUAL] += held[k];
-    }
-    dcommi_ledger_derive(ledger);
-}
-
-DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
-{
-    ledger->count += other->count;
-    ledger->encoded += other->encoded;
-    ledger->wire_bytes += other->wire_bytes;
-    ledger->kept += other->kept;
-    ledger->clipped += other->clipped;
-    ledger->nonfinite += other->nonfinite;
-    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
-    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
-        ledger->sums[s] += other->sums[s];
-    }
-    dcommi_ledger_derive(ledger);
-}
-
-#undef DCOMMI_LEDGER_ONE
-#undef DCOMMI_LEDGER_COMPARE
-#endif
 
 #include <math.h>
 
@@ -9560,7 +10123,9 @@ typedef struct dcommi_feedback_call {
     void *wire;
     size_t capacity, bytes;
     dcomm_codec_report report;
-    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+    bool estimates;     /* EF21: the store is an estimate of x, not a residual */
+    const float *sent;  /* what was decoded, where that was needed; NULL: not */
+    dcommi_tally tally; /* for the ledger, of codecs that do all in one pass */
 } dcommi_feedback_call;
 
 /* ---- the beginning ---- */
@@ -9695,13 +10260,13 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
         }
     }
     const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_encoding call = dcommi_codec_call(c->x, residual, next, c->count, &c->key, c->wire);
+    call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
-        c->x != NULL
-            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
-                                    c->capacity, &c->bytes, fb->workspace, &c->report)
-            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
-                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
-                           &c->report);
+        c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
+                                        &c->bytes, fb->workspace, &c->report)
+                     : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity,
+                                               &c->bytes, fb->workspace, &c->report);
     if (status == DCOMM_OK || c->report.nonfinite > 0) {
         dcommi_feedback_write(s, c->at, c->count, next);
     }
@@ -9764,6 +10329,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     for (size_t i = 0; i < c->count; i++) {
         next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
     }
+    c->sent = sent;
     dcommi_feedback_write(s, c->at, c->count, next);
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
@@ -9777,31 +10343,36 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     return DCOMM_OK;
 }
 
-/* x: the gradient; NULL for an owner's sum. */
-static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
-                                         const float *x)
+/* The sums of an encoding that was not one pass. */
+static dcomm_status dcommi_feedback_tally(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
     const dcommi_feedback_store *s = c->store;
-    dcomm_ledger *ledger = fb->ledger;
-    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
-    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-    if (sent == NULL || widened == NULL) {
+    const float *x = c->tally.x;
+    float *left = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (left == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
-    dcomm_ledger_encoded(ledger, c->count, &c->report);
-    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
-    if (x != NULL) {
-        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
-    }
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, left);
+    dcommi_tally_compare(&c->tally, 0, c->estimates ? next : c->sent, c->count);
     if (c->estimates) { /* what is held back is what the estimate lacks */
         for (size_t i = 0; i < c->count; i++) {
-            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+            left[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
         }
-        next = widened;
+        next = left;
+    }
+    dcommi_tally_held(&c->tally, c->sent, next, c->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    dcomm_ledger *ledger = fb->ledger;
+    if (c->sent != NULL) {
+        DCOMMI_TRY(dcommi_feedback_tally(fb, c));
     }
     double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-    dcommi_ledger_held(ledger, sent, next, c->count);
+    dcommi_ledger_add(ledger, &c->tally);
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
     fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
     ledger->residual_norm = sqrt(fb->held);
     return DCOMM_OK;
@@ -9813,6 +10384,7 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
     DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    c->tally.x = x;
     dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
                                                           : dcommi_feedback_fused(fb, c);
     if (status != DCOMM_OK && c->report.nonfinite == 0) {
@@ -9823,7 +10395,7 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
         *report = c->report;
     }
     if (fb->ledger != NULL) {
-        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+        DCOMMI_TRY(dcommi_feedback_note(fb, c));
     }
     return status;
 }
@@ -39307,6 +39879,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
+#undef DCOMMI_TALLY_PIECE
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TOPK_AHEAD
 #undef DCOMMI_TOPK_BINS

@@ -543,4 +543,6 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };

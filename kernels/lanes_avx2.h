@@ -255,6 +255,37 @@ DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcom
     return sum;
 }
 
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_products(dcommi_v256_d sum, dcommi_v256_f a,
+                                                          dcommi_v256_f b)
+{
+    const __m256 x[2] = {a.lo, a.hi}, y[2] = {b.lo, b.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x[h])),
+                                 _mm256_cvtps_pd(_mm256_castps256_ps128(y[h])), sum.lo);
+        sum.hi = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)),
+                                 _mm256_cvtps_pd(_mm256_extractf128_ps(y[h], 1)), sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_values(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 x[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_add_pd(sum.lo, _mm256_cvtps_pd(_mm256_castps256_ps128(x[h])));
+        sum.hi = _mm256_add_pd(sum.hi, _mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)));
+    }
+    return sum;
+}
+
+DCOMMI_V256(d, load_d, (const double *p), _mm256_loadu_pd(p), _mm256_loadu_pd(p + 4))
+
+DCOMMI_v256_INLINE void dcommi_v256_store_d(double *p, dcommi_v256_d a)
+{
+    _mm256_storeu_pd(p, a.lo);
+    _mm256_storeu_pd(p + 4, a.hi);
+}
+
 DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
 {
     __m256d h = _mm256_add_pd(a.lo, a.hi);

@@ -181,6 +181,27 @@ DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
     return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
 }
 
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_products(__m512d sum, __m512 a, __m512 b)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    sum = _mm512_fmadd_pd(lo, _mm512_cvtps_pd(_mm512_castps512_ps256(b)), sum);
+    return _mm512_fmadd_pd(hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)), sum);
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_values(__m512d sum, __m512 a)
+{
+    sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(a)));
+    return _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)));
+}
+
+DCOMMI_V512(d, load_d, (const double *p), _mm512_loadu_pd(p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_d(double *p, __m512d a)
+{
+    _mm512_storeu_pd(p, a);
+}
+
 DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
 {
     __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));

@@ -263,6 +263,36 @@ DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, 
     return sum;
 }
 
+/* Likewise products, which are exact too, and numbers. */
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_products(dcommi_vport_d sum, dcommi_vport_f a,
+                                                             dcommi_vport_f b)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l] * (double)b.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_values(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_load_d(const double *p)
+{
+    dcommi_vport_d r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_d(double *p, dcommi_vport_d a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
 DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
 {
     for (int half = 4; half > 0; half /= 2) {

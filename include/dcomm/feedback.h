@@ -98,8 +98,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* The most bytes that one encoding of `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
-/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
- * a pass over the numbers for each encoding. */
+/* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
+ * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, in a further pass. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */

@@ -6,7 +6,7 @@
 #define DCOMMI_CODEC_BUCKET_H
 
 #include "codec.h"
-#include "../../../kernels/codec_isa.h"
+#include "tally.h"
 
 #include <math.h>
 
@@ -103,6 +103,7 @@ typedef struct dcommi_bucket_encoder {
     dcommi_quant quant;
     float *stage[2];      /* sums of input and residual, padded or cleaned copies */
     unsigned char *lines; /* of a stage */
+    float *sum;           /* of wires; what was decoded */
 } dcommi_bucket_encoder;
 
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
@@ -121,6 +122,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->stage[0] = call->workspace;
     en->stage[1] = en->stage[0] + padded;
     en->lines = (unsigned char *)(en->stage[1] + padded);
+    en->sum = en->stage[1] + 2 * padded;
     en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
@@ -130,9 +132,14 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(as, call->count);
-    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
-    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
-                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    /* What a ledger reads again stays in the cache. */
+    bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
+    en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next =
+        stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
@@ -261,6 +268,8 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
 }
 
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n);
+
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
                                          dcommi_encoding *call)
 {
@@ -281,6 +290,7 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_
         /* The next one can be measured by this one's loop if it is as long. */
         known = n == as->bucket && left - n >= as->bucket;
         dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+        dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -465,6 +475,24 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
     return status;
 }
 
+/* What a bucket of this encoding became, for the ledger. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    const size_t at = b * en->as->bucket;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = {en->codec, en->as, en->kernels, call->count,
+                                dcommi_wire_codes(call->count, dcommi_format_bits[en->as->format])};
+    if (dcommi_bucket_decode_one(&de, call->wire, b, n, en->sum, false, false) == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, en->sum, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, en->sum, call->next + at, n);
+    }
+}
+
 /* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
 
 static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
@@ -476,8 +504,7 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
     const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    size_t most = call->count < as->bucket ? call->count : as->bucket;
-    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
+    float *sum = en.sum;
     for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
         size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
         uint32_t measured = 0;
@@ -486,6 +513,7 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
             measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
         }
         dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+        dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
     return DCOMM_OK;
