@@ -67,7 +67,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -78,23 +79,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -272,7 +274,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -332,7 +336,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -368,7 +372,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));

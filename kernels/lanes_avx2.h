@@ -71,6 +71,13 @@ DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
 DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+
+DCOMMI_v256_INLINE dcommi_v256_i dcommi_v256_pick_less(dcommi_v256_i a, dcommi_v256_i b,
+                                                       dcommi_v256_i x, dcommi_v256_i y)
+{
+    return dcommi_v256_pick(dcommi_v256_less_i(a, b), x, y);
+}
+
 #define DCOMMI_V256_MUL_NORMAL(a, b) _mm256_mul_ps(DCOMMI_V256_NORMAL(a), b)
 DCOMMI_V256_2(f, mul_normal, DCOMMI_V256_MUL_NORMAL)
 DCOMMI_V256_2(f, add_f, _mm256_add_ps)
@@ -141,9 +148,19 @@ DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_look(const dcommi_v256_table *table
 DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
 DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
             _mm256_loadu_si256((const __m256i *)p + 1))
-DCOMMI_V256(i, load_b, (const unsigned char *p),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e4m3(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e5m2(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_slli_epi16(wide, 8);
+}
 
 DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
 {
