@@ -1907,8 +1907,9 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 /* ==== include/dcomm/impl/codec_bucket.h ==================================================== */
 /* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
  * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
- * measure the next bucket while they code this one. What is no whole line, or holds something that
- * is not finite, goes through a stage: a padded copy. */
+ * measure the bucket after the next while they code this one: what a bucket is scaled by takes two
+ * divisions, one after the other, for which the loop of the bucket in between leaves time. What is
+ * no whole line, or holds something that is not finite, goes through a stage: a padded copy. */
 #ifndef DCOMMI_CODEC_BUCKET_H
 #define DCOMMI_CODEC_BUCKET_H
 
@@ -2533,14 +2534,13 @@ DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
 DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
 DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
              (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
-DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
-             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, unsigned n), (a.v[l] << n) | (a.v[l] >> ((32 - n) & 31)))
 /* All ones where a < b, signed. */
 DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
-/* a where the mask is all ones, b where it is 0. */
-DCOMMI_VPORT(i, pick, (dcommi_vport_i mask, dcommi_vport_i a, dcommi_vport_i b),
-             (mask.v[l] & a.v[l]) | (~mask.v[l] & b.v[l]))
+/* x where a < b, signed; else y. */
+DCOMMI_VPORT(i, pick_less, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i x, dcommi_vport_i y),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? x.v[l] : y.v[l])
 /* Denormals become 0. */
 DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
              dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
@@ -2620,12 +2620,21 @@ DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
     return r;
 }
 
-/* Sixteen bytes, as numbers from 0 to 255. */
-DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_b(const unsigned char *p)
+/* Sixteen bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e4m3(const unsigned char *p)
 {
-    dcommi_vport_i r;
+    dcommi_vport_h r;
+    for (int l = 0; l < 16; l++) { /* the sign goes one bit further than the rest */
+        r.v[l] = (uint16_t)((p[l] & 0x7f) << 7 | (p[l] & 0x80) << 8);
+    }
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e5m2(const unsigned char *p)
+{
+    dcommi_vport_h r;
     for (int l = 0; l < 16; l++) {
-        r.v[l] = p[l];
+        r.v[l] = (uint16_t)(p[l] << 8);
     }
     return r;
 }
@@ -2658,7 +2667,7 @@ DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi
     memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
 }
 
-/* The low bytes of four vectors, in order. */
+/* Four vectors of numbers up to 255, as bytes, in order. */
 DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
                                                dcommi_vport_i c, dcommi_vport_i d, bool stream)
 {
@@ -2886,12 +2895,11 @@ DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
     return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
 }
 
-/* Whether an encoder can have written this step, of codes that go up to `most`. */
-DCOMMI_HD static inline int dcommi_wire_step_good(float step, float most, int exact)
+/* Whether an encoder can have written this step, of which `largest` is the largest. */
+DCOMMI_HD static inline int dcommi_wire_step_within(float step, float largest, int exact)
 {
     uint32_t bits = dcommi_f32_bits(step);
-    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) &&
-                         bits <= dcommi_f32_bits(dcommi_wire_step(DCOMMI_WIRE_LARGEST, most)) &&
+    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(largest) &&
                          (!exact || (bits & 0xffu) == 0));
 }
 
@@ -2958,9 +2966,6 @@ typedef __m256i dcommi_v256_h;
 #define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
 #define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
 #define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
-#define DCOMMI_V256_ROL(a, n)                \
-    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
-                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
 #define DCOMMI_V256_NORMAL(a)                                                                     \
     _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
                          _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
@@ -2984,9 +2989,15 @@ DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
 DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
 DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
 DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
-DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+
+DCOMMI_v256_INLINE dcommi_v256_i dcommi_v256_pick_less(dcommi_v256_i a, dcommi_v256_i b,
+                                                       dcommi_v256_i x, dcommi_v256_i y)
+{
+    return dcommi_v256_pick(dcommi_v256_less_i(a, b), x, y);
+}
+
 #define DCOMMI_V256_MUL_NORMAL(a, b) _mm256_mul_ps(DCOMMI_V256_NORMAL(a), b)
 DCOMMI_V256_2(f, mul_normal, DCOMMI_V256_MUL_NORMAL)
 DCOMMI_V256_2(f, add_f, _mm256_add_ps)
@@ -3004,6 +3015,12 @@ DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
 
 DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
 DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+/* Shifts by constants where n is one. */
+typedef uint32_t dcommi_v256_words __attribute__((vector_size(32)));
+#define DCOMMI_V256_ROL(a, n) \
+    (__m256i)(((dcommi_v256_words)(a) << (n)) | ((dcommi_v256_words)(a) >> ((32 - (n)) & 31)))
+DCOMMI_V256(i, rol, (dcommi_v256_i a, unsigned n), DCOMMI_V256_ROL(a.lo, n),
+            DCOMMI_V256_ROL(a.hi, n))
 DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
             _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
 DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
@@ -3057,9 +3074,19 @@ DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_look(const dcommi_v256_table *table
 DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
 DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
             _mm256_loadu_si256((const __m256i *)p + 1))
-DCOMMI_V256(i, load_b, (const unsigned char *p),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e4m3(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e5m2(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_slli_epi16(wide, 8);
+}
 
 DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
 {
@@ -3298,10 +3325,13 @@ DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
 DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
 DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
 DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
-DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+/* In this form compilers see a rotation by a constant where n is one. */
+typedef uint32_t dcommi_v512_words __attribute__((vector_size(64)));
+DCOMMI_V512(i, rol, (__m512i a, unsigned n),
+            (__m512i)(((dcommi_v512_words)a << n) | ((dcommi_v512_words)a >> ((32 - n) & 31))))
 DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
-DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
-            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(i, pick_less, (__m512i a, __m512i b, __m512i x, __m512i y),
+            _mm512_mask_mov_epi32(y, _mm512_cmplt_epi32_mask(a, b), x))
 DCOMMI_V512(f, normal, (__m512 a),
             _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
                                                        _mm512_set1_epi32(0x7f800000)),
@@ -3355,8 +3385,15 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, un
 DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
 DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
 DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
-DCOMMI_V512(i, load_b, (const unsigned char *p),
-            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
+            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(
+                                                   (const __m128i *)(const void *)p)),
+                                               7),
+                             _mm256_set1_epi16((short)0xbf80)))
+DCOMMI_V512(
+    h, load_e5m2, (const unsigned char *p),
+    _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
 DCOMMI_V512(f, load_part, (const float *p, size_t n),
             _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
 
@@ -3386,11 +3423,10 @@ DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool
 DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
                                              __m512i d, bool stream)
 {
-    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
-                                         _mm512_cvtepi32_epi8(b), 1);
-    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
-                                         _mm512_cvtepi32_epi8(d), 1);
-    dcommi_v512_store_h2(p, ab, cd, stream);
+    /* Packing takes four lanes of each at a time. */
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
 }
 
 DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
@@ -3732,7 +3768,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -3743,23 +3780,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -3767,10 +3805,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -3789,7 +3828,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -3840,10 +3880,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -3864,8 +3904,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -3882,6 +3921,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -3890,6 +3930,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -3937,7 +3978,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -3985,7 +4028,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -3993,11 +4056,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -4005,35 +4067,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -4047,31 +4091,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4105,7 +4152,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -4374,7 +4421,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -4385,23 +4433,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -4409,10 +4458,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -4431,7 +4481,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -4482,10 +4533,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -4506,8 +4557,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -4524,6 +4574,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -4532,6 +4583,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -4579,7 +4631,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -4627,7 +4681,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -4635,11 +4709,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -4647,35 +4720,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -4689,31 +4744,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4747,7 +4805,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -5008,7 +5066,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -5019,23 +5078,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -5043,10 +5103,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -5065,7 +5126,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -5116,10 +5178,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -5140,8 +5202,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -5158,6 +5219,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -5166,6 +5228,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -5213,7 +5276,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -5261,7 +5326,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -5269,11 +5354,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -5281,35 +5365,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -5323,31 +5389,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -5381,7 +5450,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -5550,6 +5619,7 @@ static void dcommi_tally_held(dcommi_tally *t, const float *sent, const float *n
 
 /* Wires from this length on, and the residuals that belong to them, are written past the caches. */
 #define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+#define DCOMMI_BUCKET_STAGES 3 /* of this bucket, the next, and the one after it */
 
 static inline size_t dcommi_bucket_group(dcommi_format format)
 {
@@ -5571,11 +5641,11 @@ static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t
            (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
 }
 
-/* Two stages, the lines of one, and a sum of wires. */
+/* Stages, the lines of one, and two sums of wires. */
 static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
 {
     size_t most = count < as->bucket ? count : as->bucket;
-    return 4 * dcommi_bucket_up(most, as->group) * sizeof(float);
+    return (DCOMMI_BUCKET_STAGES + 3) * dcommi_bucket_up(most, as->group) * sizeof(float);
 }
 
 /* ---- whole lines and the rest ---- */
@@ -5639,9 +5709,9 @@ typedef struct dcommi_bucket_encoder {
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
-    float *stage[2];      /* sums of input and residual, padded or cleaned copies */
-    unsigned char *lines; /* of a stage */
-    float *sum;           /* of wires; what was decoded */
+    float *stage[DCOMMI_BUCKET_STAGES]; /* sums of input and residual, padded or cleaned copies */
+    unsigned char *lines;               /* of a stage */
+    float *sum[2];                      /* of wires; what was decoded */
 } dcommi_bucket_encoder;
 
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
@@ -5657,10 +5727,13 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         .kernels = dcommi_codec_kernels_get(),
         .call = call,
         .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
-    en->stage[0] = call->workspace;
-    en->stage[1] = en->stage[0] + padded;
-    en->lines = (unsigned char *)(en->stage[1] + padded);
-    en->sum = en->stage[1] + 2 * padded;
+    float *room = call->workspace;
+    for (int i = 0; i < DCOMMI_BUCKET_STAGES; i++, room += padded) {
+        en->stage[i] = room;
+    }
+    en->sum[0] = room;
+    en->sum[1] = room + padded;
+    en->lines = (unsigned char *)(room + 2 * padded);
     en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
@@ -5746,10 +5819,12 @@ static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
     en->quant.inverse = step > 0 ? unit / step : 0;
 }
 
-/* Bucket `b` of `n` elements, input `x` (NULL: it is in stage[b%2], as a sum of wires, to which a
- * residual was added). *measured: its measure if known, and afterwards the next bucket's. */
-static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
-                              const float *ahead, uint32_t *measured)
+/* Bucket `b` of `n` elements, input x, to which a residual was already added in its stage.
+ * `measure` is its own, if it is of whole groups. Returns that of the bucket `ahead`, two further;
+ * NULL: none.
+ */
+static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
+                                  const float *ahead, uint32_t measure)
 {
     const dcommi_bucketing *as = en->as;
     dcommi_encoding *call = en->call;
@@ -5757,10 +5832,9 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     const bool sign = as->format == DCOMMI_FORMAT_SIGN;
     const unsigned bits = dcommi_format_bits[as->format];
     const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
-    float *stage = en->stage[b % 2];
+    float *stage = en->stage[b % DCOMMI_BUCKET_STAGES];
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     bool staged = padded != n, poisoned = false;
-    uint32_t measure = *measured;
     if (staged || dcommi_bucket_dirty(measure)) {
         poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
         memset(stage + n, 0, (padded - n) * sizeof *stage);
@@ -5778,9 +5852,8 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->ahead = ahead;
     q->next = NULL;
     if (residual != NULL) {
-        /* The next bucket's sum goes to the other stage while this one is coded. */
-        q->ahead_residual = ahead != NULL ? residual + as->bucket : NULL;
-        q->ahead_sum = en->stage[(b + 1) % 2];
+        q->ahead_residual = ahead != NULL ? residual + 2 * as->bucket : NULL;
+        q->ahead_sum = en->stage[(b + 2) % DCOMMI_BUCKET_STAGES];
         q->next = call->next + at;
     }
     unsigned char *wire = call->wire + at / 8 * bits;
@@ -5789,9 +5862,9 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->wire = through ? en->lines : wire;
     if (through) {
         q->stream = q->stream_next = false;
-        q->next = q->next != NULL ? en->stage[b % 2] : NULL; /* in place */
+        q->next = q->next != NULL ? stage : NULL; /* in place */
     }
-    *measured = en->kernels->encode[as->format](q);
+    const uint32_t measured = en->kernels->encode[as->format](q);
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
         if (q->next != NULL && !poisoned) {
@@ -5804,30 +5877,46 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     }
     step = poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step;
     memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
+    return measured;
 }
 
 static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n);
+
+/* Of bucket b of n elements x, if it is of whole groups; with a residual, the sum goes to its
+ * stage.
+ */
+static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b, size_t n,
+                                      const float *x)
+{
+    const dcommi_encoding *call = en->call;
+    const bool sign = en->as->format == DCOMMI_FORMAT_SIGN;
+    if (n % en->as->group != 0) {
+        return 0;
+    }
+    return call->residual == NULL
+               ? en->kernels->measure(x, n, sign)
+               : en->kernels->add_measure(x, call->residual + b * en->as->bucket,
+                                          en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
+}
 
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
                                          dcommi_encoding *call)
 {
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
-    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    uint32_t measured = 0;
-    bool known = false;
-    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
-        size_t left = call->count - at;
-        size_t n = left < as->bucket ? left : as->bucket;
+    const size_t bucket = as->bucket, whole = call->count / bucket;
+    uint32_t measured[2] = {0}; /* of this bucket and the next */
+    for (size_t b = 0, at = 0; at < call->count; b++, at += bucket) {
+        size_t n = call->count - at < bucket ? call->count - at : bucket;
         const float *x = call->x + at;
-        if (!known && n % as->group == 0) {
-            measured = call->residual != NULL ? en.kernels->add_measure(x, call->residual + at,
-                                                                        en.stage[b % 2], n, sign)
-                                              : en.kernels->measure(x, n, sign);
+        if (b == whole || b == 0) {
+            measured[b % 2] = dcommi_bucket_measure(&en, b, n, x);
         }
-        /* The next one can be measured by this one's loop if it is as long. */
-        known = n == as->bucket && left - n >= as->bucket;
-        dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+        if (b == 0 && whole > 1) {
+            measured[1] = dcommi_bucket_measure(&en, 1, bucket, x + bucket);
+        }
+        const float *ahead = b + 2 < whole ? x + 2 * bucket : NULL;
+        measured[b % 2] = dcommi_bucket_one(&en, b, n, x, ahead, measured[b % 2]);
         dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
@@ -5849,7 +5938,20 @@ typedef struct dcommi_bucket_decoder {
     const dcommi_bucketing *as;
     const dcommi_codec_kernels *kernels;
     size_t count, codes;
+    float largest_step;
 } dcommi_bucket_decoder;
+
+static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec,
+                                                      const dcommi_bucketing *as, size_t count)
+{
+    return (dcommi_bucket_decoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .count = count,
+        .codes = dcommi_wire_codes(count, dcommi_format_bits[as->format]),
+        .largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format])};
+}
 
 static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
                                                const dcommi_bucketing *as, const dcommi_wires *in,
@@ -5861,20 +5963,13 @@ static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const 
             return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
         }
     }
-    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
-                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    *de = dcommi_bucket_decoder_of(codec, as, count);
     return DCOMM_OK;
 }
 
-/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
-static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
-                                            size_t b, float *step, bool *nan)
+static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size_t b, float *step,
+                                           bool *nan)
 {
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    if (dcommi_wire_step_good(*step, dcommi_format_most[de->as->format],
-                              de->as->format != DCOMMI_FORMAT_SIGN)) {
-        return DCOMM_OK;
-    }
     if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
         de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
         *nan = true;
@@ -5883,6 +5978,18 @@ static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, con
     }
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
                        b, (double)*step);
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
+                                                   const void *wire, size_t b, float *step,
+                                                   bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
+                                                 de->as->format != DCOMMI_FORMAT_SIGN))
+               ? DCOMM_OK
+               : dcommi_bucket_odd_step(de, b, step, nan);
 }
 
 static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
@@ -6021,17 +6128,30 @@ static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
     if (call->tally == NULL) {
         return;
     }
-    dcommi_bucket_decoder de = {en->codec, en->as, en->kernels, call->count,
-                                dcommi_wire_codes(call->count, dcommi_format_bits[en->as->format])};
-    if (dcommi_bucket_decode_one(&de, call->wire, b, n, en->sum, false, false) == DCOMM_OK) {
-        dcommi_tally_compare(call->tally, at, en->sum, n);
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, en->as, call->count);
+    float *sent = en->sum[b % 2];
+    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, sent, n);
     }
     if (call->residual != NULL) {
-        dcommi_tally_held(call->tally, en->sum, call->next + at, n);
+        dcommi_tally_held(call->tally, sent, call->next + at, n);
     }
 }
 
 /* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
+
+static dcomm_status dcommi_bucket_recode_sum(const dcommi_bucket_decoder *de,
+                                             const dcommi_bucket_encoder *en,
+                                             const dcommi_wires *in, size_t b, size_t n,
+                                             float factor, uint32_t *measured)
+{
+    float *sum = en->sum[b % 2];
+    DCOMMI_TRY(dcommi_bucket_sum_one(de, in, b, n, factor, sum, false, measured));
+    if (en->call->residual != NULL) {
+        *measured = dcommi_bucket_measure(en, b, n, sum);
+    }
+    return DCOMM_OK;
+}
 
 static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
                                          const dcommi_wires *in, float factor,
@@ -6041,17 +6161,23 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
-    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    float *sum = en.sum;
-    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
-        size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
-        uint32_t measured = 0;
-        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false, &measured));
-        if (n % as->group == 0 && call->residual != NULL) {
-            measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
+    uint32_t measured[2] = {0};
+    size_t n = call->count < as->bucket ? call->count : as->bucket;
+    if (n > 0) {
+        DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, 0, n, factor, &measured[0]));
+    }
+    /* The next bucket is summed before this one is coded, which its measure takes some time for. */
+    for (size_t b = 0, at = 0; at < call->count; b++) {
+        size_t after = at + n, left = call->count - after;
+        size_t next = left < as->bucket ? left : as->bucket;
+        if (next > 0) {
+            DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, b + 1, next, factor,
+                                                &measured[(b + 1) % 2]));
         }
-        dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+        dcommi_bucket_one(&en, b, n, en.sum[b % 2], NULL, measured[b % 2]);
         dcommi_bucket_tally(&en, b, n);
+        at = after;
+        n = next;
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -39655,6 +39781,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS
 #undef DCOMMI_BUCKET_ROW
+#undef DCOMMI_BUCKET_STAGES
 #undef DCOMMI_BUCKET_STREAM
 #undef DCOMMI_BULK_RESULT
 #undef DCOMMI_BYTE_VALUES

@@ -42,9 +42,6 @@ typedef __m256i dcommi_v256_h;
 #define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
 #define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
 #define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
-#define DCOMMI_V256_ROL(a, n)                \
-    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
-                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
 #define DCOMMI_V256_NORMAL(a)                                                                     \
     _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
                          _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
@@ -68,7 +65,6 @@ DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
 DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
 DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
 DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
-DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
 
@@ -95,6 +91,12 @@ DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
 
 DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
 DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+/* Shifts by constants where n is one. */
+typedef uint32_t dcommi_v256_words __attribute__((vector_size(32)));
+#define DCOMMI_V256_ROL(a, n) \
+    (__m256i)(((dcommi_v256_words)(a) << (n)) | ((dcommi_v256_words)(a) >> ((32 - (n)) & 31)))
+DCOMMI_V256(i, rol, (dcommi_v256_i a, unsigned n), DCOMMI_V256_ROL(a.lo, n),
+            DCOMMI_V256_ROL(a.hi, n))
 DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
             _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
 DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),

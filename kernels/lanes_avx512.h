@@ -37,7 +37,10 @@ DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
 DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
 DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
 DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
-DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+/* In this form compilers see a rotation by a constant where n is one. */
+typedef uint32_t dcommi_v512_words __attribute__((vector_size(64)));
+DCOMMI_V512(i, rol, (__m512i a, unsigned n),
+            (__m512i)(((dcommi_v512_words)a << n) | ((dcommi_v512_words)a >> ((32 - n) & 31))))
 DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
 DCOMMI_V512(i, pick_less, (__m512i a, __m512i b, __m512i x, __m512i y),
             _mm512_mask_mov_epi32(y, _mm512_cmplt_epi32_mask(a, b), x))

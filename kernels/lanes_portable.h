@@ -59,8 +59,7 @@ DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
 DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
 DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
              (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
-DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
-             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, unsigned n), (a.v[l] << n) | (a.v[l] >> ((32 - n) & 31)))
 /* All ones where a < b, signed. */
 DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)

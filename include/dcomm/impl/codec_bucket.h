@@ -332,7 +332,20 @@ typedef struct dcommi_bucket_decoder {
     const dcommi_bucketing *as;
     const dcommi_codec_kernels *kernels;
     size_t count, codes;
+    float largest_step;
 } dcommi_bucket_decoder;
+
+static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec,
+                                                      const dcommi_bucketing *as, size_t count)
+{
+    return (dcommi_bucket_decoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .count = count,
+        .codes = dcommi_wire_codes(count, dcommi_format_bits[as->format]),
+        .largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format])};
+}
 
 static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
                                                const dcommi_bucketing *as, const dcommi_wires *in,
@@ -344,20 +357,13 @@ static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const 
             return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
         }
     }
-    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
-                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    *de = dcommi_bucket_decoder_of(codec, as, count);
     return DCOMM_OK;
 }
 
-/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
-static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
-                                            size_t b, float *step, bool *nan)
+static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size_t b, float *step,
+                                           bool *nan)
 {
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    if (dcommi_wire_step_good(*step, dcommi_format_most[de->as->format],
-                              de->as->format != DCOMMI_FORMAT_SIGN)) {
-        return DCOMM_OK;
-    }
     if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
         de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
         *nan = true;
@@ -366,6 +372,18 @@ static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, con
     }
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
                        b, (double)*step);
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
+                                                   const void *wire, size_t b, float *step,
+                                                   bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
+                                                 de->as->format != DCOMMI_FORMAT_SIGN))
+               ? DCOMM_OK
+               : dcommi_bucket_odd_step(de, b, step, nan);
 }
 
 static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
@@ -504,8 +522,7 @@ static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
     if (call->tally == NULL) {
         return;
     }
-    dcommi_bucket_decoder de = {en->codec, en->as, en->kernels, call->count,
-                                dcommi_wire_codes(call->count, dcommi_format_bits[en->as->format])};
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, en->as, call->count);
     float *sent = en->sum[b % 2];
     if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
         dcommi_tally_compare(call->tally, at, sent, n);
