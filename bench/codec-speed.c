@@ -26,13 +26,15 @@ static const char usage[] =
     "that memcpy copies per second: the median over the repetitions of the ratio in one "
     "repetition.\n"
     "encode, feedback (encode with residual, not in place), inplace (in place), decode, add\n"
-    "(decode-and-add), sum (of WIRES wires), recode (the same, encoded again).\n";
+    "(decode-and-add), sum (of WIRES wires), recode (the same, encoded again), ledger (encode, "
+    "and\n"
+    "count errors in the same pass).\n";
 
 enum { MOST_WIRES = 16, MOST_CODECS = 64, MOST_ROUNDS = 101 };
 
-enum { ENCODE, FEEDBACK, IN_PLACE, DECODE, ADD, SUM, RECODE, KINDS };
+enum { ENCODE, FEEDBACK, IN_PLACE, DECODE, ADD, SUM, RECODE, LEDGER, KINDS };
 static const char *const kind_names[KINDS] = {"encode", "feedback", "inplace", "decode",
-                                              "add",    "sum",      "recode"};
+                                              "add",    "sum",      "recode",  "ledger"};
 
 typedef struct settings {
     const char *codecs[MOST_CODECS];
@@ -123,6 +125,11 @@ static dcomm_status once(const dcomm_codec *codec, int kind, const settings *set
                                      a->room, &bytes[0], a->workspace, NULL);
     case DECODE:
         return dcomm_decode(codec, a->wire[0], bytes[0], a->out, count);
+    case LEDGER: {
+        dcomm_ledger ledger = {0};
+        return dcomm_encode_ledger(codec, a->x, NULL, NULL, count, &key, a->wire[0], a->room,
+                                   &bytes[0], a->workspace, NULL, &ledger);
+    }
     case ADD:
         return dcomm_decode_add(codec, a->wire[0], bytes[0], a->out, count);
     case SUM:

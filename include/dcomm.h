@@ -279,7 +279,7 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
  *
  * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
  * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count alone. */
+ * on the count (topk: and on what is kept) alone; errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -303,12 +303,22 @@ typedef struct dcomm_ledger {
     double sums[8];       /* what the rest is computed from */
 } dcomm_ledger;
 
-/* Compare y with x. Elements where one of them is not finite are left out. */
+/* Compare y with x. Elements where one of them, or y - x, is not finite are left out. */
 DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
                                     size_t count);
 /* The same where x is known in f64: a sum over ranks. */
 DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
                                         size_t count);
+/* dcomm_encode, or where residual is not NULL dcomm_encode_feedback, and in the same pass what it
+ * did into the ledger: what arrives is compared with x, and with feedback the residual and the
+ * contraction are counted. Sums are the same from every instruction set. randk and powersgd, and
+ * any codec where numbers were not finite or were clipped by topk, take a decoding and a second
+ * pass. Errors: as these two; of non-finite inputs the ledger has counted the others. */
+DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
+                                           const float *residual, float *next, size_t count,
+                                           const dcomm_codec_key *key, void *wire, size_t capacity,
+                                           size_t *bytes_p, void *workspace,
+                                           dcomm_codec_report *report, dcomm_ledger *ledger);
 /* Count an encoding of `count` elements. */
 DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
                                     const dcomm_codec_report *report);
@@ -366,7 +376,7 @@ typedef enum dcomm_feedback_variant {
 typedef struct dcomm_feedback_opts {
     dcomm_feedback_variant variant; /* (default: classic) */
     bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
-                                       2^-9 of itself in every step (default: f32) */
+                                       2^-8 of itself in every step (default: f32) */
     bool
         in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
     bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
@@ -420,8 +430,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* The most bytes that one encoding of `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
-/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
- * a pass over the numbers for each encoding. */
+/* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
+ * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, in a further pass. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */
@@ -1907,8 +1917,9 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 /* ==== include/dcomm/impl/codec_bucket.h ==================================================== */
 /* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
  * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
- * measure the next bucket while they code this one. What is no whole line, or holds something that
- * is not finite, goes through a stage: a padded copy. */
+ * measure the bucket after the next while they code this one: what a bucket is scaled by takes two
+ * divisions, one after the other, for which the loop of the bucket in between leaves time. What is
+ * no whole line, or holds something that is not finite, goes through a stage: a padded copy. */
 #ifndef DCOMMI_CODEC_BUCKET_H
 #define DCOMMI_CODEC_BUCKET_H
 
@@ -1918,6 +1929,39 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 #ifndef DCOMMI_CODEC_H
 #define DCOMMI_CODEC_H
 
+/* ==== kernels/tally.h ====================================================================== */
+/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
+#ifndef DCOMMI_TALLY_SUMS_H
+#define DCOMMI_TALLY_SUMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+typedef struct dcommi_tally {
+    double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
+    uint64_t seen;  /* elements compared */
+    const float *x; /* what to compare with; NULL: nothing */
+    bool done;      /* the codec has taken the sums as it encoded */
+} dcommi_tally;
+
+#endif
 
 /* ---- options ---- */
 
@@ -1984,6 +2028,7 @@ typedef struct dcommi_encoding {
     size_t bytes;        /* written: set by the codec */
     void *workspace;     /* as long as ops->workspace says, aligned to 64 */
     void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
+    dcommi_tally *tally; /* NULL: none. A codec that takes the sums sets `done`. */
     dcomm_codec_report report;
 } dcommi_encoding;
 
@@ -2066,6 +2111,11 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
 }
 
 #endif
+/* ==== include/dcomm/impl/tally.h =========================================================== */
+/* tally.h - the sums of a ledger, piece by piece: of what lies in the cache as it is encoded. */
+#ifndef DCOMMI_TALLY_H
+#define DCOMMI_TALLY_H
+
 /* ==== kernels/codec_isa.h ================================================================== */
 /* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
 #ifndef DCOMMI_CODEC_ISA_H
@@ -2494,14 +2544,13 @@ DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
 DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
 DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
              (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
-DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
-             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, unsigned n), (a.v[l] << n) | (a.v[l] >> ((32 - n) & 31)))
 /* All ones where a < b, signed. */
 DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
-/* a where the mask is all ones, b where it is 0. */
-DCOMMI_VPORT(i, pick, (dcommi_vport_i mask, dcommi_vport_i a, dcommi_vport_i b),
-             (mask.v[l] & a.v[l]) | (~mask.v[l] & b.v[l]))
+/* x where a < b, signed; else y. */
+DCOMMI_VPORT(i, pick_less, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i x, dcommi_vport_i y),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? x.v[l] : y.v[l])
 /* Denormals become 0. */
 DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
              dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
@@ -2581,12 +2630,21 @@ DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
     return r;
 }
 
-/* Sixteen bytes, as numbers from 0 to 255. */
-DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_b(const unsigned char *p)
+/* Sixteen bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e4m3(const unsigned char *p)
 {
-    dcommi_vport_i r;
+    dcommi_vport_h r;
+    for (int l = 0; l < 16; l++) { /* the sign goes one bit further than the rest */
+        r.v[l] = (uint16_t)((p[l] & 0x7f) << 7 | (p[l] & 0x80) << 8);
+    }
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e5m2(const unsigned char *p)
+{
+    dcommi_vport_h r;
     for (int l = 0; l < 16; l++) {
-        r.v[l] = p[l];
+        r.v[l] = (uint16_t)(p[l] << 8);
     }
     return r;
 }
@@ -2619,7 +2677,7 @@ DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi
     memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
 }
 
-/* The low bytes of four vectors, in order. */
+/* Four vectors of numbers up to 255, as bytes, in order. */
 DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
                                                dcommi_vport_i c, dcommi_vport_i d, bool stream)
 {
@@ -2696,6 +2754,36 @@ DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, 
         }
     }
     return sum;
+}
+
+/* Likewise products, which are exact too, and numbers. */
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_products(dcommi_vport_d sum, dcommi_vport_f a,
+                                                             dcommi_vport_f b)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l] * (double)b.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_values(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_load_d(const double *p)
+{
+    dcommi_vport_d r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_d(double *p, dcommi_vport_d a)
+{
+    memcpy(p, &a, sizeof a);
 }
 
 DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
@@ -2817,12 +2905,11 @@ DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
     return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
 }
 
-/* Whether an encoder can have written this step, of codes that go up to `most`. */
-DCOMMI_HD static inline int dcommi_wire_step_good(float step, float most, int exact)
+/* Whether an encoder can have written this step, of which `largest` is the largest. */
+DCOMMI_HD static inline int dcommi_wire_step_within(float step, float largest, int exact)
 {
     uint32_t bits = dcommi_f32_bits(step);
-    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) &&
-                         bits <= dcommi_f32_bits(dcommi_wire_step(DCOMMI_WIRE_LARGEST, most)) &&
+    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(largest) &&
                          (!exact || (bits & 0xffu) == 0));
 }
 
@@ -2889,9 +2976,6 @@ typedef __m256i dcommi_v256_h;
 #define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
 #define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
 #define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
-#define DCOMMI_V256_ROL(a, n)                \
-    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
-                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
 #define DCOMMI_V256_NORMAL(a)                                                                     \
     _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
                          _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
@@ -2915,9 +2999,15 @@ DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
 DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
 DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
 DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
-DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+
+DCOMMI_v256_INLINE dcommi_v256_i dcommi_v256_pick_less(dcommi_v256_i a, dcommi_v256_i b,
+                                                       dcommi_v256_i x, dcommi_v256_i y)
+{
+    return dcommi_v256_pick(dcommi_v256_less_i(a, b), x, y);
+}
+
 #define DCOMMI_V256_MUL_NORMAL(a, b) _mm256_mul_ps(DCOMMI_V256_NORMAL(a), b)
 DCOMMI_V256_2(f, mul_normal, DCOMMI_V256_MUL_NORMAL)
 DCOMMI_V256_2(f, add_f, _mm256_add_ps)
@@ -2935,6 +3025,12 @@ DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
 
 DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
 DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+/* Shifts by constants where n is one. */
+typedef uint32_t dcommi_v256_words __attribute__((vector_size(32)));
+#define DCOMMI_V256_ROL(a, n) \
+    (__m256i)(((dcommi_v256_words)(a) << (n)) | ((dcommi_v256_words)(a) >> ((32 - (n)) & 31)))
+DCOMMI_V256(i, rol, (dcommi_v256_i a, unsigned n), DCOMMI_V256_ROL(a.lo, n),
+            DCOMMI_V256_ROL(a.hi, n))
 DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
             _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
 DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
@@ -2988,9 +3084,19 @@ DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_look(const dcommi_v256_table *table
 DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
 DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
             _mm256_loadu_si256((const __m256i *)p + 1))
-DCOMMI_V256(i, load_b, (const unsigned char *p),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e4m3(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e5m2(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_slli_epi16(wide, 8);
+}
 
 DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
 {
@@ -3102,6 +3208,37 @@ DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcom
     return sum;
 }
 
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_products(dcommi_v256_d sum, dcommi_v256_f a,
+                                                          dcommi_v256_f b)
+{
+    const __m256 x[2] = {a.lo, a.hi}, y[2] = {b.lo, b.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x[h])),
+                                 _mm256_cvtps_pd(_mm256_castps256_ps128(y[h])), sum.lo);
+        sum.hi = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)),
+                                 _mm256_cvtps_pd(_mm256_extractf128_ps(y[h], 1)), sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_values(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 x[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_add_pd(sum.lo, _mm256_cvtps_pd(_mm256_castps256_ps128(x[h])));
+        sum.hi = _mm256_add_pd(sum.hi, _mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)));
+    }
+    return sum;
+}
+
+DCOMMI_V256(d, load_d, (const double *p), _mm256_loadu_pd(p), _mm256_loadu_pd(p + 4))
+
+DCOMMI_v256_INLINE void dcommi_v256_store_d(double *p, dcommi_v256_d a)
+{
+    _mm256_storeu_pd(p, a.lo);
+    _mm256_storeu_pd(p + 4, a.hi);
+}
+
 DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
 {
     __m256d h = _mm256_add_pd(a.lo, a.hi);
@@ -3198,10 +3335,13 @@ DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
 DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
 DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
 DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
-DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+/* In this form compilers see a rotation by a constant where n is one. */
+typedef uint32_t dcommi_v512_words __attribute__((vector_size(64)));
+DCOMMI_V512(i, rol, (__m512i a, unsigned n),
+            (__m512i)(((dcommi_v512_words)a << n) | ((dcommi_v512_words)a >> ((32 - n) & 31))))
 DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
-DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
-            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(i, pick_less, (__m512i a, __m512i b, __m512i x, __m512i y),
+            _mm512_mask_mov_epi32(y, _mm512_cmplt_epi32_mask(a, b), x))
 DCOMMI_V512(f, normal, (__m512 a),
             _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
                                                        _mm512_set1_epi32(0x7f800000)),
@@ -3255,8 +3395,15 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, un
 DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
 DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
 DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
-DCOMMI_V512(i, load_b, (const unsigned char *p),
-            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
+            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(
+                                                   (const __m128i *)(const void *)p)),
+                                               7),
+                             _mm256_set1_epi16((short)0xbf80)))
+DCOMMI_V512(
+    h, load_e5m2, (const unsigned char *p),
+    _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
 DCOMMI_V512(f, load_part, (const float *p, size_t n),
             _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
 
@@ -3286,11 +3433,10 @@ DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool
 DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
                                              __m512i d, bool stream)
 {
-    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
-                                         _mm512_cvtepi32_epi8(b), 1);
-    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
-                                         _mm512_cvtepi32_epi8(d), 1);
-    dcommi_v512_store_h2(p, ab, cd, stream);
+    /* Packing takes four lanes of each at a time. */
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
 }
 
 DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
@@ -3340,6 +3486,27 @@ DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
     __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
     __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
     return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_products(__m512d sum, __m512 a, __m512 b)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    sum = _mm512_fmadd_pd(lo, _mm512_cvtps_pd(_mm512_castps512_ps256(b)), sum);
+    return _mm512_fmadd_pd(hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)), sum);
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_values(__m512d sum, __m512 a)
+{
+    sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(a)));
+    return _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)));
+}
+
+DCOMMI_V512(d, load_d, (const double *p), _mm512_loadu_pd(p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_d(double *p, __m512d a)
+{
+    _mm512_storeu_pd(p, a);
 }
 
 DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
@@ -3440,6 +3607,8 @@ typedef struct dcommi_codec_kernels {
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
     void (*settle)(void); /* after streaming */
+    void (*compare)(dcommi_tally *t, const float *x, const float *y, size_t n);
+    void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
 } dcommi_codec_kernels;
 
 /* These loops take compilers half a minute. Tests that need them only to link define
@@ -3463,6 +3632,82 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #endif
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
+/* ==== kernels/tally_loops.h ================================================================ */
+/* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
+ *
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
+ * it is fused with the addition that follows does not show. */
+
+/* All ones where a number is finite. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
+{
+    return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
+                            DCOMMI_L(set_i)(0x7f800000));
+}
+
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
+{
+    return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
+}
+
+/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    DCOMMI_L(d) xx = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XX]);
+    DCOMMI_L(d) yy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_YY]);
+    DCOMMI_L(d) xy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XY]);
+    DCOMMI_L(d) ee = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_EE]);
+    DCOMMI_L(d) bias = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_SIGNED]);
+    DCOMMI_L(d) size = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_X]);
+    DCOMMI_L(i) seen = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
+        DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
+        /* A difference is finite only where both numbers are. */
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        a = DCOMMI_L(tally_where)(good, a);
+        b = DCOMMI_L(tally_where)(good, b);
+        e = DCOMMI_L(tally_where)(good, e);
+        seen = DCOMMI_L(sub_i)(seen, good);
+        DCOMMI_L(f) absolute = DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), magnitude));
+        DCOMMI_L(i) some = DCOMMI_L(less_i)(DCOMMI_L(set_i)(0), DCOMMI_L(as_i)(absolute));
+        DCOMMI_L(f)
+        turned = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(a), top, DCOMMI_L(as_i)(e)));
+        xx = DCOMMI_L(add_products)(xx, a, a);
+        yy = DCOMMI_L(add_products)(yy, b, b);
+        xy = DCOMMI_L(add_products)(xy, a, b);
+        ee = DCOMMI_L(add_products)(ee, e, e);
+        bias = DCOMMI_L(add_values)(bias, DCOMMI_L(tally_where)(some, turned));
+        size = DCOMMI_L(add_values)(size, absolute);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XX], xx);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_YY], yy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XY], xy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_EE], ee);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_SIGNED], bias);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_X], size);
+    t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
+}
+
+/* What an encoding with feedback took of e = sent + next, and what it left. */
+DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);
+    DCOMMI_L(d) left = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) r = DCOMMI_L(load_f)(next + at);
+        DCOMMI_L(f) e = DCOMMI_L(add_f)(DCOMMI_L(load_f)(sent + at), r);
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        e = DCOMMI_L(tally_where)(good, e);
+        r = DCOMMI_L(tally_where)(good, r);
+        encoded = DCOMMI_L(add_products)(encoded, e, e);
+        left = DCOMMI_L(add_products)(left, r, r);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
+}
 /* ==== kernels/codec_loops.h ================================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
@@ -3533,7 +3778,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -3544,23 +3790,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -3568,10 +3815,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -3590,7 +3838,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -3641,10 +3890,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -3665,8 +3914,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -3683,6 +3931,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -3691,6 +3940,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -3738,7 +3988,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -3786,7 +4038,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -3794,11 +4066,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -3806,35 +4077,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -3848,31 +4101,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -3906,7 +4162,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -4009,6 +4265,8 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -4027,6 +4285,82 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #define DCOMMI_MARKS DCOMMI_v256_MARKS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
+/* ==== kernels/tally_loops.h ================================================================ */
+/* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
+ *
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
+ * it is fused with the addition that follows does not show. */
+
+/* All ones where a number is finite. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
+{
+    return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
+                            DCOMMI_L(set_i)(0x7f800000));
+}
+
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
+{
+    return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
+}
+
+/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    DCOMMI_L(d) xx = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XX]);
+    DCOMMI_L(d) yy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_YY]);
+    DCOMMI_L(d) xy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XY]);
+    DCOMMI_L(d) ee = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_EE]);
+    DCOMMI_L(d) bias = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_SIGNED]);
+    DCOMMI_L(d) size = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_X]);
+    DCOMMI_L(i) seen = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
+        DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
+        /* A difference is finite only where both numbers are. */
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        a = DCOMMI_L(tally_where)(good, a);
+        b = DCOMMI_L(tally_where)(good, b);
+        e = DCOMMI_L(tally_where)(good, e);
+        seen = DCOMMI_L(sub_i)(seen, good);
+        DCOMMI_L(f) absolute = DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), magnitude));
+        DCOMMI_L(i) some = DCOMMI_L(less_i)(DCOMMI_L(set_i)(0), DCOMMI_L(as_i)(absolute));
+        DCOMMI_L(f)
+        turned = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(a), top, DCOMMI_L(as_i)(e)));
+        xx = DCOMMI_L(add_products)(xx, a, a);
+        yy = DCOMMI_L(add_products)(yy, b, b);
+        xy = DCOMMI_L(add_products)(xy, a, b);
+        ee = DCOMMI_L(add_products)(ee, e, e);
+        bias = DCOMMI_L(add_values)(bias, DCOMMI_L(tally_where)(some, turned));
+        size = DCOMMI_L(add_values)(size, absolute);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XX], xx);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_YY], yy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XY], xy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_EE], ee);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_SIGNED], bias);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_X], size);
+    t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
+}
+
+/* What an encoding with feedback took of e = sent + next, and what it left. */
+DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);
+    DCOMMI_L(d) left = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) r = DCOMMI_L(load_f)(next + at);
+        DCOMMI_L(f) e = DCOMMI_L(add_f)(DCOMMI_L(load_f)(sent + at), r);
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        e = DCOMMI_L(tally_where)(good, e);
+        r = DCOMMI_L(tally_where)(good, r);
+        encoded = DCOMMI_L(add_products)(encoded, e, e);
+        left = DCOMMI_L(add_products)(left, r, r);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
+}
 /* ==== kernels/codec_loops.h ================================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
@@ -4097,7 +4431,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -4108,23 +4443,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -4132,10 +4468,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -4154,7 +4491,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -4205,10 +4543,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -4229,8 +4567,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -4247,6 +4584,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -4255,6 +4593,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -4302,7 +4641,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -4350,7 +4691,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -4358,11 +4719,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -4370,35 +4730,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -4412,31 +4754,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4470,7 +4815,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -4573,6 +4918,8 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -4583,6 +4930,82 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #define DCOMMI_MARKS DCOMMI_v512_MARKS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
+/* ==== kernels/tally_loops.h ================================================================ */
+/* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
+ *
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
+ * it is fused with the addition that follows does not show. */
+
+/* All ones where a number is finite. */
+DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
+{
+    return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
+                            DCOMMI_L(set_i)(0x7f800000));
+}
+
+DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
+{
+    return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
+}
+
+/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
+    const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
+    DCOMMI_L(d) xx = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XX]);
+    DCOMMI_L(d) yy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_YY]);
+    DCOMMI_L(d) xy = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_XY]);
+    DCOMMI_L(d) ee = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_EE]);
+    DCOMMI_L(d) bias = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_SIGNED]);
+    DCOMMI_L(d) size = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_X]);
+    DCOMMI_L(i) seen = DCOMMI_L(set_i)(0);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
+        DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
+        /* A difference is finite only where both numbers are. */
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        a = DCOMMI_L(tally_where)(good, a);
+        b = DCOMMI_L(tally_where)(good, b);
+        e = DCOMMI_L(tally_where)(good, e);
+        seen = DCOMMI_L(sub_i)(seen, good);
+        DCOMMI_L(f) absolute = DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), magnitude));
+        DCOMMI_L(i) some = DCOMMI_L(less_i)(DCOMMI_L(set_i)(0), DCOMMI_L(as_i)(absolute));
+        DCOMMI_L(f)
+        turned = DCOMMI_L(as_f)(DCOMMI_L(and_xor)(DCOMMI_L(as_i)(a), top, DCOMMI_L(as_i)(e)));
+        xx = DCOMMI_L(add_products)(xx, a, a);
+        yy = DCOMMI_L(add_products)(yy, b, b);
+        xy = DCOMMI_L(add_products)(xy, a, b);
+        ee = DCOMMI_L(add_products)(ee, e, e);
+        bias = DCOMMI_L(add_values)(bias, DCOMMI_L(tally_where)(some, turned));
+        size = DCOMMI_L(add_values)(size, absolute);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XX], xx);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_YY], yy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_XY], xy);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_EE], ee);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_SIGNED], bias);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_X], size);
+    t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
+}
+
+/* What an encoding with feedback took of e = sent + next, and what it left. */
+DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);
+    DCOMMI_L(d) left = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    for (size_t at = 0; at < n; at += 16) {
+        DCOMMI_L(f) r = DCOMMI_L(load_f)(next + at);
+        DCOMMI_L(f) e = DCOMMI_L(add_f)(DCOMMI_L(load_f)(sent + at), r);
+        DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
+        e = DCOMMI_L(tally_where)(good, e);
+        r = DCOMMI_L(tally_where)(good, r);
+        encoded = DCOMMI_L(add_products)(encoded, e, e);
+        left = DCOMMI_L(add_products)(left, r, r);
+    }
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
+    DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
+}
 /* ==== kernels/codec_loops.h ================================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
@@ -4653,7 +5076,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -4664,23 +5088,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -4688,10 +5113,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -4710,7 +5136,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -4761,10 +5188,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -4785,8 +5212,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -4803,6 +5229,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -4811,6 +5238,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -4858,7 +5286,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -4906,7 +5336,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -4914,11 +5364,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -4926,35 +5375,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -4968,31 +5399,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -5026,7 +5460,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -5129,6 +5563,8 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -5154,10 +5590,46 @@ static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
 
 #endif
 
+#define DCOMMI_TALLY_PIECE ((size_t)1 << 16) /* elements that one loop takes */
+
+/* All pieces of a call but the last are of whole vectors, so that element i is in lane i % 8. */
+static void dcommi_tally_by(void (*loop)(dcommi_tally *, const float *, const float *, size_t),
+                            dcommi_tally *t, const float *a, const float *b, size_t n)
+{
+    size_t whole = n / 16 * 16;
+    for (size_t at = 0; at < whole; at += DCOMMI_TALLY_PIECE) {
+        size_t left = whole - at;
+        loop(t, a + at, b + at, left < DCOMMI_TALLY_PIECE ? left : DCOMMI_TALLY_PIECE);
+    }
+    if (whole < n) { /* zeros add nothing */
+        float rest[2][16] = {{0}};
+        memcpy(rest[0], a + whole, (n - whole) * sizeof(float));
+        memcpy(rest[1], b + whole, (n - whole) * sizeof(float));
+        loop(t, rest[0], rest[1], 16);
+    }
+}
+
+/* Elements [at, at + n) of what is compared, of which y arrives. */
+static void dcommi_tally_compare(dcommi_tally *t, size_t at, const float *y, size_t n)
+{
+    if (t->x != NULL) {
+        dcommi_tally_by(dcommi_codec_kernels_get()->compare, t, t->x + at, y, n);
+        t->seen -= (16 - n % 16) % 16; /* the zeros behind the last element */
+    }
+}
+
+static void dcommi_tally_held(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    dcommi_tally_by(dcommi_codec_kernels_get()->held, t, sent, next, n);
+}
+
+#endif
+
 #include <math.h>
 
 /* Wires from this length on, and the residuals that belong to them, are written past the caches. */
 #define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+#define DCOMMI_BUCKET_STAGES 3 /* of this bucket, the next, and the one after it */
 
 static inline size_t dcommi_bucket_group(dcommi_format format)
 {
@@ -5179,11 +5651,11 @@ static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t
            (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
 }
 
-/* Two stages, the lines of one, and a sum of wires. */
+/* Stages, the lines of one, and two sums of wires. */
 static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
 {
     size_t most = count < as->bucket ? count : as->bucket;
-    return 4 * dcommi_bucket_up(most, as->group) * sizeof(float);
+    return (DCOMMI_BUCKET_STAGES + 3) * dcommi_bucket_up(most, as->group) * sizeof(float);
 }
 
 /* ---- whole lines and the rest ---- */
@@ -5247,8 +5719,9 @@ typedef struct dcommi_bucket_encoder {
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
-    float *stage[2];      /* sums of input and residual, padded or cleaned copies */
-    unsigned char *lines; /* of a stage */
+    float *stage[DCOMMI_BUCKET_STAGES]; /* sums of input and residual, padded or cleaned copies */
+    unsigned char *lines;               /* of a stage */
+    float *sum[2];                      /* of wires; what was decoded */
 } dcommi_bucket_encoder;
 
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
@@ -5264,9 +5737,13 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         .kernels = dcommi_codec_kernels_get(),
         .call = call,
         .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
-    en->stage[0] = call->workspace;
-    en->stage[1] = en->stage[0] + padded;
-    en->lines = (unsigned char *)(en->stage[1] + padded);
+    float *room = call->workspace;
+    for (int i = 0; i < DCOMMI_BUCKET_STAGES; i++, room += padded) {
+        en->stage[i] = room;
+    }
+    en->sum[0] = room;
+    en->sum[1] = room + padded;
+    en->lines = (unsigned char *)(room + 2 * padded);
     en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
@@ -5276,9 +5753,14 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(as, call->count);
-    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
-    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
-                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    /* What a ledger reads again stays in the cache. */
+    bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
+    en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next =
+        stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
@@ -5347,10 +5829,12 @@ static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
     en->quant.inverse = step > 0 ? unit / step : 0;
 }
 
-/* Bucket `b` of `n` elements, input `x` (NULL: it is in stage[b%2], as a sum of wires, to which a
- * residual was added). *measured: its measure if known, and afterwards the next bucket's. */
-static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
-                              const float *ahead, uint32_t *measured)
+/* Bucket `b` of `n` elements, input x, to which a residual was already added in its stage.
+ * `measure` is its own, if it is of whole groups. Returns that of the bucket `ahead`, two further;
+ * NULL: none.
+ */
+static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
+                                  const float *ahead, uint32_t measure)
 {
     const dcommi_bucketing *as = en->as;
     dcommi_encoding *call = en->call;
@@ -5358,10 +5842,9 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     const bool sign = as->format == DCOMMI_FORMAT_SIGN;
     const unsigned bits = dcommi_format_bits[as->format];
     const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
-    float *stage = en->stage[b % 2];
+    float *stage = en->stage[b % DCOMMI_BUCKET_STAGES];
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     bool staged = padded != n, poisoned = false;
-    uint32_t measure = *measured;
     if (staged || dcommi_bucket_dirty(measure)) {
         poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
         memset(stage + n, 0, (padded - n) * sizeof *stage);
@@ -5379,9 +5862,8 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->ahead = ahead;
     q->next = NULL;
     if (residual != NULL) {
-        /* The next bucket's sum goes to the other stage while this one is coded. */
-        q->ahead_residual = ahead != NULL ? residual + as->bucket : NULL;
-        q->ahead_sum = en->stage[(b + 1) % 2];
+        q->ahead_residual = ahead != NULL ? residual + 2 * as->bucket : NULL;
+        q->ahead_sum = en->stage[(b + 2) % DCOMMI_BUCKET_STAGES];
         q->next = call->next + at;
     }
     unsigned char *wire = call->wire + at / 8 * bits;
@@ -5390,9 +5872,9 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->wire = through ? en->lines : wire;
     if (through) {
         q->stream = q->stream_next = false;
-        q->next = q->next != NULL ? en->stage[b % 2] : NULL; /* in place */
+        q->next = q->next != NULL ? stage : NULL; /* in place */
     }
-    *measured = en->kernels->encode[as->format](q);
+    const uint32_t measured = en->kernels->encode[as->format](q);
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
         if (q->next != NULL && !poisoned) {
@@ -5405,6 +5887,26 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     }
     step = poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step;
     memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
+    return measured;
+}
+
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n);
+
+/* Of bucket b of n elements x, if it is of whole groups; with a residual, the sum goes to its
+ * stage.
+ */
+static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b, size_t n,
+                                      const float *x)
+{
+    const dcommi_encoding *call = en->call;
+    const bool sign = en->as->format == DCOMMI_FORMAT_SIGN;
+    if (n % en->as->group != 0) {
+        return 0;
+    }
+    return call->residual == NULL
+               ? en->kernels->measure(x, n, sign)
+               : en->kernels->add_measure(x, call->residual + b * en->as->bucket,
+                                          en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
 
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
@@ -5412,21 +5914,20 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_
 {
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
-    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    uint32_t measured = 0;
-    bool known = false;
-    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
-        size_t left = call->count - at;
-        size_t n = left < as->bucket ? left : as->bucket;
+    const size_t bucket = as->bucket, whole = call->count / bucket;
+    uint32_t measured[2] = {0}; /* of this bucket and the next */
+    for (size_t b = 0, at = 0; at < call->count; b++, at += bucket) {
+        size_t n = call->count - at < bucket ? call->count - at : bucket;
         const float *x = call->x + at;
-        if (!known && n % as->group == 0) {
-            measured = call->residual != NULL ? en.kernels->add_measure(x, call->residual + at,
-                                                                        en.stage[b % 2], n, sign)
-                                              : en.kernels->measure(x, n, sign);
+        if (b == whole || b == 0) {
+            measured[b % 2] = dcommi_bucket_measure(&en, b, n, x);
         }
-        /* The next one can be measured by this one's loop if it is as long. */
-        known = n == as->bucket && left - n >= as->bucket;
-        dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+        if (b == 0 && whole > 1) {
+            measured[1] = dcommi_bucket_measure(&en, 1, bucket, x + bucket);
+        }
+        const float *ahead = b + 2 < whole ? x + 2 * bucket : NULL;
+        measured[b % 2] = dcommi_bucket_one(&en, b, n, x, ahead, measured[b % 2]);
+        dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -5447,7 +5948,20 @@ typedef struct dcommi_bucket_decoder {
     const dcommi_bucketing *as;
     const dcommi_codec_kernels *kernels;
     size_t count, codes;
+    float largest_step;
 } dcommi_bucket_decoder;
+
+static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec,
+                                                      const dcommi_bucketing *as, size_t count)
+{
+    return (dcommi_bucket_decoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .count = count,
+        .codes = dcommi_wire_codes(count, dcommi_format_bits[as->format]),
+        .largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format])};
+}
 
 static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
                                                const dcommi_bucketing *as, const dcommi_wires *in,
@@ -5459,20 +5973,13 @@ static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const 
             return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
         }
     }
-    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
-                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    *de = dcommi_bucket_decoder_of(codec, as, count);
     return DCOMM_OK;
 }
 
-/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
-static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
-                                            size_t b, float *step, bool *nan)
+static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size_t b, float *step,
+                                           bool *nan)
 {
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    if (dcommi_wire_step_good(*step, dcommi_format_most[de->as->format],
-                              de->as->format != DCOMMI_FORMAT_SIGN)) {
-        return DCOMM_OK;
-    }
     if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
         de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
         *nan = true;
@@ -5481,6 +5988,18 @@ static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, con
     }
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
                        b, (double)*step);
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
+                                                   const void *wire, size_t b, float *step,
+                                                   bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
+                                                 de->as->format != DCOMMI_FORMAT_SIGN))
+               ? DCOMM_OK
+               : dcommi_bucket_odd_step(de, b, step, nan);
 }
 
 static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
@@ -5611,7 +6130,38 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
     return status;
 }
 
+/* What a bucket of this encoding became, for the ledger. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    const size_t at = b * en->as->bucket;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, en->as, call->count);
+    float *sent = en->sum[b % 2];
+    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, sent, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, sent, call->next + at, n);
+    }
+}
+
 /* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
+
+static dcomm_status dcommi_bucket_recode_sum(const dcommi_bucket_decoder *de,
+                                             const dcommi_bucket_encoder *en,
+                                             const dcommi_wires *in, size_t b, size_t n,
+                                             float factor, uint32_t *measured)
+{
+    float *sum = en->sum[b % 2];
+    DCOMMI_TRY(dcommi_bucket_sum_one(de, in, b, n, factor, sum, false, measured));
+    if (en->call->residual != NULL) {
+        *measured = dcommi_bucket_measure(en, b, n, sum);
+    }
+    return DCOMM_OK;
+}
 
 static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
                                          const dcommi_wires *in, float factor,
@@ -5621,17 +6171,23 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
-    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    size_t most = call->count < as->bucket ? call->count : as->bucket;
-    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
-    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
-        size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
-        uint32_t measured = 0;
-        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false, &measured));
-        if (n % as->group == 0 && call->residual != NULL) {
-            measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
+    uint32_t measured[2] = {0};
+    size_t n = call->count < as->bucket ? call->count : as->bucket;
+    if (n > 0) {
+        DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, 0, n, factor, &measured[0]));
+    }
+    /* The next bucket is summed before this one is coded, which its measure takes some time for. */
+    for (size_t b = 0, at = 0; at < call->count; b++) {
+        size_t after = at + n, left = call->count - after;
+        size_t next = left < as->bucket ? left : as->bucket;
+        if (next > 0) {
+            DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, b + 1, next, factor,
+                                                &measured[(b + 1) % 2]));
         }
-        dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+        dcommi_bucket_one(&en, b, n, en.sum[b % 2], NULL, measured[b % 2]);
+        dcommi_bucket_tally(&en, b, n);
+        at = after;
+        n = next;
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -5736,6 +6292,7 @@ typedef struct dcommi_cast {
     dcommi_quant quant;
     float *stage;
     unsigned char *numbers; /* of the stage */
+    float *sum;             /* of wires; what was decoded */
 } dcommi_cast;
 
 static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
@@ -5754,11 +6311,16 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
                              : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
     cast->stage = call->workspace;
     cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->sum = cast->stage + 2 * DCOMMI_CAST_BLOCK;
     cast->quant.rng = stochastic ? &cast->rng : NULL;
     call->bytes = 2 * call->count;
-    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0 &&
+                         call->tally == NULL; /* a ledger reads it again */
     cast->quant.stream_next =
         cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
@@ -5832,6 +6394,8 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     }
 }
 
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n);
+
 static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
 {
     dcommi_cast cast;
@@ -5839,6 +6403,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcom
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
         dcommi_cast_block(&cast, call->x + at, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
     cast.kernels->settle();
     return DCOMM_OK;
@@ -5889,6 +6454,23 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
     return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
                ? dcommi_cast_bad_number(codec)
                : DCOMM_OK;
+}
+
+/* What a block of this encoding became, for the ledger. */
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const unsigned char *wire = call->wire;
+    if (call->tally == NULL) {
+        return;
+    }
+    if (dcommi_cast_sum(cast->codec, cast->half, &wire, 1, at, n, 1, cast->sum, false, false) ==
+        DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, cast->sum, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, cast->sum, call->next + at, n);
+    }
 }
 
 static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
@@ -5953,11 +6535,11 @@ static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, cons
     DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
     dcommi_cast cast;
     dcommi_cast_begin(&cast, codec, half, call);
-    float *sum = cast.stage + 2 * DCOMMI_CAST_BLOCK;
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, sum));
-        dcommi_cast_block(&cast, sum, at, n);
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, cast.sum));
+        dcommi_cast_block(&cast, cast.sum, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
     cast.kernels->settle();
     return DCOMM_OK;
@@ -6889,7 +7471,8 @@ typedef struct dcommi_topk {
     size_t have; /* kept so far; in the end what was selected */
     size_t seen; /* of these, how many were looked at for numbers that are not finite */
     size_t nonfinite, first_nonfinite;
-    size_t clipped; /* sums beyond the largest number, which they became */
+    size_t clipped;      /* sums beyond the largest number, which they became */
+    dcommi_tally *tally; /* of a selection of nothing, taken in the first pass; NULL: none */
 } dcommi_topk;
 
 /* How many elements `bits` and `index` must have room for. */
@@ -7019,6 +7602,17 @@ static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
     t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
 }
 
+/* What n elements are to a ledger if none of them is sent: compared with zeros, and all held back.
+ * Before the scan, which may store where the residual is. */
+static void dcommi_topk_tally(const dcommi_topk *t, size_t at, size_t n)
+{
+    static const float none[DCOMMI_TOPK_BLOCK];
+    dcommi_tally_compare(t->tally, at, none, n);
+    if (t->residual != NULL) {
+        dcommi_tally_held(t->tally, t->x + at, t->residual + at, n);
+    }
+}
+
 /* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
 static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
 {
@@ -7036,6 +7630,9 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         if (room - t->have < n) {
             dcommi_topk_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        if (t->tally != NULL) {
+            dcommi_topk_tally(t, i, n);
         }
         t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
                        (uint32_t)i, threshold, t->bits, t->index, t->have, stream, &done);
@@ -7097,6 +7694,7 @@ static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
         threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
     }
     dcommi_topk_pass(t, threshold, false);
+    t->tally = NULL;
     if (exact && t->have < t->k && threshold > 0) {
         bool again = t->residual != NULL;
         for (size_t i = 0; again && i < t->have; i++) {
@@ -7263,6 +7861,12 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
     return DCOMM_OK;
 }
 
+/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
+ * clipped, are left to the library, which decodes the wire and counts again. */
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace);
+
 static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
     unsigned char *workspace = call->workspace;
@@ -7273,7 +7877,8 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
                      .count = call->count,
                      .k = dcommi_topk_wanted(codec, call->count),
                      .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
-                     .room = dcommi_topk_room(call->count, most)};
+                     .room = dcommi_topk_room(call->count, most),
+                     .tally = call->tally};
     size_t column = dcommi_topk_align(4 * t.room);
     t.bits = (uint32_t *)(void *)workspace;
     t.index = (uint32_t *)(void *)(workspace + column);
@@ -7300,7 +7905,9 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
     dcommi_sparse_pack(t.index, t.have, call->count,
                        values + dcommi_topk_value_bytes(codec, t.have));
     call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
-    return DCOMM_OK;
+    return call->tally == NULL
+               ? DCOMM_OK
+               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
 }
 
 /* ---- decode ---- */
@@ -7397,6 +8004,58 @@ static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire 
             value[i] = dcommi_topk_from_half(h, bf16);
         }
     }
+}
+
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace)
+{
+    dcommi_topk_wire w = {.values = values};
+    dcommi_tally *tally = call->tally;
+    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
+        return DCOMM_OK;
+    }
+    if (codec->inner != NULL) {
+        w.decoded = (float *)(void *)workspace;
+        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
+                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
+                                             t->have, false));
+    }
+    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
+    if (call->residual != NULL) { /* where nothing is sent, all is held back */
+        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
+    }
+    for (size_t at = 0, n; at < t->have; at += n) {
+        float value[DCOMMI_TOPK_CHUNK];
+        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
+        dcommi_topk_values(codec, &w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            const size_t lane = t->index[at + i] % DCOMMI_LEDGER_LANES;
+            const double y = (double)value[i];
+            if (tally->x != NULL) {
+                double x = (double)tally->x[t->index[at + i]];
+                double e = (double)(value[i] - tally->x[t->index[at + i]]);
+                double sign = x < 0 ? -1 : x > 0 ? 1 : 0;
+                sum[DCOMMI_LEDGER_YY][lane] += y * y;
+                sum[DCOMMI_LEDGER_XY][lane] += x * y;
+                sum[DCOMMI_LEDGER_EE][lane] -= x * x;
+                sum[DCOMMI_LEDGER_EE][lane] += e * e;
+                sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
+            }
+            if (call->residual != NULL) {
+                double r = (double)call->next[t->index[at + i]];
+                double e = (double)dcommi_f32_from_bits(t->bits[at + i]);
+                sum[DCOMMI_LEDGER_RESIDUAL][lane] -= e * e;
+                sum[DCOMMI_LEDGER_RESIDUAL][lane] += r * r;
+            }
+        }
+    }
+    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) { /* rounded below nothing */
+        sum[DCOMMI_LEDGER_EE][lane] = fmax(sum[DCOMMI_LEDGER_EE][lane], 0);
+        sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+    }
+    tally->done = true;
+    return DCOMM_OK;
 }
 
 /* The elements of a wire below `until`, stored or added. */
@@ -8628,6 +9287,105 @@ static void dcommi_codec_write_spec(dcomm_codec *codec)
 }
 
 #endif
+/* ==== include/dcomm/impl/ledger.h ========================================================== */
+/* ledger.h - what the sums behind a ledger come to. */
+#ifndef DCOMMI_LEDGER_H
+#define DCOMMI_LEDGER_H
+
+
+#include <math.h>
+
+static void dcommi_ledger_derive(dcomm_ledger *l)
+{
+    const double *s = l->sums;
+    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
+    l->nmse = ee > 0 ? ee / xx : 0;
+    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->mean_signed_error =
+        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
+    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
+    l->contraction =
+        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
+}
+
+/* Add what a call's sums are. */
+static void dcommi_ledger_add(dcomm_ledger *ledger, const dcommi_tally *t)
+{
+    ledger->count += t->seen;
+    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            ledger->sums[s] += t->sum[s][k];
+        }
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
+                                    size_t count)
+{
+    dcommi_tally t = {.x = x};
+    dcommi_tally_compare(&t, 0, y, count);
+    dcommi_ledger_add(ledger, &t);
+}
+
+/* The error of a wider number is taken in f64. */
+DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
+                                        size_t count)
+{
+    dcommi_tally t = {.seen = count};
+    for (size_t i = 0; i < count; i++) {
+        const size_t k = i % DCOMMI_LEDGER_LANES;
+        double b = (double)y[i], e = b - x[i];
+        if (!(fabs(e) <= 1.7e308)) { /* finite only where both are */
+            t.seen--;
+            continue;
+        }
+        t.sum[DCOMMI_LEDGER_XX][k] += x[i] * x[i];
+        t.sum[DCOMMI_LEDGER_YY][k] += b * b;
+        t.sum[DCOMMI_LEDGER_XY][k] += x[i] * b;
+        t.sum[DCOMMI_LEDGER_EE][k] += e * e;
+        t.sum[DCOMMI_LEDGER_SIGNED][k] += x[i] < 0 ? -e : x[i] > 0 ? e : 0;
+        t.sum[DCOMMI_LEDGER_X][k] += fabs(x[i]);
+    }
+    dcommi_ledger_add(ledger, &t);
+}
+
+DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
+                                    const dcomm_codec_report *report)
+{
+    ledger->encoded += count;
+    ledger->wire_bytes += report->bytes;
+    ledger->kept += report->kept;
+    ledger->clipped += report->clipped;
+    ledger->nonfinite += report->nonfinite;
+    dcommi_ledger_derive(ledger);
+}
+
+/* Count what an encoding with feedback held back: of e, `next` is left. */
+static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
+                               size_t count)
+{
+    dcommi_tally t = {.x = NULL};
+    dcommi_tally_held(&t, sent, next, count);
+    dcommi_ledger_add(ledger, &t);
+}
+
+DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
+{
+    ledger->count += other->count;
+    ledger->encoded += other->encoded;
+    ledger->wire_bytes += other->wire_bytes;
+    ledger->kept += other->kept;
+    ledger->clipped += other->clipped;
+    ledger->nonfinite += other->nonfinite;
+    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += other->sums[s];
+    }
+    dcommi_ledger_derive(ledger);
+}
+
+#endif
 
 #include <float.h>
 
@@ -8827,6 +9585,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     plain.x = e;
     plain.residual = NULL;
     plain.next = NULL;
+    plain.tally = NULL;
     plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
     DCOMMI_TRY(codec->ops->encode(codec, &plain));
     DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
@@ -8844,6 +9603,28 @@ static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encodin
     bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
     return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
                                             : codec->ops->encode(codec, call);
+}
+
+/* The sums of a ledger, where the codec did not take them. */
+static dcomm_status dcommi_codec_tally(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    if (call->tally == NULL || call->tally->done || call->count == 0) {
+        return DCOMM_OK;
+    }
+    float *y = dcommi_alloc_raw(dcommi_codec_array_bytes(call->count));
+    if (y == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *call->tally = (dcommi_tally){.x = call->tally->x, .done = true};
+    dcomm_status status = codec->ops->decode(codec, call->wire, call->bytes, y, call->count, false);
+    if (status == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, 0, y, call->count);
+    }
+    if (status == DCOMM_OK && call->residual != NULL) {
+        dcommi_tally_held(call->tally, y, call->next, call->count);
+    }
+    dcommi_free(y);
+    return status;
 }
 
 static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
@@ -8901,6 +9682,9 @@ static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_encode(codec, call);
     dcommi_free(own);
+    if (status == DCOMM_OK) {
+        status = dcommi_codec_tally(codec, call);
+    }
     return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
 }
 
@@ -8925,6 +9709,38 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
     dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
     return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
                             report);
+}
+
+/* An encoding that took sums. The residual's norm is that of what this call left. */
+static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *call)
+{
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_add(ledger, call->tally);
+    dcomm_ledger_encoded(ledger, call->count, &call->report);
+    if (call->residual != NULL) {
+        ledger->residual_norm = sqrt(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
+                                           const float *residual, float *next, size_t count,
+                                           const dcomm_codec_key *key, void *wire, size_t capacity,
+                                           size_t *bytes_p, void *workspace,
+                                           dcomm_codec_report *report, dcomm_ledger *ledger)
+{
+    if (ledger == NULL || (residual != NULL && next == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_ledger: %s is NULL",
+                           ledger == NULL ? "ledger" : "next");
+    }
+    dcommi_tally tally = {.x = x};
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    call.tally = &tally;
+    dcomm_status status =
+        dcommi_codec_run("dcomm_encode_ledger", codec, &call, capacity, bytes_p, workspace, report);
+    if (status == DCOMM_OK || call.report.nonfinite > 0) {
+        dcommi_ledger_count(ledger, &call);
+    }
+    return status;
 }
 
 /* ---- decoding ---- */
@@ -9003,27 +9819,41 @@ static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_w
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
-                                    const size_t *bytes, size_t n, float factor,
-                                    const float *residual, float *next, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+static dcomm_status dcommi_codec_recode_run(const dcomm_codec *codec, const dcommi_wires *in,
+                                            float factor, dcommi_encoding *call, size_t capacity,
+                                            size_t *bytes_p, void *workspace,
+                                            dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
-    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+    const size_t count = call->count;
+    DCOMMI_TRY(
+        dcommi_codec_encode_args("dcomm_recode", codec, call->wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, in->wires, in->bytes, in->n,
+                                        call->wire, count));
+    if ((call->residual != NULL && call->next == NULL) || dcommi_f32_nonfinite(factor)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
                            dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
     }
     void *own;
     DCOMMI_TRY(
         dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, in, factor, call);
+    dcommi_free(own);
+    if (status == DCOMM_OK) {
+        status = dcommi_codec_tally(codec, call);
+    }
+    return dcommi_codec_encoded(codec, status, call, "dcomm_recode", bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
     dcommi_wires in = {wires, bytes, n};
     dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
-    call.workspace = workspace;
-    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+    return dcommi_codec_recode_run(codec, &in, factor, &call, capacity, bytes_p, workspace, report);
 }
 
 #endif
@@ -9044,147 +9874,6 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 #ifndef DCOMMI_FEEDBACK_STATE_H
 #define DCOMMI_FEEDBACK_STATE_H
 
-/* ==== include/dcomm/impl/ledger.h ========================================================== */
-/* ledger.h - the sums behind a ledger, in one pass and in a fixed order. */
-#ifndef DCOMMI_LEDGER_H
-#define DCOMMI_LEDGER_H
-
-
-#include <math.h>
-
-/* Places in dcomm_ledger.sums. */
-enum {
-    DCOMMI_LEDGER_XX,       /* x^2 */
-    DCOMMI_LEDGER_YY,       /* y^2 */
-    DCOMMI_LEDGER_XY,       /* x y */
-    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
-    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
-    DCOMMI_LEDGER_X,        /* |x| */
-    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
-    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
-    DCOMMI_LEDGER_SUMS
-};
-
-/* Elements are dealt to this many sums, so that the compiler may use vectors without changing the
- * order of any addition. */
-enum { DCOMMI_LEDGER_LANES = 8 };
-
-static void dcommi_ledger_derive(dcomm_ledger *l)
-{
-    const double *s = l->sums;
-    double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
-    l->nmse = ee > 0 ? ee / xx : 0;
-    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
-    l->mean_signed_error =
-        s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
-    l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
-    l->contraction =
-        s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
-}
-
-/* One element's part of the sums. The error is taken in f64, where the difference of two numbers of
- * which neither is tiny beside the other is exact. */
-#define DCOMMI_LEDGER_ONE(X, Y, LANE)                                      \
-    do {                                                                   \
-        double x_ = (double)(X), y_ = (double)(Y), e_ = y_ - x_;           \
-        bool good_ = fabs(x_) <= 1.7e308 && fabs(y_) <= 1.7e308;           \
-        x_ = good_ ? x_ : 0;                                               \
-        y_ = good_ ? y_ : 0;                                               \
-        e_ = good_ ? e_ : 0;                                               \
-        seen[LANE] += good_;                                               \
-        sum[DCOMMI_LEDGER_XX][LANE] += x_ * x_;                            \
-        sum[DCOMMI_LEDGER_YY][LANE] += y_ * y_;                            \
-        sum[DCOMMI_LEDGER_XY][LANE] += x_ * y_;                            \
-        sum[DCOMMI_LEDGER_EE][LANE] += e_ * e_;                            \
-        sum[DCOMMI_LEDGER_SIGNED][LANE] += x_ < 0 ? -e_ : x_ > 0 ? e_ : 0; \
-        sum[DCOMMI_LEDGER_X][LANE] += fabs(x_);                            \
-    } while (0)
-
-#define DCOMMI_LEDGER_COMPARE(NAME, TYPE)                                               \
-    static void NAME(dcomm_ledger *ledger, const TYPE *x, const float *y, size_t count) \
-    {                                                                                   \
-        double sum[DCOMMI_LEDGER_X + 1][DCOMMI_LEDGER_LANES] = {{0}};                   \
-        uint64_t seen[DCOMMI_LEDGER_LANES] = {0};                                       \
-        size_t i = 0;                                                                   \
-        for (; i + DCOMMI_LEDGER_LANES <= count; i += DCOMMI_LEDGER_LANES) {            \
-            for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                             \
-                DCOMMI_LEDGER_ONE(x[i + (size_t)k], y[i + (size_t)k], k);               \
-            }                                                                           \
-        }                                                                               \
-        for (int k = 0; i < count; i++, k++) {                                          \
-            DCOMMI_LEDGER_ONE(x[i], y[i], k);                                           \
-        }                                                                               \
-        for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {                                 \
-            ledger->count += seen[k];                                                   \
-            for (int s = 0; s <= DCOMMI_LEDGER_X; s++) {                                \
-                ledger->sums[s] += sum[s][k];                                           \
-            }                                                                           \
-        }                                                                               \
-        dcommi_ledger_derive(ledger);                                                   \
-    }
-
-DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_f32, float)
-DCOMMI_LEDGER_COMPARE(dcommi_ledger_compare_wide, double)
-
-DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
-                                    size_t count)
-{
-    dcommi_ledger_compare_f32(ledger, x, y, count);
-}
-
-DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
-                                        size_t count)
-{
-    dcommi_ledger_compare_wide(ledger, x, y, count);
-}
-
-DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
-                                    const dcomm_codec_report *report)
-{
-    ledger->encoded += count;
-    ledger->wire_bytes += report->bytes;
-    ledger->kept += report->kept;
-    ledger->clipped += report->clipped;
-    ledger->nonfinite += report->nonfinite;
-    dcommi_ledger_derive(ledger);
-}
-
-/* Count what an encoding with feedback held back: of e, `next` is left. */
-static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
-                               size_t count)
-{
-    double encoded[DCOMMI_LEDGER_LANES] = {0}, held[DCOMMI_LEDGER_LANES] = {0};
-    for (size_t i = 0; i < count; i++) {
-        double r = (double)next[i], e = (double)sent[i] + r;
-        bool good = fabs(e) <= 1.7e308; /* the wire may carry what is not finite */
-        encoded[i % DCOMMI_LEDGER_LANES] += good ? e * e : 0;
-        held[i % DCOMMI_LEDGER_LANES] += good ? r * r : 0;
-    }
-    for (int k = 0; k < DCOMMI_LEDGER_LANES; k++) {
-        ledger->sums[DCOMMI_LEDGER_ENCODED] += encoded[k];
-        ledger->sums[DCOMMI_LEDGER_RESIDUAL] += held[k];
-    }
-    dcommi_ledger_derive(ledger);
-}
-
-DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
-{
-    ledger->count += other->count;
-    ledger->encoded += other->encoded;
-    ledger->wire_bytes += other->wire_bytes;
-    ledger->kept += other->kept;
-    ledger->clipped += other->clipped;
-    ledger->nonfinite += other->nonfinite;
-    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
-    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
-        ledger->sums[s] += other->sums[s];
-    }
-    dcommi_ledger_derive(ledger);
-}
-
-#undef DCOMMI_LEDGER_ONE
-#undef DCOMMI_LEDGER_COMPARE
-#endif
 
 #include <math.h>
 
@@ -9590,7 +10279,9 @@ typedef struct dcommi_feedback_call {
     void *wire;
     size_t capacity, bytes;
     dcomm_codec_report report;
-    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+    bool estimates;     /* EF21: the store is an estimate of x, not a residual */
+    const float *sent;  /* what was decoded, where that was needed; NULL: not */
+    dcommi_tally tally; /* for the ledger, of codecs that do all in one pass */
 } dcommi_feedback_call;
 
 /* ---- the beginning ---- */
@@ -9726,13 +10417,13 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
         }
     }
     const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_encoding call = dcommi_codec_call(c->x, residual, next, c->count, &c->key, c->wire);
+    call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
-        c->x != NULL
-            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
-                                    c->capacity, &c->bytes, fb->workspace, &c->report)
-            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
-                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
-                           &c->report);
+        c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
+                                        &c->bytes, fb->workspace, &c->report)
+                     : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity,
+                                               &c->bytes, fb->workspace, &c->report);
     if (status == DCOMM_OK || c->report.nonfinite > 0) {
         dcommi_feedback_write(s, c->at, c->count, next);
     }
@@ -9795,6 +10486,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     for (size_t i = 0; i < c->count; i++) {
         next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
     }
+    c->sent = sent;
     dcommi_feedback_write(s, c->at, c->count, next);
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
@@ -9808,31 +10500,36 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     return DCOMM_OK;
 }
 
-/* x: the gradient; NULL for an owner's sum. */
-static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
-                                         const float *x)
+/* The sums of an encoding that was not one pass. */
+static dcomm_status dcommi_feedback_tally(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
     const dcommi_feedback_store *s = c->store;
-    dcomm_ledger *ledger = fb->ledger;
-    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
-    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-    if (sent == NULL || widened == NULL) {
+    const float *x = c->tally.x;
+    float *left = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (left == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
-    dcomm_ledger_encoded(ledger, c->count, &c->report);
-    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
-    if (x != NULL) {
-        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
-    }
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, left);
+    dcommi_tally_compare(&c->tally, 0, c->estimates ? next : c->sent, c->count);
     if (c->estimates) { /* what is held back is what the estimate lacks */
         for (size_t i = 0; i < c->count; i++) {
-            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+            left[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
         }
-        next = widened;
+        next = left;
+    }
+    dcommi_tally_held(&c->tally, c->sent, next, c->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    dcomm_ledger *ledger = fb->ledger;
+    if (c->sent != NULL) {
+        DCOMMI_TRY(dcommi_feedback_tally(fb, c));
     }
     double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-    dcommi_ledger_held(ledger, sent, next, c->count);
+    dcommi_ledger_add(ledger, &c->tally);
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
     fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
     ledger->residual_norm = sqrt(fb->held);
     return DCOMM_OK;
@@ -9844,6 +10541,7 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
     DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    c->tally.x = x;
     dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
                                                           : dcommi_feedback_fused(fb, c);
     if (status != DCOMM_OK && c->report.nonfinite == 0) {
@@ -9854,7 +10552,7 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
         *report = c->report;
     }
     if (fb->ledger != NULL) {
-        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+        DCOMMI_TRY(dcommi_feedback_note(fb, c));
     }
     return status;
 }
@@ -11890,6 +12588,7 @@ typedef struct dcommi_coding {
     bool whole;      /* encode as much as possible at once */
     int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
+    int rounds;      /* sums; round i is of part i % parts */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums, */
     bool variant;    /* in another way than the classic one, */
     bool clips;      /* and a rank's gradient is clipped by its norm */
@@ -21676,8 +22375,8 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 /* ==== include/dcomm/impl/algo_coded_linear.h =============================================== */
 /* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
  * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
- * P, from which, made orthonormal, each rank makes its Q, and of Q (Vogels, Karimireddy and Jaggi,
- * NeurIPS 2019). */
+ * P, from which, made orthonormal, each rank makes its Q, and of Q, once or in several turns
+ * (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
 #ifndef DCOMMI_ALGO_CODED_LINEAR_H
 #define DCOMMI_ALGO_CODED_LINEAR_H
 
@@ -21775,12 +22474,12 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
         dcommi_build_table(b, &r, 1);
     }
     dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
-    for (int i = 0; i < coding->parts; i++) {
+    for (int i = 0; i < coding->rounds; i++) {
+        const int64_t *part = &coding->part[i % coding->parts];
         if (i > 0) { /* from what was summed, in place */
             dcommi_coded_linear_encode(b, wire, wire, i);
         }
-        dcommi_coded_linear_sum(s, b, group, at + coding->part[i],
-                                coding->part[i + 1] - coding->part[i]);
+        dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
     dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
     return b->status;
@@ -24023,12 +24722,13 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
     if (codec->ops == &dcommi_codec_randk) {
-        coding->parts = 1;
+        coding->parts = coding->rounds = 1;
         coding->part[0] = DCOMMI_RANDK_HEAD;
         coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
     } else if (codec->ops == &dcommi_codec_powersgd) {
         dcommi_matrix m = dcommi_powersgd_shape(codec, count);
         coding->parts = 2;
+        coding->rounds = 2 * (int)codec->value[DCOMMI_POWERSGD_TURNS];
         coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
         coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
     }
@@ -24068,31 +24768,40 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t 
     return DCOMM_OK;
 }
 
-/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+/* P of this rank, from a Q that all ranks have alike. */
+static void dcommi_linear_p(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    dcomm_codec_key key = c->key;
+    if (c->feedback != NULL) {
+        const dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+}
+
+/* The first P: Q begins as the last step's sum, which all ranks remember alike. */
 static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
     float *q = wire + dcommi_powersgd_p_count(&m);
     size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
-    dcomm_codec_key key = c->key;
     DCOMMI_TRY(dcommi_linear_input(c, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
-    memset(q, 0, q_bytes);
-    if (c->feedback != NULL) {
-        dcomm_feedback *fb = c->feedback;
-        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
-        if (fb->remembered != NULL) {
-            memcpy(q, fb->remembered, q_bytes);
-        }
+    if (c->feedback != NULL && c->feedback->remembered != NULL) {
+        memcpy(q, c->feedback->remembered, q_bytes);
+    } else {
+        memset(q, 0, q_bytes);
     }
-    dcommi_powersgd_start(&m, &key, q);
-    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    dcommi_linear_p(c, wire);
     return DCOMM_OK;
 }
 
-/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
-static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+/* Q of this rank, from the sum of all P. */
+static void dcommi_linear_q(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
@@ -24103,6 +24812,12 @@ static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
     if (c->report != NULL) {
         c->report->clipped += clipped;
     }
+}
+
+/* After the last turn: what this rank's own Q stands for has been sent. */
+static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     if (c->feedback == NULL) {
         return DCOMM_OK;
     }
@@ -24111,7 +24826,7 @@ static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
     if (c->room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), c->room, 0);
     return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
 }
 
@@ -24121,14 +24836,20 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
 {
     size_t count = src_len / sizeof(float);
     *encoded = dst_len;
-    if (place->round > 0) {
-        return dcommi_linear_second(c, dst);
+    const int turns = (int)c->codec->value[DCOMMI_POWERSGD_TURNS];
+    if (c->report != NULL && place->round % 2 == 0) {
+        c->report->bytes += dst_len; /* both products of a turn */
+        c->report->kept += place->round == 0 ? count : 0;
     }
-    if (c->report != NULL) {
-        c->report->bytes += dst_len;
-        c->report->kept += count;
+    if (place->round == 0) {
+        return dcommi_linear_first(c, src, count, dst);
     }
-    return dcommi_linear_first(c, src, count, dst);
+    if (place->round % 2 == 0) {
+        dcommi_linear_p(c, dst);
+        return DCOMM_OK;
+    }
+    dcommi_linear_q(c, dst);
+    return (int)place->round == 2 * turns - 1 ? dcommi_linear_keep(c, dst) : DCOMM_OK;
 }
 
 /* The sum of all Q is where the next step begins. */
@@ -40102,6 +40823,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS
 #undef DCOMMI_BUCKET_ROW
+#undef DCOMMI_BUCKET_STAGES
 #undef DCOMMI_BUCKET_STREAM
 #undef DCOMMI_BULK_RESULT
 #undef DCOMMI_BYTE_VALUES
@@ -40329,6 +41051,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
+#undef DCOMMI_TALLY_PIECE
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TOPK_AHEAD
 #undef DCOMMI_TOPK_BINS

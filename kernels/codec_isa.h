@@ -4,6 +4,7 @@
 
 #include "isa.h"
 #include "lanes_portable.h"
+#include "tally.h"
 #include "wire.h"
 
 #if defined(__x86_64__)
@@ -56,6 +57,8 @@ typedef struct dcommi_codec_kernels {
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
     void (*settle)(void); /* after streaming */
+    void (*compare)(dcommi_tally *t, const float *x, const float *y, size_t n);
+    void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
 } dcommi_codec_kernels;
 
 /* These loops take compilers half a minute. Tests that need them only to link define
@@ -79,6 +82,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #endif
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
+#include "tally_loops.h"
 #include "codec_loops.h"
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -97,6 +101,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_MARKS DCOMMI_v256_MARKS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
+#include "tally_loops.h"
 #include "codec_loops.h"
 #undef DCOMMI_L
 #undef DCOMMI_LANE
@@ -107,6 +112,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_MARKS DCOMMI_v512_MARKS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
+#include "tally_loops.h"
 #include "codec_loops.h"
 #undef DCOMMI_L
 #undef DCOMMI_LANE

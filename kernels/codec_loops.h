@@ -67,7 +67,8 @@ DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(i) a = DCOMMI_L(and_i)(DCOMMI_L(as_i)(y), DCOMMI_L(set_i)(0x7fffffff));
     DCOMMI_L(i) large, small;
     if (stochastic) {
-        large = DCOMMI_L(add_i)(a, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
+        large = DCOMMI_L(add_i)(DCOMMI_L(sub_i)(a, DCOMMI_L(set_i)((int32_t)to->rebias)),
+                                DCOMMI_L(srl)(random, DCOMMI_L(set_i)(32 - cut)));
         small = DCOMMI_L(to_int)(
             DCOMMI_L(mul_f)(DCOMMI_L(as_f)(DCOMMI_L(min_i)(
                                 a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)))),
@@ -78,23 +79,24 @@ DCOMMI_LANE DCOMMI_L(i)
         /* Added to a number whose last place is the smallest number, it is rounded there. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
-        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd), DCOMMI_L(set_i)((1 << (cut - 1)) - 1));
+        large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
+                                DCOMMI_L(set_i)((1 << (cut - 1)) - 1 - (int32_t)to->rebias));
         small = DCOMMI_L(sub_i)(
             DCOMMI_L(as_i)(DCOMMI_L(add_f)(DCOMMI_L(as_f)(a), DCOMMI_L(set_f)(magic))),
             DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(magic)));
     }
-    large = DCOMMI_L(srl)(DCOMMI_L(sub_i)(large, DCOMMI_L(set_i)((int32_t)to->rebias)), down);
-    return DCOMMI_L(pick)(DCOMMI_L(less_i)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least))),
-                          small, large);
+    large = DCOMMI_L(srl)(large, down);
+    return DCOMMI_L(pick_less)(a, DCOMMI_L(set_i)((int32_t)dcommi_f32_bits(to->least)), small,
+                               large);
 }
 
-/* Bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* The sign goes one bit further than the rest. */
+    /* As f16. The sign goes one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -102,10 +104,11 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: the next bucket's, so
- * that every input comes from memory once. */
+/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
+ * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
+ * none is denormal, and if one were, its code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
-                                          bool measures)
+                                          bool measures, bool sums)
 {
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const bool f8 = format >= DCOMMI_FORMAT_E4M3;
@@ -124,7 +127,8 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     static const dcommi_rng none = {{0}, {0}, 0};
-    const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const bool stochastic = sums || q->rng != NULL;
+    const bool stream = q->stream, stream_next = q->stream_next;
     const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
@@ -175,10 +179,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 continue;
             }
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude));
-            DCOMMI_L(f) y = DCOMMI_L(mul_normal)(v, inverse);
+            DCOMMI_L(f) y = sums ? DCOMMI_L(mul_f)(v, inverse) : DCOMMI_L(mul_normal)(v, inverse);
             if (f8) {
                 DCOMMI_L(i)
-                turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+                turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
                 DCOMMI_L(i)
                 a = DCOMMI_L(min_i)(DCOMMI_L(mini)(y, turned, stochastic, mini),
                                     DCOMMI_L(set_i)((int32_t)mini->most));
@@ -199,8 +203,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
              * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4],
-                                   DCOMMI_L(set_i)((int32_t)((8 * (k % 4) + 32 - bits) % 32)));
+            turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
             t = DCOMMI_L(add_i)(DCOMMI_L(to_int)(y), DCOMMI_L(and_or)(turned, mask, half));
             if (format == DCOMMI_FORMAT_Q1) {
@@ -217,6 +220,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
+                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
         if (!sign && stochastic) {
@@ -225,6 +229,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
+            line = DCOMMI_L(set_i)(0);
         }
     }
     if (!sign && stochastic) {
@@ -272,7 +277,9 @@ DCOMMI_LANE DCOMMI_L(f)
         DCOMMI_L(i) up = DCOMMI_L(sll)(line, DCOMMI_L(set_i)((int32_t)(24 - 8 * k)));
         level = DCOMMI_L(from_int)(DCOMMI_L(sra)(up, DCOMMI_L(set_i)(24)));
     } else {
-        level = DCOMMI_L(from_f8)(DCOMMI_L(load_b)(from + 16 * k), format);
+        level =
+            DCOMMI_L(from_f16)(format == DCOMMI_FORMAT_E4M3 ? DCOMMI_L(load_e4m3)(from + 16 * k)
+                                                            : DCOMMI_L(load_e5m2)(from + 16 * k));
         step = format == DCOMMI_FORMAT_E4M3 ? step * 256 : step;
     }
     return add ? DCOMMI_L(exact_add)(level, DCOMMI_L(set_f)(step), before)
@@ -320,7 +327,27 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* x = factor * the sum of n wires; *measured is its measure. */
+/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
+                                    const DCOMMI_L(table) * table, size_t from, unsigned down,
+                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+{
+    const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
+    const unsigned char *wire = d->wires[w] + from;
+    DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
+    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    if (down == 0 && !marks) {
+        *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
+    } else if (down != 0) {
+        line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
+    }
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < some; k++) {
+        sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
+    }
+}
+
+/* x = factor * the sum of d->n wires; *measured is its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
                                    uint32_t *measured)
 {
@@ -328,11 +355,10 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const unsigned vectors = 32 / bits, some = vectors < 8 ? vectors : 8;
     const bool sign = format == DCOMMI_FORMAT_SIGN;
     const size_t n = d->n;
-    const unsigned char *const *wires = d->wires;
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream;
+    const bool stream = d->stream, scaled = d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -340,35 +366,17 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     for (size_t w = 0; w < n; w++) {
         table[w] = DCOMMI_L(table_of)(d->steps[w], format);
     }
-    /* Eight vectors of all wires at a time. */
     for (size_t at = 0; at < d->count; at += 16 * some) {
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        for (size_t w = 0; w < n; w++) {
-            DCOMMI_L(i) line = DCOMMI_L(load_i)(wires[w] + from);
-            if (down == 0 && !marks) {
-                bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-            } else if (down != 0) {
-                line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
-            }
-            if (w == 0) {
-                DCOMMI_UNROLL_8
-                for (unsigned k = 0; k < some; k++) {
-                    sum[k] = DCOMMI_L(decode_one)(line, wires[0] + from, &table[0], d->steps[0], k,
-                                                  format, factor, false);
-                }
-                continue;
-            }
-            DCOMMI_UNROLL_8
-            for (unsigned k = 0; k < some; k++) {
-                sum[k] = DCOMMI_L(decode_one)(line, wires[w] + from, &table[w], d->steps[w], k,
-                                              format, sum[k], true);
-            }
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        for (size_t w = 1; w < n; w++) {
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
-            DCOMMI_L(f) v = DCOMMI_L(mul_f)(sum[k], factor);
+            DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
             if (sign) {
                 total = DCOMMI_L(add_f)(total, DCOMMI_L(normal)(DCOMMI_L(as_f)(size)));
@@ -382,31 +390,34 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     /* A sum that is not finite is either too large or of a code that does not exist. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
-            bad =
-                DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(DCOMMI_L(load_i)(wires[w] + from), format));
+            bad = DCOMMI_L(or_i)(bad,
+                                 DCOMMI_L(forbidden)(DCOMMI_L(load_i)(d->wires[w] + from), format));
         }
     }
     return !DCOMMI_L(any)(bad);
 }
 
-#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                  \
-    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                     \
-    {                                                                                  \
-        if (q->ahead == NULL) {                                                        \
-            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false)     \
-                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false);     \
-        }                                                                              \
-        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true)          \
-                               : DCOMMI_L(encode_any)(q, FORMAT, true, true);          \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                  \
-    {                                                                                  \
-        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                          \
-                      : DCOMMI_L(decode_any)(d, FORMAT, false);                        \
-    }                                                                                  \
-    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured) \
-    {                                                                                  \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                 \
+#define DCOMMI_LOOPS_OF(NAME, FORMAT)                                                              \
+    DCOMMI_LOOP uint32_t DCOMMI_L(encode_##NAME)(dcommi_quant * q)                                 \
+    {                                                                                              \
+        if (q->ahead == NULL && q->next == NULL && q->rng != NULL && FORMAT <= DCOMMI_FORMAT_Q8) { \
+            return DCOMMI_L(encode_any)(q, FORMAT, false, false, FORMAT <= DCOMMI_FORMAT_Q8);      \
+        }                                                                                          \
+        if (q->ahead == NULL) {                                                                    \
+            return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, false, false)          \
+                                   : DCOMMI_L(encode_any)(q, FORMAT, true, false, false);          \
+        }                                                                                          \
+        return q->next == NULL ? DCOMMI_L(encode_any)(q, FORMAT, false, true, false)               \
+                               : DCOMMI_L(encode_any)(q, FORMAT, true, true, false);               \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(decode_##NAME)(const dcommi_dequant *d)                              \
+    {                                                                                              \
+        return d->add ? DCOMMI_L(decode_any)(d, FORMAT, true)                                      \
+                      : DCOMMI_L(decode_any)(d, FORMAT, false);                                    \
+    }                                                                                              \
+    DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
+    {                                                                                              \
+        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -440,7 +451,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
-            turned = DCOMMI_L(rol)(random.word[k / 4], DCOMMI_L(set_i)((int32_t)(8 * (k % 4))));
+            turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
             most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude));
             DCOMMI_L(i)
             a = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(as_i)(DCOMMI_L(normal)(v)));
@@ -543,4 +554,6 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
     DCOMMI_L(settle),
+    DCOMMI_L(compare),
+    DCOMMI_L(held),
 };

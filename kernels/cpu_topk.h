@@ -10,6 +10,7 @@
 #define DCOMMI_CPU_TOPK_H
 
 #include "cpu_topk_scan.h"
+#include "../include/dcomm/impl/tally.h"
 
 #include <math.h>
 
@@ -32,7 +33,8 @@ typedef struct dcommi_topk {
     size_t have; /* kept so far; in the end what was selected */
     size_t seen; /* of these, how many were looked at for numbers that are not finite */
     size_t nonfinite, first_nonfinite;
-    size_t clipped; /* sums beyond the largest number, which they became */
+    size_t clipped;      /* sums beyond the largest number, which they became */
+    dcommi_tally *tally; /* of a selection of nothing, taken in the first pass; NULL: none */
 } dcommi_topk;
 
 /* How many elements `bits` and `index` must have room for. */
@@ -162,6 +164,17 @@ static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
     t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
 }
 
+/* What n elements are to a ledger if none of them is sent: compared with zeros, and all held back.
+ * Before the scan, which may store where the residual is. */
+static void dcommi_topk_tally(const dcommi_topk *t, size_t at, size_t n)
+{
+    static const float none[DCOMMI_TOPK_BLOCK];
+    dcommi_tally_compare(t->tally, at, none, n);
+    if (t->residual != NULL) {
+        dcommi_tally_held(t->tally, t->x + at, t->residual + at, n);
+    }
+}
+
 /* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
 static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
 {
@@ -179,6 +192,9 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         if (room - t->have < n) {
             dcommi_topk_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
+        }
+        if (t->tally != NULL) {
+            dcommi_topk_tally(t, i, n);
         }
         t->have = scan(x + i, adds ? t->residual + i : NULL, adds ? t->next + i : NULL, n,
                        (uint32_t)i, threshold, t->bits, t->index, t->have, stream, &done);
@@ -240,6 +256,7 @@ static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
         threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
     }
     dcommi_topk_pass(t, threshold, false);
+    t->tally = NULL;
     if (exact && t->have < t->k && threshold > 0) {
         bool again = t->residual != NULL;
         for (size_t i = 0; again && i < t->have; i++) {

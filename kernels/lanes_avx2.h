@@ -42,9 +42,6 @@ typedef __m256i dcommi_v256_h;
 #define DCOMMI_V256_AND_XOR(a, b, c) _mm256_xor_si256(_mm256_and_si256(a, b), c)
 #define DCOMMI_V256_LESS(a, b) _mm256_cmpgt_epi32(b, a)
 #define DCOMMI_V256_PICK(mask, a, b) _mm256_blendv_epi8(b, a, mask)
-#define DCOMMI_V256_ROL(a, n)                \
-    _mm256_or_si256(_mm256_sllv_epi32(a, n), \
-                    _mm256_srlv_epi32(a, _mm256_sub_epi32(_mm256_set1_epi32(32), n)))
 #define DCOMMI_V256_NORMAL(a)                                                                     \
     _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(                                      \
                          _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000)), \
@@ -68,9 +65,15 @@ DCOMMI_V256_2(i, min_i, _mm256_min_epi32)
 DCOMMI_V256_2(i, sll, _mm256_sllv_epi32)
 DCOMMI_V256_2(i, srl, _mm256_srlv_epi32)
 DCOMMI_V256_2(i, sra, _mm256_srav_epi32)
-DCOMMI_V256_2(i, rol, DCOMMI_V256_ROL)
 DCOMMI_V256_2(i, less_i, DCOMMI_V256_LESS)
 DCOMMI_V256_3(i, pick, DCOMMI_V256_PICK)
+
+DCOMMI_v256_INLINE dcommi_v256_i dcommi_v256_pick_less(dcommi_v256_i a, dcommi_v256_i b,
+                                                       dcommi_v256_i x, dcommi_v256_i y)
+{
+    return dcommi_v256_pick(dcommi_v256_less_i(a, b), x, y);
+}
+
 #define DCOMMI_V256_MUL_NORMAL(a, b) _mm256_mul_ps(DCOMMI_V256_NORMAL(a), b)
 DCOMMI_V256_2(f, mul_normal, DCOMMI_V256_MUL_NORMAL)
 DCOMMI_V256_2(f, add_f, _mm256_add_ps)
@@ -88,6 +91,12 @@ DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
 
 DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
 DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
+/* Shifts by constants where n is one. */
+typedef uint32_t dcommi_v256_words __attribute__((vector_size(32)));
+#define DCOMMI_V256_ROL(a, n) \
+    (__m256i)(((dcommi_v256_words)(a) << (n)) | ((dcommi_v256_words)(a) >> ((32 - (n)) & 31)))
+DCOMMI_V256(i, rol, (dcommi_v256_i a, unsigned n), DCOMMI_V256_ROL(a.lo, n),
+            DCOMMI_V256_ROL(a.hi, n))
 DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)),
             _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)))
 DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
@@ -141,9 +150,19 @@ DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_look(const dcommi_v256_table *table
 DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8))
 DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
             _mm256_loadu_si256((const __m256i *)p + 1))
-DCOMMI_V256(i, load_b, (const unsigned char *p),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8))))
+
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e4m3(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
+}
+
+DCOMMI_v256_INLINE __m256i dcommi_v256_load_e5m2(const unsigned char *p)
+{
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_slli_epi16(wide, 8);
+}
 
 DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
 {
@@ -253,6 +272,37 @@ DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcom
         sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
     }
     return sum;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_products(dcommi_v256_d sum, dcommi_v256_f a,
+                                                          dcommi_v256_f b)
+{
+    const __m256 x[2] = {a.lo, a.hi}, y[2] = {b.lo, b.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x[h])),
+                                 _mm256_cvtps_pd(_mm256_castps256_ps128(y[h])), sum.lo);
+        sum.hi = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)),
+                                 _mm256_cvtps_pd(_mm256_extractf128_ps(y[h], 1)), sum.hi);
+    }
+    return sum;
+}
+
+DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_values(dcommi_v256_d sum, dcommi_v256_f a)
+{
+    const __m256 x[2] = {a.lo, a.hi};
+    for (int h = 0; h < 2; h++) {
+        sum.lo = _mm256_add_pd(sum.lo, _mm256_cvtps_pd(_mm256_castps256_ps128(x[h])));
+        sum.hi = _mm256_add_pd(sum.hi, _mm256_cvtps_pd(_mm256_extractf128_ps(x[h], 1)));
+    }
+    return sum;
+}
+
+DCOMMI_V256(d, load_d, (const double *p), _mm256_loadu_pd(p), _mm256_loadu_pd(p + 4))
+
+DCOMMI_v256_INLINE void dcommi_v256_store_d(double *p, dcommi_v256_d a)
+{
+    _mm256_storeu_pd(p, a.lo);
+    _mm256_storeu_pd(p + 4, a.hi);
 }
 
 DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)

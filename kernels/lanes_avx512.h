@@ -37,10 +37,13 @@ DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
 DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
 DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
 DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
-DCOMMI_V512(i, rol, (__m512i a, __m512i n), _mm512_rolv_epi32(a, n))
+/* In this form compilers see a rotation by a constant where n is one. */
+typedef uint32_t dcommi_v512_words __attribute__((vector_size(64)));
+DCOMMI_V512(i, rol, (__m512i a, unsigned n),
+            (__m512i)(((dcommi_v512_words)a << n) | ((dcommi_v512_words)a >> ((32 - n) & 31))))
 DCOMMI_V512(i, less_i, (__m512i a, __m512i b), _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)))
-DCOMMI_V512(i, pick, (__m512i mask, __m512i a, __m512i b),
-            _mm512_ternarylogic_epi32(mask, a, b, 0xca))
+DCOMMI_V512(i, pick_less, (__m512i a, __m512i b, __m512i x, __m512i y),
+            _mm512_mask_mov_epi32(y, _mm512_cmplt_epi32_mask(a, b), x))
 DCOMMI_V512(f, normal, (__m512 a),
             _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(a),
                                                        _mm512_set1_epi32(0x7f800000)),
@@ -94,8 +97,15 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, un
 DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
 DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
 DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
-DCOMMI_V512(i, load_b, (const unsigned char *p),
-            _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)))
+/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
+            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(
+                                                   (const __m128i *)(const void *)p)),
+                                               7),
+                             _mm256_set1_epi16((short)0xbf80)))
+DCOMMI_V512(
+    h, load_e5m2, (const unsigned char *p),
+    _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
 DCOMMI_V512(f, load_part, (const float *p, size_t n),
             _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
 
@@ -125,11 +135,10 @@ DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool
 DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
                                              __m512i d, bool stream)
 {
-    __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a)),
-                                         _mm512_cvtepi32_epi8(b), 1);
-    __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(c)),
-                                         _mm512_cvtepi32_epi8(d), 1);
-    dcommi_v512_store_h2(p, ab, cd, stream);
+    /* Packing takes four lanes of each at a time. */
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
 }
 
 DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
@@ -179,6 +188,27 @@ DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
     __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
     __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
     return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_products(__m512d sum, __m512 a, __m512 b)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    sum = _mm512_fmadd_pd(lo, _mm512_cvtps_pd(_mm512_castps512_ps256(b)), sum);
+    return _mm512_fmadd_pd(hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)), sum);
+}
+
+DCOMMI_v512_INLINE __m512d dcommi_v512_add_values(__m512d sum, __m512 a)
+{
+    sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(a)));
+    return _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)));
+}
+
+DCOMMI_V512(d, load_d, (const double *p), _mm512_loadu_pd(p))
+
+DCOMMI_v512_INLINE void dcommi_v512_store_d(double *p, __m512d a)
+{
+    _mm512_storeu_pd(p, a);
 }
 
 DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)

@@ -59,14 +59,13 @@ DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
 DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
 DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
              (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
-DCOMMI_VPORT(i, rol, (dcommi_vport_i a, dcommi_vport_i n),
-             (a.v[l] << n.v[l]) | (a.v[l] >> ((32 - n.v[l]) & 31)))
+DCOMMI_VPORT(i, rol, (dcommi_vport_i a, unsigned n), (a.v[l] << n) | (a.v[l] >> ((32 - n) & 31)))
 /* All ones where a < b, signed. */
 DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
-/* a where the mask is all ones, b where it is 0. */
-DCOMMI_VPORT(i, pick, (dcommi_vport_i mask, dcommi_vport_i a, dcommi_vport_i b),
-             (mask.v[l] & a.v[l]) | (~mask.v[l] & b.v[l]))
+/* x where a < b, signed; else y. */
+DCOMMI_VPORT(i, pick_less, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i x, dcommi_vport_i y),
+             (int32_t)a.v[l] < (int32_t)b.v[l] ? x.v[l] : y.v[l])
 /* Denormals become 0. */
 DCOMMI_VPORT(f, normal, (dcommi_vport_f a),
              dcommi_f32_from_bits((dcommi_f32_bits(a.v[l]) & 0x7f800000u) != 0
@@ -146,12 +145,21 @@ DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
     return r;
 }
 
-/* Sixteen bytes, as numbers from 0 to 255. */
-DCOMMI_vport_INLINE dcommi_vport_i dcommi_vport_load_b(const unsigned char *p)
+/* Sixteen bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e4m3(const unsigned char *p)
 {
-    dcommi_vport_i r;
+    dcommi_vport_h r;
+    for (int l = 0; l < 16; l++) { /* the sign goes one bit further than the rest */
+        r.v[l] = (uint16_t)((p[l] & 0x7f) << 7 | (p[l] & 0x80) << 8);
+    }
+    return r;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e5m2(const unsigned char *p)
+{
+    dcommi_vport_h r;
     for (int l = 0; l < 16; l++) {
-        r.v[l] = p[l];
+        r.v[l] = (uint16_t)(p[l] << 8);
     }
     return r;
 }
@@ -184,7 +192,7 @@ DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi
     memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
 }
 
-/* The low bytes of four vectors, in order. */
+/* Four vectors of numbers up to 255, as bytes, in order. */
 DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
                                                dcommi_vport_i c, dcommi_vport_i d, bool stream)
 {
@@ -261,6 +269,36 @@ DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, 
         }
     }
     return sum;
+}
+
+/* Likewise products, which are exact too, and numbers. */
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_products(dcommi_vport_d sum, dcommi_vport_f a,
+                                                             dcommi_vport_f b)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l] * (double)b.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_values(dcommi_vport_d sum, dcommi_vport_f a)
+{
+    for (int l = 0; l < 16; l++) {
+        sum.v[l % 8] += (double)a.v[l];
+    }
+    return sum;
+}
+
+DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_load_d(const double *p)
+{
+    dcommi_vport_d r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+DCOMMI_vport_INLINE void dcommi_vport_store_d(double *p, dcommi_vport_d a)
+{
+    memcpy(p, &a, sizeof a);
 }
 
 DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)

@@ -68,12 +68,11 @@ DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
     return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
 }
 
-/* Whether an encoder can have written this step, of codes that go up to `most`. */
-DCOMMI_HD static inline int dcommi_wire_step_good(float step, float most, int exact)
+/* Whether an encoder can have written this step, of which `largest` is the largest. */
+DCOMMI_HD static inline int dcommi_wire_step_within(float step, float largest, int exact)
 {
     uint32_t bits = dcommi_f32_bits(step);
-    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) &&
-                         bits <= dcommi_f32_bits(dcommi_wire_step(DCOMMI_WIRE_LARGEST, most)) &&
+    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(largest) &&
                          (!exact || (bits & 0xffu) == 0));
 }
 

@@ -144,26 +144,27 @@ static void good_or_nonfinite(dcomm_status status)
               "%s", dcomm_last_error());
 }
 
-/* wire 0: encode; 1: with feedback; 2: encode of the residual; 3: 0 to 2 summed and encoded again.
- */
+/* wire 0: encode; 1: with feedback; 2: encode of the residual; 3: 0 to 2 and 0 again summed and
+ * encoded again. */
 static void run(const dcomm_codec *codec, const float *x, const float *residual, size_t count,
                 size_t first, results *r)
 {
     const size_t room = dcomm_codec_max_bytes(codec, count);
     dcomm_codec_key key = {.seed = 7, .step = 5, .rank = 3, .tensor = 2, .first = first};
-    size_t bytes[3];
+    size_t bytes[4];
     good_or_nonfinite(dcomm_encode(codec, x, count, &key, r->wire[0], room, &bytes[0], NULL, NULL));
     good_or_nonfinite(dcomm_encode_feedback(codec, x, residual, r->next, count, &key, r->wire[1],
                                             room, &bytes[1], NULL, NULL));
     good_or_nonfinite(
         dcomm_encode(codec, residual, count, &key, r->wire[2], room, &bytes[2], NULL, NULL));
-    const void *wires[3] = {r->wire[0], r->wire[1], r->wire[2]};
+    const void *wires[4] = {r->wire[0], r->wire[1], r->wire[2], r->wire[0]};
+    bytes[3] = bytes[0];
     cr_assert_eq(dcomm_decode(codec, wires[0], bytes[0], r->decoded, count), DCOMM_OK, "%s",
                  dcomm_last_error());
     memcpy(r->added, residual, count * sizeof(float));
     cr_assert_eq(dcomm_decode_add(codec, wires[1], bytes[1], r->added, count), DCOMM_OK);
     cr_assert_eq(dcomm_decode_sum(codec, wires, bytes, 3, r->sum, count), DCOMM_OK);
-    good_or_nonfinite(dcomm_recode(codec, wires, bytes, 3, 1.0f / 3, NULL, NULL, count, &key,
+    good_or_nonfinite(dcomm_recode(codec, wires, bytes, 4, 1.0f / 3, NULL, NULL, count, &key,
                                    r->wire[3], room, &r->bytes, NULL, NULL));
 }
 

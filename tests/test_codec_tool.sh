@@ -46,7 +46,7 @@ near='abs((%s) / (%s) - 1) < %s'
 
 # q(row): nmse of the sum over that of one encoding.
 q='r[0]["last"]["nmse"] / r[0]["encode"]["nmse"]'
-for p in 2 8 32; do
+for p in 2 8 32 1024; do
     holds "two shots: twice omega with $p ranks" "$(printf "$near" "$q" 2 0.05)" \
         --codec qsgd:bits=8 --input gaussian:n=64K --ranks $p
     holds "ring: (P+1)/2 times omega with $p ranks" "$(printf "$near" "$q" "($p+1)/2" 0.06)" \

@@ -405,6 +405,7 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
         {"fp8", NULL, {0}, 15, 1e-4, RANKS_LOCAL, false},
         {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4, RANKS_LOCAL, false},
         {"powersgd:rank=4", NULL, {0}, 60, 1e-3, RANKS_LOCAL, false},
+        {"powersgd:rank=3,turns=3", NULL, {0}, 80, 1e-3, RANKS_LOCAL, false},
         {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5, RANKS_LOCAL, false},
     };
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
@@ -464,6 +465,54 @@ static int low_rank(int rank, int n, procs_shared *shared, void *arg)
 Test(coded, powersgd_sums_before_it_decodes, .timeout = 60)
 {
     run(4, low_rank, NULL);
+}
+
+/* What `turns` are for: from a random start, a second turn finds the larger of many columns better
+ * than a first. Each costs its own two sums. */
+static int turned(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { SIDE = 64, COUNT = SIDE * SIDE };
+    static const char *const specs[] = {"powersgd:rank=2", "powersgd:rank=2,turns=4"};
+    static float x[COUNT], y[COUNT];
+    double off[2] = {0};
+    uint64_t sent[2], sizes[2];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_PAIRS);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = 0;
+        for (int k = 0; k < 8; k++) { /* columns and rows of cosines, ever shorter */
+            double row = cos(3.14159265 * k * (i / SIDE + 0.5) / SIDE);
+            double column = cos(3.14159265 * k * (i % SIDE + 0.5) / SIDE);
+            x[i] += (float)(pow(0.6, k) * row * column);
+        }
+    }
+    for (int t = 0; t < 2; t++) {
+        dcomm_codec *codec = make_codec(specs[t]);
+        dcomm_codec_report report;
+        dcomm_coll_opts opts = {.codec = codec, .codec_report = &report};
+        dcomm_stats before, after;
+        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
+        RANKS_OK(dcomm_comm_stats(comm, &after));
+        same_everywhere(comm, y, sizeof y, specs[t]);
+        for (int i = 0; i < COUNT; i++) {
+            off[t] += ((double)y[i] - (double)x[i]) * ((double)y[i] - (double)x[i]);
+        }
+        sent[t] = after.bytes_sent - before.bytes_sent;
+        sizes[t] = report.bytes;
+        PROCS_CHECK(report.kept == COUNT, "%zu", report.kept);
+        dcomm_codec_destroy(&codec);
+    }
+    PROCS_CHECK(off[1] < 0.9 * off[0], "off by %g in four turns, by %g in one", off[1], off[0]);
+    PROCS_CHECK(sent[1] > 3 * sent[0] && sizes[1] == 4 * sizes[0], "%lu and %lu bytes",
+                (unsigned long)sent[0], (unsigned long)sent[1]);
+    return ranks_leave(&comm);
+}
+
+Test(coded, powersgd_in_several_turns, .timeout = 60)
+{
+    run(4, turned, NULL);
 }
 
 /* ---- errors ---- */

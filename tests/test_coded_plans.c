@@ -156,7 +156,8 @@ Test(coded_plans, linear, .timeout = 60)
                 host[r] = hosts > 0 ? r / hosts : 0;
             }
             cr_assert_eq(dcommi_groups_of_hosts(host, n, &groups), DCOMM_OK);
-            dcommi_coding coding = {.codec = &none, .max_bytes = fixed, .hash = 1, .parts = 2};
+            dcommi_coding coding = {
+                .codec = &none, .max_bytes = fixed, .hash = 1, .parts = 2, .rounds = 4};
             coding.part[0] = 8;
             coding.part[1] = 1200;
             coding.part[2] = 2 * 5000;

@@ -8,8 +8,9 @@ cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
 packages=(openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev g++ libucx-dev ucx-utils iproute2
     python3-venv git make autoconf automake libtool)
-# For topk.py; torch is larger than all else together, and is used where it is installed.
+# For topk.py; torch with its CUDA takes some gigabytes, so only if WITH_TORCH=1 says so.
 python_packages=(numpy)
+[ "${WITH_TORCH:-0}" != 1 ] || python_packages+=(torch)
 # Later versions want a libfabric package that pip does not find; these bring their own.
 wheels=(impi-rt==2021.14.2 impi-devel==2021.14.2 oneccl-devel==2021.14.1)
 log=$(mktemp)

@@ -5,7 +5,8 @@ topk, each where it is installed. dcomm's time includes the packed wire, the oth
   bench/peers/topk.py [--build build] [--count 67108864] [--share 0.01] [--rounds 5] [--json FILE]
                       [--check TIMES]
 
-numpy and torch are looked for in BUILD/peers/venv first (bench/peers/setup.sh installs numpy there).
+numpy and torch are looked for in BUILD/peers/venv first (bench/peers/setup.sh installs numpy there, and
+torch with WITH_TORCH=1); a peer that is not there is named and left out.
 With --check, the exit status is 1 where a peer takes less than TIMES times dcomm's time. Exit: 0 good,
 1 slower than --check allows, 2 usage, 3 dcomm's or no peer's program could be run."""
 import argparse

@@ -46,7 +46,7 @@ typedef enum dcomm_feedback_variant {
 typedef struct dcomm_feedback_opts {
     dcomm_feedback_variant variant; /* (default: classic) */
     bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
-                                       2^-9 of itself in every step (default: f32) */
+                                       2^-8 of itself in every step (default: f32) */
     bool
         in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
     bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
@@ -100,8 +100,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* The most bytes that one encoding of `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
-/* Count everything that is done from now on in this ledger; NULL: no more. It costs a decoding and
- * a pass over the numbers for each encoding. */
+/* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
+ * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, in a further pass. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */

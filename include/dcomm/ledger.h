@@ -2,7 +2,7 @@
  *
  * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
  * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count alone. */
+ * on the count (topk: and on what is kept) alone; errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -27,12 +27,22 @@ typedef struct dcomm_ledger {
     double sums[8];       /* what the rest is computed from */
 } dcomm_ledger;
 
-/* Compare y with x. Elements where one of them is not finite are left out. */
+/* Compare y with x. Elements where one of them, or y - x, is not finite are left out. */
 DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
                                     size_t count);
 /* The same where x is known in f64: a sum over ranks. */
 DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
                                         size_t count);
+/* dcomm_encode, or where residual is not NULL dcomm_encode_feedback, and in the same pass what it
+ * did into the ledger: what arrives is compared with x, and with feedback the residual and the
+ * contraction are counted. Sums are the same from every instruction set. randk and powersgd, and
+ * any codec where numbers were not finite or were clipped by topk, take a decoding and a second
+ * pass. Errors: as these two; of non-finite inputs the ledger has counted the others. */
+DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
+                                           const float *residual, float *next, size_t count,
+                                           const dcomm_codec_key *key, void *wire, size_t capacity,
+                                           size_t *bytes_p, void *workspace,
+                                           dcomm_codec_report *report, dcomm_ledger *ledger);
 /* Count an encoding of `count` elements. */
 DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
                                     const dcomm_codec_report *report);

@@ -1,7 +1,7 @@
 /* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
  * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
- * P, from which, made orthonormal, each rank makes its Q, and of Q (Vogels, Karimireddy and Jaggi,
- * NeurIPS 2019). */
+ * P, from which, made orthonormal, each rank makes its Q, and of Q, once or in several turns
+ * (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
 #ifndef DCOMMI_ALGO_CODED_LINEAR_H
 #define DCOMMI_ALGO_CODED_LINEAR_H
 
@@ -101,12 +101,12 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
         dcommi_build_table(b, &r, 1);
     }
     dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
-    for (int i = 0; i < coding->parts; i++) {
+    for (int i = 0; i < coding->rounds; i++) {
+        const int64_t *part = &coding->part[i % coding->parts];
         if (i > 0) { /* from what was summed, in place */
             dcommi_coded_linear_encode(b, wire, wire, i);
         }
-        dcommi_coded_linear_sum(s, b, group, at + coding->part[i],
-                                coding->part[i + 1] - coding->part[i]);
+        dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
     dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
     return b->status;

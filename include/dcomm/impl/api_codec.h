@@ -4,6 +4,7 @@
 #define DCOMMI_API_CODEC_H
 
 #include "codec_spec.h"
+#include "ledger.h"
 
 #include <float.h>
 
@@ -203,6 +204,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     plain.x = e;
     plain.residual = NULL;
     plain.next = NULL;
+    plain.tally = NULL;
     plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
     DCOMMI_TRY(codec->ops->encode(codec, &plain));
     DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
@@ -220,6 +222,28 @@ static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encodin
     bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
     return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
                                             : codec->ops->encode(codec, call);
+}
+
+/* The sums of a ledger, where the codec did not take them. */
+static dcomm_status dcommi_codec_tally(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    if (call->tally == NULL || call->tally->done || call->count == 0) {
+        return DCOMM_OK;
+    }
+    float *y = dcommi_alloc_raw(dcommi_codec_array_bytes(call->count));
+    if (y == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *call->tally = (dcommi_tally){.x = call->tally->x, .done = true};
+    dcomm_status status = codec->ops->decode(codec, call->wire, call->bytes, y, call->count, false);
+    if (status == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, 0, y, call->count);
+    }
+    if (status == DCOMM_OK && call->residual != NULL) {
+        dcommi_tally_held(call->tally, y, call->next, call->count);
+    }
+    dcommi_free(y);
+    return status;
 }
 
 static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, float *next,
@@ -277,6 +301,9 @@ static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_encode(codec, call);
     dcommi_free(own);
+    if (status == DCOMM_OK) {
+        status = dcommi_codec_tally(codec, call);
+    }
     return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
 }
 
@@ -301,6 +328,38 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
     dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
     return dcommi_codec_run("dcomm_encode_feedback", codec, &call, capacity, bytes_p, workspace,
                             report);
+}
+
+/* An encoding that took sums. The residual's norm is that of what this call left. */
+static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *call)
+{
+    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_add(ledger, call->tally);
+    dcomm_ledger_encoded(ledger, call->count, &call->report);
+    if (call->residual != NULL) {
+        ledger->residual_norm = sqrt(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
+                                           const float *residual, float *next, size_t count,
+                                           const dcomm_codec_key *key, void *wire, size_t capacity,
+                                           size_t *bytes_p, void *workspace,
+                                           dcomm_codec_report *report, dcomm_ledger *ledger)
+{
+    if (ledger == NULL || (residual != NULL && next == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_encode_ledger: %s is NULL",
+                           ledger == NULL ? "ledger" : "next");
+    }
+    dcommi_tally tally = {.x = x};
+    dcommi_encoding call = dcommi_codec_call(x, residual, next, count, key, wire);
+    call.tally = &tally;
+    dcomm_status status =
+        dcommi_codec_run("dcomm_encode_ledger", codec, &call, capacity, bytes_p, workspace, report);
+    if (status == DCOMM_OK || call.report.nonfinite > 0) {
+        dcommi_ledger_count(ledger, &call);
+    }
+    return status;
 }
 
 /* ---- decoding ---- */
@@ -379,27 +438,41 @@ static dcomm_status dcommi_codec_recode(const dcomm_codec *codec, const dcommi_w
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
-                                    const size_t *bytes, size_t n, float factor,
-                                    const float *residual, float *next, size_t count,
-                                    const dcomm_codec_key *key, void *wire, size_t capacity,
-                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+static dcomm_status dcommi_codec_recode_run(const dcomm_codec *codec, const dcommi_wires *in,
+                                            float factor, dcommi_encoding *call, size_t capacity,
+                                            size_t *bytes_p, void *workspace,
+                                            dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_codec_encode_args("dcomm_recode", codec, wire, capacity, count, bytes_p));
-    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, wires, bytes, n, wire, count));
-    if ((residual != NULL && next == NULL) || dcommi_f32_nonfinite(factor)) {
+    const size_t count = call->count;
+    DCOMMI_TRY(
+        dcommi_codec_encode_args("dcomm_recode", codec, call->wire, capacity, count, bytes_p));
+    DCOMMI_TRY(dcommi_codec_decode_args("dcomm_recode", codec, in->wires, in->bytes, in->n,
+                                        call->wire, count));
+    if ((call->residual != NULL && call->next == NULL) || dcommi_f32_nonfinite(factor)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_recode: %s",
                            dcommi_f32_nonfinite(factor) ? "factor is not finite" : "next is NULL");
     }
     void *own;
     DCOMMI_TRY(
         dcommi_codec_workspace(&workspace, dcomm_codec_recode_workspace_bytes(codec, count), &own));
+    call->workspace = workspace;
+    dcomm_status status = dcommi_codec_recode(codec, in, factor, call);
+    dcommi_free(own);
+    if (status == DCOMM_OK) {
+        status = dcommi_codec_tally(codec, call);
+    }
+    return dcommi_codec_encoded(codec, status, call, "dcomm_recode", bytes_p, report);
+}
+
+DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
+                                    const size_t *bytes, size_t n, float factor,
+                                    const float *residual, float *next, size_t count,
+                                    const dcomm_codec_key *key, void *wire, size_t capacity,
+                                    size_t *bytes_p, void *workspace, dcomm_codec_report *report)
+{
     dcommi_wires in = {wires, bytes, n};
     dcommi_encoding call = dcommi_codec_call(NULL, residual, next, count, key, wire);
-    call.workspace = workspace;
-    dcomm_status status = dcommi_codec_recode(codec, &in, factor, &call);
-    dcommi_free(own);
-    return dcommi_codec_encoded(codec, status, &call, "dcomm_recode", bytes_p, report);
+    return dcommi_codec_recode_run(codec, &in, factor, &call, capacity, bytes_p, workspace, report);
 }
 
 #endif

@@ -24,6 +24,7 @@ typedef struct dcommi_coding {
     bool whole;      /* encode as much as possible at once */
     int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
     int64_t part[3]; /* bytes: where they begin, and where the last one ends */
+    int rounds;      /* sums; round i is of part i % parts */
     bool feedback;   /* what is rounded away is kept, of contributions and of sums, */
     bool variant;    /* in another way than the classic one, */
     bool clips;      /* and a rank's gradient is clipped by its norm */

@@ -4,6 +4,7 @@
 #define DCOMMI_CODEC_H
 
 #include "../compress.h"
+#include "../../../kernels/tally.h"
 #include "util.h"
 
 /* ---- options ---- */
@@ -71,6 +72,7 @@ typedef struct dcommi_encoding {
     size_t bytes;        /* written: set by the codec */
     void *workspace;     /* as long as ops->workspace says, aligned to 64 */
     void *state;         /* ops->state bytes, zeroed before the tensor's first step; NULL: none */
+    dcommi_tally *tally; /* NULL: none. A codec that takes the sums sets `done`. */
     dcomm_codec_report report;
 } dcommi_encoding;
 

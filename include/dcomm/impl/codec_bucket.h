@@ -1,17 +1,19 @@
 /* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
  * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
- * measure the next bucket while they code this one. What is no whole line, or holds something that
- * is not finite, goes through a stage: a padded copy. */
+ * measure the bucket after the next while they code this one: what a bucket is scaled by takes two
+ * divisions, one after the other, for which the loop of the bucket in between leaves time. What is
+ * no whole line, or holds something that is not finite, goes through a stage: a padded copy. */
 #ifndef DCOMMI_CODEC_BUCKET_H
 #define DCOMMI_CODEC_BUCKET_H
 
 #include "codec.h"
-#include "../../../kernels/codec_isa.h"
+#include "tally.h"
 
 #include <math.h>
 
 /* Wires from this length on, and the residuals that belong to them, are written past the caches. */
 #define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+#define DCOMMI_BUCKET_STAGES 3 /* of this bucket, the next, and the one after it */
 
 static inline size_t dcommi_bucket_group(dcommi_format format)
 {
@@ -33,11 +35,11 @@ static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t
            (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
 }
 
-/* Two stages, the lines of one, and a sum of wires. */
+/* Stages, the lines of one, and two sums of wires. */
 static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
 {
     size_t most = count < as->bucket ? count : as->bucket;
-    return 4 * dcommi_bucket_up(most, as->group) * sizeof(float);
+    return (DCOMMI_BUCKET_STAGES + 3) * dcommi_bucket_up(most, as->group) * sizeof(float);
 }
 
 /* ---- whole lines and the rest ---- */
@@ -101,8 +103,9 @@ typedef struct dcommi_bucket_encoder {
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
-    float *stage[2];      /* sums of input and residual, padded or cleaned copies */
-    unsigned char *lines; /* of a stage */
+    float *stage[DCOMMI_BUCKET_STAGES]; /* sums of input and residual, padded or cleaned copies */
+    unsigned char *lines;               /* of a stage */
+    float *sum[2];                      /* of wires; what was decoded */
 } dcommi_bucket_encoder;
 
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
@@ -118,9 +121,13 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         .kernels = dcommi_codec_kernels_get(),
         .call = call,
         .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
-    en->stage[0] = call->workspace;
-    en->stage[1] = en->stage[0] + padded;
-    en->lines = (unsigned char *)(en->stage[1] + padded);
+    float *room = call->workspace;
+    for (int i = 0; i < DCOMMI_BUCKET_STAGES; i++, room += padded) {
+        en->stage[i] = room;
+    }
+    en->sum[0] = room;
+    en->sum[1] = room + padded;
+    en->lines = (unsigned char *)(room + 2 * padded);
     en->quant.soon_group = UINT64_MAX;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
@@ -130,9 +137,14 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(as, call->count);
-    en->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
-    en->quant.stream_next = call->bytes >= DCOMMI_BUCKET_STREAM &&
-                            (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    /* What a ledger reads again stays in the cache. */
+    bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
+    en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
+    en->quant.stream_next =
+        stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
@@ -201,10 +213,12 @@ static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
     en->quant.inverse = step > 0 ? unit / step : 0;
 }
 
-/* Bucket `b` of `n` elements, input `x` (NULL: it is in stage[b%2], as a sum of wires, to which a
- * residual was added). *measured: its measure if known, and afterwards the next bucket's. */
-static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
-                              const float *ahead, uint32_t *measured)
+/* Bucket `b` of `n` elements, input x, to which a residual was already added in its stage.
+ * `measure` is its own, if it is of whole groups. Returns that of the bucket `ahead`, two further;
+ * NULL: none.
+ */
+static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
+                                  const float *ahead, uint32_t measure)
 {
     const dcommi_bucketing *as = en->as;
     dcommi_encoding *call = en->call;
@@ -212,10 +226,9 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     const bool sign = as->format == DCOMMI_FORMAT_SIGN;
     const unsigned bits = dcommi_format_bits[as->format];
     const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
-    float *stage = en->stage[b % 2];
+    float *stage = en->stage[b % DCOMMI_BUCKET_STAGES];
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     bool staged = padded != n, poisoned = false;
-    uint32_t measure = *measured;
     if (staged || dcommi_bucket_dirty(measure)) {
         poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
         memset(stage + n, 0, (padded - n) * sizeof *stage);
@@ -233,9 +246,8 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->ahead = ahead;
     q->next = NULL;
     if (residual != NULL) {
-        /* The next bucket's sum goes to the other stage while this one is coded. */
-        q->ahead_residual = ahead != NULL ? residual + as->bucket : NULL;
-        q->ahead_sum = en->stage[(b + 1) % 2];
+        q->ahead_residual = ahead != NULL ? residual + 2 * as->bucket : NULL;
+        q->ahead_sum = en->stage[(b + 2) % DCOMMI_BUCKET_STAGES];
         q->next = call->next + at;
     }
     unsigned char *wire = call->wire + at / 8 * bits;
@@ -244,9 +256,9 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     q->wire = through ? en->lines : wire;
     if (through) {
         q->stream = q->stream_next = false;
-        q->next = q->next != NULL ? en->stage[b % 2] : NULL; /* in place */
+        q->next = q->next != NULL ? stage : NULL; /* in place */
     }
-    *measured = en->kernels->encode[as->format](q);
+    const uint32_t measured = en->kernels->encode[as->format](q);
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
         if (q->next != NULL && !poisoned) {
@@ -259,6 +271,26 @@ static void dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, con
     }
     step = poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step;
     memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
+    return measured;
+}
+
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n);
+
+/* Of bucket b of n elements x, if it is of whole groups; with a residual, the sum goes to its
+ * stage.
+ */
+static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b, size_t n,
+                                      const float *x)
+{
+    const dcommi_encoding *call = en->call;
+    const bool sign = en->as->format == DCOMMI_FORMAT_SIGN;
+    if (n % en->as->group != 0) {
+        return 0;
+    }
+    return call->residual == NULL
+               ? en->kernels->measure(x, n, sign)
+               : en->kernels->add_measure(x, call->residual + b * en->as->bucket,
+                                          en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
 
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
@@ -266,21 +298,20 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_
 {
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
-    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    uint32_t measured = 0;
-    bool known = false;
-    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
-        size_t left = call->count - at;
-        size_t n = left < as->bucket ? left : as->bucket;
+    const size_t bucket = as->bucket, whole = call->count / bucket;
+    uint32_t measured[2] = {0}; /* of this bucket and the next */
+    for (size_t b = 0, at = 0; at < call->count; b++, at += bucket) {
+        size_t n = call->count - at < bucket ? call->count - at : bucket;
         const float *x = call->x + at;
-        if (!known && n % as->group == 0) {
-            measured = call->residual != NULL ? en.kernels->add_measure(x, call->residual + at,
-                                                                        en.stage[b % 2], n, sign)
-                                              : en.kernels->measure(x, n, sign);
+        if (b == whole || b == 0) {
+            measured[b % 2] = dcommi_bucket_measure(&en, b, n, x);
         }
-        /* The next one can be measured by this one's loop if it is as long. */
-        known = n == as->bucket && left - n >= as->bucket;
-        dcommi_bucket_one(&en, b, n, x, known ? x + as->bucket : NULL, &measured);
+        if (b == 0 && whole > 1) {
+            measured[1] = dcommi_bucket_measure(&en, 1, bucket, x + bucket);
+        }
+        const float *ahead = b + 2 < whole ? x + 2 * bucket : NULL;
+        measured[b % 2] = dcommi_bucket_one(&en, b, n, x, ahead, measured[b % 2]);
+        dcommi_bucket_tally(&en, b, n);
     }
     en.kernels->settle();
     return DCOMM_OK;
@@ -301,7 +332,20 @@ typedef struct dcommi_bucket_decoder {
     const dcommi_bucketing *as;
     const dcommi_codec_kernels *kernels;
     size_t count, codes;
+    float largest_step;
 } dcommi_bucket_decoder;
+
+static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec,
+                                                      const dcommi_bucketing *as, size_t count)
+{
+    return (dcommi_bucket_decoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .count = count,
+        .codes = dcommi_wire_codes(count, dcommi_format_bits[as->format]),
+        .largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format])};
+}
 
 static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
                                                const dcommi_bucketing *as, const dcommi_wires *in,
@@ -313,20 +357,13 @@ static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const 
             return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
         }
     }
-    *de = (dcommi_bucket_decoder){codec, as, dcommi_codec_kernels_get(), count,
-                                  dcommi_wire_codes(count, dcommi_format_bits[as->format])};
+    *de = dcommi_bucket_decoder_of(codec, as, count);
     return DCOMM_OK;
 }
 
-/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
-static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, const void *wire,
-                                            size_t b, float *step, bool *nan)
+static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size_t b, float *step,
+                                           bool *nan)
 {
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    if (dcommi_wire_step_good(*step, dcommi_format_most[de->as->format],
-                              de->as->format != DCOMMI_FORMAT_SIGN)) {
-        return DCOMM_OK;
-    }
     if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
         de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
         *nan = true;
@@ -335,6 +372,18 @@ static dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de, con
     }
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
                        b, (double)*step);
+}
+
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
+                                                   const void *wire, size_t b, float *step,
+                                                   bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
+                                                 de->as->format != DCOMMI_FORMAT_SIGN))
+               ? DCOMM_OK
+               : dcommi_bucket_odd_step(de, b, step, nan);
 }
 
 static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
@@ -465,7 +514,38 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
     return status;
 }
 
+/* What a bucket of this encoding became, for the ledger. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    const size_t at = b * en->as->bucket;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, en->as, call->count);
+    float *sent = en->sum[b % 2];
+    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, sent, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, sent, call->next + at, n);
+    }
+}
+
 /* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
+
+static dcomm_status dcommi_bucket_recode_sum(const dcommi_bucket_decoder *de,
+                                             const dcommi_bucket_encoder *en,
+                                             const dcommi_wires *in, size_t b, size_t n,
+                                             float factor, uint32_t *measured)
+{
+    float *sum = en->sum[b % 2];
+    DCOMMI_TRY(dcommi_bucket_sum_one(de, in, b, n, factor, sum, false, measured));
+    if (en->call->residual != NULL) {
+        *measured = dcommi_bucket_measure(en, b, n, sum);
+    }
+    return DCOMM_OK;
+}
 
 static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
                                          const dcommi_wires *in, float factor,
@@ -475,17 +555,23 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
     dcommi_bucket_encoder en;
     dcommi_bucket_begin(&en, codec, as, call);
-    const bool sign = as->format == DCOMMI_FORMAT_SIGN;
-    size_t most = call->count < as->bucket ? call->count : as->bucket;
-    float *sum = en.stage[1] + 2 * dcommi_bucket_up(most, as->group);
-    for (size_t b = 0, at = 0; at < call->count; b++, at += as->bucket) {
-        size_t n = call->count - at < as->bucket ? call->count - at : as->bucket;
-        uint32_t measured = 0;
-        DCOMMI_TRY(dcommi_bucket_sum_one(&de, in, b, n, factor, sum, false, &measured));
-        if (n % as->group == 0 && call->residual != NULL) {
-            measured = en.kernels->add_measure(sum, call->residual + at, en.stage[b % 2], n, sign);
+    uint32_t measured[2] = {0};
+    size_t n = call->count < as->bucket ? call->count : as->bucket;
+    if (n > 0) {
+        DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, 0, n, factor, &measured[0]));
+    }
+    /* The next bucket is summed before this one is coded, which its measure takes some time for. */
+    for (size_t b = 0, at = 0; at < call->count; b++) {
+        size_t after = at + n, left = call->count - after;
+        size_t next = left < as->bucket ? left : as->bucket;
+        if (next > 0) {
+            DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, b + 1, next, factor,
+                                                &measured[(b + 1) % 2]));
         }
-        dcommi_bucket_one(&en, b, n, sum, NULL, &measured);
+        dcommi_bucket_one(&en, b, n, en.sum[b % 2], NULL, measured[b % 2]);
+        dcommi_bucket_tally(&en, b, n);
+        at = after;
+        n = next;
     }
     en.kernels->settle();
     return DCOMM_OK;

@@ -48,6 +48,7 @@ typedef struct dcommi_cast {
     dcommi_quant quant;
     float *stage;
     unsigned char *numbers; /* of the stage */
+    float *sum;             /* of wires; what was decoded */
 } dcommi_cast;
 
 static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
@@ -66,11 +67,16 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
                              : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
     cast->stage = call->workspace;
     cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->sum = cast->stage + 2 * DCOMMI_CAST_BLOCK;
     cast->quant.rng = stochastic ? &cast->rng : NULL;
     call->bytes = 2 * call->count;
-    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0 &&
+                         call->tally == NULL; /* a ledger reads it again */
     cast->quant.stream_next =
         cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
 }
 
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
@@ -144,6 +150,8 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     }
 }
 
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n);
+
 static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
 {
     dcommi_cast cast;
@@ -151,6 +159,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcom
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
         dcommi_cast_block(&cast, call->x + at, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
     cast.kernels->settle();
     return DCOMM_OK;
@@ -201,6 +210,23 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
     return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
                ? dcommi_cast_bad_number(codec)
                : DCOMM_OK;
+}
+
+/* What a block of this encoding became, for the ledger. */
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const unsigned char *wire = call->wire;
+    if (call->tally == NULL) {
+        return;
+    }
+    if (dcommi_cast_sum(cast->codec, cast->half, &wire, 1, at, n, 1, cast->sum, false, false) ==
+        DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, cast->sum, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, cast->sum, call->next + at, n);
+    }
 }
 
 static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
@@ -265,11 +291,11 @@ static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, cons
     DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
     dcommi_cast cast;
     dcommi_cast_begin(&cast, codec, half, call);
-    float *sum = cast.stage + 2 * DCOMMI_CAST_BLOCK;
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, sum));
-        dcommi_cast_block(&cast, sum, at, n);
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, cast.sum));
+        dcommi_cast_block(&cast, cast.sum, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
     cast.kernels->settle();
     return DCOMM_OK;

@@ -155,6 +155,12 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
     return DCOMM_OK;
 }
 
+/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
+ * clipped, are left to the library, which decodes the wire and counts again. */
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace);
+
 static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
     unsigned char *workspace = call->workspace;
@@ -165,7 +171,8 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
                      .count = call->count,
                      .k = dcommi_topk_wanted(codec, call->count),
                      .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
-                     .room = dcommi_topk_room(call->count, most)};
+                     .room = dcommi_topk_room(call->count, most),
+                     .tally = call->tally};
     size_t column = dcommi_topk_align(4 * t.room);
     t.bits = (uint32_t *)(void *)workspace;
     t.index = (uint32_t *)(void *)(workspace + column);
@@ -192,7 +199,9 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
     dcommi_sparse_pack(t.index, t.have, call->count,
                        values + dcommi_topk_value_bytes(codec, t.have));
     call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
-    return DCOMM_OK;
+    return call->tally == NULL
+               ? DCOMM_OK
+               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
 }
 
 /* ---- decode ---- */
@@ -289,6 +298,58 @@ static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire 
             value[i] = dcommi_topk_from_half(h, bf16);
         }
     }
+}
+
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace)
+{
+    dcommi_topk_wire w = {.values = values};
+    dcommi_tally *tally = call->tally;
+    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
+        return DCOMM_OK;
+    }
+    if (codec->inner != NULL) {
+        w.decoded = (float *)(void *)workspace;
+        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
+                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
+                                             t->have, false));
+    }
+    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
+    if (call->residual != NULL) { /* where nothing is sent, all is held back */
+        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
+    }
+    for (size_t at = 0, n; at < t->have; at += n) {
+        float value[DCOMMI_TOPK_CHUNK];
+        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
+        dcommi_topk_values(codec, &w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            const size_t lane = t->index[at + i] % DCOMMI_LEDGER_LANES;
+            const double y = (double)value[i];
+            if (tally->x != NULL) {
+                double x = (double)tally->x[t->index[at + i]];
+                double e = (double)(value[i] - tally->x[t->index[at + i]]);
+                double sign = x < 0 ? -1 : x > 0 ? 1 : 0;
+                sum[DCOMMI_LEDGER_YY][lane] += y * y;
+                sum[DCOMMI_LEDGER_XY][lane] += x * y;
+                sum[DCOMMI_LEDGER_EE][lane] -= x * x;
+                sum[DCOMMI_LEDGER_EE][lane] += e * e;
+                sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
+            }
+            if (call->residual != NULL) {
+                double r = (double)call->next[t->index[at + i]];
+                double e = (double)dcommi_f32_from_bits(t->bits[at + i]);
+                sum[DCOMMI_LEDGER_RESIDUAL][lane] -= e * e;
+                sum[DCOMMI_LEDGER_RESIDUAL][lane] += r * r;
+            }
+        }
+    }
+    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) { /* rounded below nothing */
+        sum[DCOMMI_LEDGER_EE][lane] = fmax(sum[DCOMMI_LEDGER_EE][lane], 0);
+        sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+    }
+    tally->done = true;
+    return DCOMM_OK;
 }
 
 /* The elements of a wire below `until`, stored or added. */

@@ -9,12 +9,13 @@
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
     if (codec->ops == &dcommi_codec_randk) {
-        coding->parts = 1;
+        coding->parts = coding->rounds = 1;
         coding->part[0] = DCOMMI_RANDK_HEAD;
         coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
     } else if (codec->ops == &dcommi_codec_powersgd) {
         dcommi_matrix m = dcommi_powersgd_shape(codec, count);
         coding->parts = 2;
+        coding->rounds = 2 * (int)codec->value[DCOMMI_POWERSGD_TURNS];
         coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
         coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
     }
@@ -54,31 +55,40 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t 
     return DCOMM_OK;
 }
 
-/* P of this rank. Q begins as the last step's sum, which all ranks remember alike. */
+/* P of this rank, from a Q that all ranks have alike. */
+static void dcommi_linear_p(dcommi_coded *c, float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *q = wire + dcommi_powersgd_p_count(&m);
+    dcomm_codec_key key = c->key;
+    if (c->feedback != NULL) {
+        const dcomm_feedback *fb = c->feedback;
+        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
+    }
+    dcommi_powersgd_start(&m, &key, q);
+    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+}
+
+/* The first P: Q begins as the last step's sum, which all ranks remember alike. */
 static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
     float *q = wire + dcommi_powersgd_p_count(&m);
     size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
-    dcomm_codec_key key = c->key;
     DCOMMI_TRY(dcommi_linear_input(c, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
-    memset(q, 0, q_bytes);
-    if (c->feedback != NULL) {
-        dcomm_feedback *fb = c->feedback;
-        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
-        if (fb->remembered != NULL) {
-            memcpy(q, fb->remembered, q_bytes);
-        }
+    if (c->feedback != NULL && c->feedback->remembered != NULL) {
+        memcpy(q, c->feedback->remembered, q_bytes);
+    } else {
+        memset(q, 0, q_bytes);
     }
-    dcommi_powersgd_start(&m, &key, q);
-    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    dcommi_linear_p(c, wire);
     return DCOMM_OK;
 }
 
-/* Q of this rank, from the sum of all P. What all of this rank's own Q stand for has been sent. */
-static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
+/* Q of this rank, from the sum of all P. */
+static void dcommi_linear_q(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
@@ -89,6 +99,12 @@ static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
     if (c->report != NULL) {
         c->report->clipped += clipped;
     }
+}
+
+/* After the last turn: what this rank's own Q stands for has been sent. */
+static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
+{
+    dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     if (c->feedback == NULL) {
         return DCOMM_OK;
     }
@@ -97,7 +113,7 @@ static dcomm_status dcommi_linear_second(dcommi_coded *c, float *wire)
     if (c->room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_matrix_product(&m, wire, q, c->room, 0);
+    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), c->room, 0);
     return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
 }
 
@@ -107,14 +123,20 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
 {
     size_t count = src_len / sizeof(float);
     *encoded = dst_len;
-    if (place->round > 0) {
-        return dcommi_linear_second(c, dst);
+    const int turns = (int)c->codec->value[DCOMMI_POWERSGD_TURNS];
+    if (c->report != NULL && place->round % 2 == 0) {
+        c->report->bytes += dst_len; /* both products of a turn */
+        c->report->kept += place->round == 0 ? count : 0;
     }
-    if (c->report != NULL) {
-        c->report->bytes += dst_len;
-        c->report->kept += count;
+    if (place->round == 0) {
+        return dcommi_linear_first(c, src, count, dst);
     }
-    return dcommi_linear_first(c, src, count, dst);
+    if (place->round % 2 == 0) {
+        dcommi_linear_p(c, dst);
+        return DCOMM_OK;
+    }
+    dcommi_linear_q(c, dst);
+    return (int)place->round == 2 * turns - 1 ? dcommi_linear_keep(c, dst) : DCOMM_OK;
 }
 
 /* The sum of all Q is where the next step begins. */

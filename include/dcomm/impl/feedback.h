@@ -20,7 +20,9 @@ typedef struct dcommi_feedback_call {
     void *wire;
     size_t capacity, bytes;
     dcomm_codec_report report;
-    bool estimates; /* EF21: the store is an estimate of x, not a residual */
+    bool estimates;     /* EF21: the store is an estimate of x, not a residual */
+    const float *sent;  /* what was decoded, where that was needed; NULL: not */
+    dcommi_tally tally; /* for the ledger, of codecs that do all in one pass */
 } dcommi_feedback_call;
 
 /* ---- the beginning ---- */
@@ -156,13 +158,13 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
         }
     }
     const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
+    dcommi_encoding call = dcommi_codec_call(c->x, residual, next, c->count, &c->key, c->wire);
+    call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
-        c->x != NULL
-            ? dcomm_encode_feedback(codec, c->x, residual, next, c->count, &c->key, c->wire,
-                                    c->capacity, &c->bytes, fb->workspace, &c->report)
-            : dcomm_recode(codec, c->in.wires, c->in.bytes, c->in.n, c->factor, residual, next,
-                           c->count, &c->key, c->wire, c->capacity, &c->bytes, fb->workspace,
-                           &c->report);
+        c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
+                                        &c->bytes, fb->workspace, &c->report)
+                     : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity,
+                                               &c->bytes, fb->workspace, &c->report);
     if (status == DCOMM_OK || c->report.nonfinite > 0) {
         dcommi_feedback_write(s, c->at, c->count, next);
     }
@@ -225,6 +227,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     for (size_t i = 0; i < c->count; i++) {
         next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
     }
+    c->sent = sent;
     dcommi_feedback_write(s, c->at, c->count, next);
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
@@ -238,31 +241,36 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     return DCOMM_OK;
 }
 
-/* x: the gradient; NULL for an owner's sum. */
-static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, const dcommi_feedback_call *c,
-                                         const float *x)
+/* The sums of an encoding that was not one pass. */
+static dcomm_status dcommi_feedback_tally(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
     const dcommi_feedback_store *s = c->store;
-    dcomm_ledger *ledger = fb->ledger;
-    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
-    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-    if (sent == NULL || widened == NULL) {
+    const float *x = c->tally.x;
+    float *left = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
+    if (left == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    DCOMMI_TRY(dcomm_decode(dcomm_feedback_codec(fb), c->wire, c->bytes, sent, c->count));
-    dcomm_ledger_encoded(ledger, c->count, &c->report);
-    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, widened);
-    if (x != NULL) {
-        dcomm_ledger_compare(ledger, x, c->estimates ? next : sent, c->count);
-    }
+    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, left);
+    dcommi_tally_compare(&c->tally, 0, c->estimates ? next : c->sent, c->count);
     if (c->estimates) { /* what is held back is what the estimate lacks */
         for (size_t i = 0; i < c->count; i++) {
-            widened[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
+            left[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
         }
-        next = widened;
+        next = left;
+    }
+    dcommi_tally_held(&c->tally, c->sent, next, c->count);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, dcommi_feedback_call *c)
+{
+    dcomm_ledger *ledger = fb->ledger;
+    if (c->sent != NULL) {
+        DCOMMI_TRY(dcommi_feedback_tally(fb, c));
     }
     double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-    dcommi_ledger_held(ledger, sent, next, c->count);
+    dcommi_ledger_add(ledger, &c->tally);
+    dcomm_ledger_encoded(ledger, c->count, &c->report);
     fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
     ledger->residual_norm = sqrt(fb->held);
     return DCOMM_OK;
@@ -274,6 +282,7 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
     DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    c->tally.x = x;
     dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
                                                           : dcommi_feedback_fused(fb, c);
     if (status != DCOMM_OK && c->report.nonfinite == 0) {
@@ -284,7 +293,7 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
         *report = c->report;
     }
     if (fb->ledger != NULL) {
-        DCOMMI_TRY(dcommi_feedback_note(fb, c, x));
+        DCOMMI_TRY(dcommi_feedback_note(fb, c));
     }
     return status;
 }
