@@ -1,5 +1,5 @@
 # configurations.sh - sourced: ways to sum the gradients, a name and the trainer's options for it.
-# Before: steps, of the training. Error feedback goes with an optimizer whose update is linear in the
+# Needs $steps, of the training. Error feedback goes with an optimizer whose update is linear in the
 # gradients, Adam with its variance frozen after exact steps; docs/codecs.md says why.
 exact_steps=$(((3 * steps + 9) / 10))
 frozen="--optimizer frozen --exact-steps $exact_steps"
