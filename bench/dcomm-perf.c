@@ -388,10 +388,14 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
     if (opts->algo != NULL && (status == DCOMM_ERR_UNSUPPORTED || status == DCOMM_ERR_INVALID)) {
         return perf_usage(algo, dcomm_last_error());
     }
+    const dcomm_codec *taken = opts->codec; /* "auto" may be another by now */
+    if (status >= 0 && report.bytes > 0 && opts->algo == NULL) {
+        status = dcomm_codec_decide(run->comm, opts->codec, c->count, c->values.dtype, &taken);
+    }
     if (status >= 0) {
         if (report.bytes > 0) {
-            snprintf(row->codec, sizeof row->codec, "%s%s", dcomm_codec_spec(opts->codec),
-                     opts->feedback != NULL ? " with feedback" : "");
+            snprintf(row->codec, sizeof row->codec, "%s%s", dcomm_codec_spec(taken),
+                     opts->feedback != NULL && taken == opts->codec ? " with feedback" : "");
         }
         row->report = report;
         opts->codec_report = NULL; /* which looks at the whole result: not within the time */

@@ -202,7 +202,8 @@ typedef struct dcomm_codec_info {
 } dcomm_codec_info;
 
 /* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
- * their default. *codec_p is the caller's until dcomm_codec_destroy.
+ * their default. "auto:SPEC" is the codec SPEC, which all-reduce uses where that is worth it (see
+ * dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". *codec_p is the caller's until dcomm_codec_destroy.
  * Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range: the sentence lists
  * what is allowed), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
@@ -1467,6 +1468,17 @@ typedef struct dcomm_verdict {
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            dcomm_verdict *verdict);
 
+/* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec is
+ * `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
+ * "auto:SPEC": then rank 0's verdict decides between exact, a cast to bf16 and SPEC (default:
+ * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave). What
+ * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective where the class is new: every rank calls it with
+ * the same arguments. A blocking all-reduce outside of groups decides likewise; others are refused
+ * until somebody has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`.
+ * Forgotten by dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
+DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                          dcomm_dtype dtype, const dcomm_codec **taken_p);
+
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
@@ -2004,6 +2016,8 @@ struct dcomm_codec {
     int nonfinite;
     dcommi_bucketing bucketing;
     dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
+    bool automatic;     /* "auto": all-reduce asks whether to use it, or... */
+    dcomm_codec *cast;  /* ...this one, freed with it */
     char spec[DCOMMI_CODEC_SPEC_MAX];
 };
 
@@ -9276,7 +9290,7 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
 static void dcommi_codec_write_spec(dcomm_codec *codec)
 {
     dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    dcommi_codec_print(&to, "%s%s:", codec->automatic ? "auto:" : "", codec->ops->name);
     for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
         dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
         dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
@@ -9391,6 +9405,16 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
 
 /* ---- life ---- */
 
+/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to bf16,
+ * or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
+static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
+{
+    static const char word[] = "auto";
+    size_t len = sizeof word - 1;
+    *automatic = strncmp(spec, word, len) == 0 && (spec[len] == '\0' || spec[len] == ':');
+    return !*automatic ? spec : spec[len] == '\0' ? "qsgd:bits=8" : spec + len + 1;
+}
+
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
 {
     if (spec == NULL || codec_p == NULL) {
@@ -9401,9 +9425,18 @@ DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_
     if (codec == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcomm_status status = dcommi_codec_parse(codec, spec);
+    const char *candidate = dcommi_codec_candidate(spec, &codec->automatic);
+    dcomm_status status = dcommi_codec_parse(codec, candidate);
     if (status == DCOMM_OK && codec->ops->make != NULL) {
         status = codec->ops->make(codec);
+    }
+    if (status == DCOMM_OK && codec->automatic) {
+        char cast[64];
+        snprintf(cast, sizeof cast, "bf16:nonfinite=%s",
+                 codec->nonfinite == DCOMMI_NONFINITE_FAIL   ? "fail"
+                 : codec->nonfinite == DCOMMI_NONFINITE_ZERO ? "zero"
+                                                             : "pass");
+        status = dcomm_codec_create(cast, &codec->cast);
     }
     if (status != DCOMM_OK) {
         dcomm_codec_destroy(&codec);
@@ -9418,6 +9451,7 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
 {
     if (codec_p != NULL && *codec_p != NULL) {
         dcomm_codec_destroy(&(*codec_p)->inner);
+        dcomm_codec_destroy(&(*codec_p)->cast);
         dcommi_free(*codec_p);
         *codec_p = NULL;
     }
@@ -18592,6 +18626,18 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_API_COLL_H
 #define DCOMMI_API_COLL_H
 
+/* ==== include/dcomm/impl/api_auto.h ======================================================== */
+/* api_auto.h - codec "auto": whether an all-reduce is compressed follows rank 0's verdict, which
+ * the other ranks are told once for each class of calls. */
+#ifndef DCOMMI_API_AUTO_H
+#define DCOMMI_API_AUTO_H
+
+/* ==== include/dcomm/impl/api_verdict.h ===================================================== */
+/* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
+ * all-reduce of bf16. */
+#ifndef DCOMMI_API_VERDICT_H
+#define DCOMMI_API_VERDICT_H
+
 /* ==== include/dcomm/impl/call.h ============================================================ */
 /* call.h - what every collective call does: check the arguments, pick the algorithm, find or make
  * the plan, number the operation, hand it to the engine. Requests and groups. */
@@ -23265,6 +23311,7 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 #endif
 
 #define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_DECISIONS 64            /* likewise */
 #define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
 #define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
 #define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
@@ -23276,6 +23323,10 @@ typedef struct dcommi_chooser {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
     } choice[DCOMMI_CHOICES];
+    struct dcommi_decision { /* of codec "auto" (api_auto.h); the same on every rank */
+        uint64_t key;        /* 0: none */
+        int taken;
+    } decided[DCOMMI_DECISIONS];
 } dcommi_chooser;
 
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
@@ -23288,6 +23339,7 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
 {
     DCOMMI_TRY(dcommi_tuning_check(tuning));
     memset(c->choice, 0, sizeof c->choice);
+    memset(c->decided, 0, sizeof c->decided);
     c->tuning = *tuning;
     return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
 }
@@ -38825,6 +38877,353 @@ DCOMM_API dcomm_status dcomm_group_end(void)
 
 #endif
 
+#include <math.h>
+
+#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
+#define DCOMMI_VERDICT_TIMES 3
+
+/* Something like a gradient: no two elements are alike, most are small. */
+static void dcommi_verdict_fill(float *x, size_t count)
+{
+    uint64_t h = 1;
+    for (size_t i = 0; i < count; i++) {
+        h = dcommi_mix(h, i);
+        float u = (float)(int32_t)(uint32_t)h * 0x1p-31f;
+        x[i] = u * u * u;
+    }
+}
+
+typedef struct dcommi_verdict_work {
+    size_t count, capacity, bytes;
+    float *x, *y;
+    void *wire, *workspace;
+    double encode, decode; /* seconds for `count` elements */
+} dcommi_verdict_work;
+
+static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
+        double start = dcommi_now();
+        DCOMMI_TRY(dcomm_encode(codec, w->x, w->count, NULL, w->wire, w->capacity, &w->bytes,
+                                w->workspace, NULL));
+        double middle = dcommi_now();
+        DCOMMI_TRY(dcomm_decode_add(codec, w->wire, w->bytes, w->y, w->count));
+        double end = dcommi_now();
+        w->encode = i == 0 || middle - start < w->encode ? middle - start : w->encode;
+        w->decode = i == 0 || end - middle < w->decode ? end - middle : w->decode;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
+{
+    size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
+    w->capacity = dcomm_codec_max_bytes(codec, w->count);
+    if (w->capacity == SIZE_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
+                           w->count);
+    }
+    w->x = dcommi_alloc(w->count * sizeof(float));
+    w->y = dcommi_alloc(w->count * sizeof(float));
+    w->wire = dcommi_alloc(w->capacity + 1);
+    w->workspace = dcommi_alloc(workspace + 1);
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
+        dcommi_verdict_fill(w->x, w->count);
+        status = dcommi_verdict_time(codec, w);
+    }
+    dcommi_free(w->x);
+    dcommi_free(w->y);
+    dcommi_free(w->wire);
+    dcommi_free(w->workspace);
+    return status;
+}
+
+/* The price of what would run; with comm->lock. */
+static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s, double *seconds,
+                                         const char **algo_p)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_price price = {.ps = 0};
+    DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
+    if (s->nranks > 1) {
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
+                                       DCOMMI_CHOICE_BUDGET, &price));
+    }
+    *seconds = 1e-12 * (double)price.ps;
+    *algo_p = algo->name;
+    return DCOMM_OK;
+}
+
+/* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
+ * compressed. Not with comm->lock. */
+static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
+                                      const dcommi_shape *call, dcomm_verdict *v)
+{
+    dcomm_coll_opts opts = {.codec = codec};
+    dcommi_shape s = *call;
+    dcommi_coding coding;
+    const char *algo;
+    memset(v, 0, sizeof *v);
+    DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
+    dcommi_verdict_work w = {.count =
+                                 s.count < DCOMMI_VERDICT_COUNT ? s.count : DCOMMI_VERDICT_COUNT};
+    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
+    double scale = (double)s.count / (double)w.count;
+    v->encode_seconds = w.encode * scale;
+    v->decode_seconds = w.decode * scale;
+    v->bits = 8 * (double)w.bytes / (double)w.count;
+    dcommi_comm_lock(comm);
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
+                                                  (int64_t)(w.count * sizeof(float)));
+    if (copy > 0) { /* a factor of 1024 is no codec's */
+        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
+        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
+    }
+    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.feedback = coding.spread != NULL; /* without it nobody would send so little */
+    coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
+    dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
+    if (status >= 0) {
+        s.dtype = DCOMM_BF16;
+        status = dcommi_verdict_price(comm, &s, &v->bf16_seconds, &algo);
+    }
+    if (status >= 0) {
+        s.dtype = DCOMM_F32;
+        s.coding = &coding;
+        status = dcommi_verdict_price(comm, &s, &v->seconds, &v->algo);
+    }
+    dcommi_comm_unlock(comm);
+    v->worth = v->seconds < v->bf16_seconds;
+    return status;
+}
+
+/* What codec "auto" comes to, by what ranks share: a number in a message. */
+enum {
+    DCOMMI_AUTO_UNKNOWN = 0,
+    DCOMMI_AUTO_EXACT = 1,
+    DCOMMI_AUTO_CAST = 2,
+    DCOMMI_AUTO_CODEC = 3
+};
+/* What loses more must take so much less time than what loses less. */
+#define DCOMMI_AUTO_GAIN 0.9
+
+/* A codec's verdict, and, where the codec is "auto", what that is for such a call. */
+static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *codec,
+                                         const dcommi_shape *s, dcomm_verdict *v, int *taken)
+{
+    dcomm_verdict cast;
+    DCOMMI_TRY(dcommi_verdict_of(comm, codec, s, v));
+    double least = v->exact_seconds;
+    *taken = DCOMMI_AUTO_EXACT;
+    if (codec->automatic && dcomm_dtype_size(s->dtype) > 2 && v->bits != 16) {
+        DCOMMI_TRY(dcommi_verdict_of(comm, codec->cast, s, &cast));
+        if (cast.seconds < DCOMMI_AUTO_GAIN * least) {
+            least = cast.seconds;
+            *taken = DCOMMI_AUTO_CAST;
+        }
+    }
+    if (v->worth && v->seconds < DCOMMI_AUTO_GAIN * least) {
+        *taken = DCOMMI_AUTO_CODEC;
+    }
+    snprintf(v->text, sizeof v->text,
+             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
+             dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
+             v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo,
+             1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits, 1e3 * v->bf16_seconds,
+             1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
+             !codec->automatic             ? ""
+             : *taken == DCOMMI_AUTO_EXACT ? "exact"
+             : *taken == DCOMMI_AUTO_CAST  ? "a cast to bf16"
+                                           : "the codec");
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *v)
+{
+    dcommi_shape s;
+    int taken;
+    if (codec == NULL || v == NULL || count == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+                           codec == NULL ? "codec is NULL"
+                           : v == NULL   ? "v is NULL"
+                                         : "count is 0");
+    }
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0,
+                                  &dcommi_default_opts, &s));
+    return dcommi_verdict_judge(comm, codec, &s, v, &taken);
+}
+
+#endif
+
+/* The codec of a call, if that is "auto"; else NULL. */
+static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
+{
+    const dcomm_codec *codec = opts == NULL             ? NULL
+                               : opts->feedback != NULL ? opts->feedback->codec
+                                                        : opts->codec;
+    return codec != NULL && codec->automatic ? codec : NULL;
+}
+
+/* Calls of one class: lengths on the grid that algorithms are chosen by. */
+static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
+{
+    uint64_t key = dcommi_choice_key(s);
+    for (const char *at = codec->spec; *at != 0; at++) {
+        key = dcommi_mix(key, (uint8_t)*at);
+    }
+    return key | 1;
+}
+
+static struct dcommi_decision *dcommi_auto_slot(dcomm_comm *comm, uint64_t key)
+{
+    return &comm->chooser->decided[(key >> 32) % DCOMMI_DECISIONS];
+}
+
+static int dcommi_auto_known(dcomm_comm *comm, uint64_t key)
+{
+    dcommi_comm_lock(comm);
+    const struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
+    int taken = slot->key == key ? slot->taken : DCOMMI_AUTO_UNKNOWN;
+    dcommi_comm_unlock(comm);
+    return taken;
+}
+
+/* Rank 0's decision, told to all. One that it cannot come to is to leave the numbers as they are.
+ */
+static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec,
+                                      const dcommi_shape *call, double timeout_s, int *taken)
+{
+    dcomm_coll_opts opts = {.timeout_s = timeout_s};
+    uint64_t key = dcommi_auto_key(codec, call), word = DCOMMI_AUTO_EXACT;
+    if (comm->rank == 0) {
+        dcomm_verdict v;
+        if (dcommi_verdict_judge(comm, codec, call, &v, taken) >= 0) {
+            word = (uint64_t)*taken;
+            dcommi_log(DCOMMI_LOG_INFO, "%s", v.text);
+        } else {
+            dcommi_log(DCOMMI_LOG_WARN, "codec auto is exact for %zu elements: %s", call->count,
+                       dcommi_message);
+        }
+    }
+    dcommi_shape s;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, 1, DCOMM_U64, DCOMM_SUM, 0, &opts, &s));
+    s.in_place = true;
+    DCOMMI_TRY(dcommi_collective(comm, &s, &word, &word, -1, &opts, NULL));
+    *taken = (int)word;
+    dcommi_comm_lock(comm);
+    struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
+    slot->key = key;
+    slot->taken = *taken;
+    dcommi_comm_unlock(comm);
+    return DCOMM_OK;
+}
+
+/* The shape of a call that "auto" decides about; *open is false for those that are never compressed
+ * and those whose algorithm is named, which is the codec's or is not. */
+static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtype dtype,
+                                      dcomm_op op, const dcomm_coll_opts *opts, dcommi_shape *s,
+                                      bool *open)
+{
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, s));
+    *open = (op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM) &&
+            dcommi_coded_wanted(s, opts) &&
+            (opts->algo == NULL || opts->algo[0] == 0 || strcmp(opts->algo, "auto") == 0);
+    return DCOMM_OK;
+}
+
+/* The options of a call, with what "auto" has come to. */
+static void dcommi_auto_take(const dcomm_codec *codec, int taken, const dcomm_coll_opts *opts,
+                             dcomm_coll_opts *own)
+{
+    *own = *opts;
+    if (taken == DCOMMI_AUTO_CODEC) {
+        return;
+    }
+    own->feedback = NULL;
+    own->codec = taken == DCOMMI_AUTO_CAST ? codec->cast : NULL;
+    if (own->codec == NULL && own->codec_report != NULL) {
+        *own->codec_report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
+    }
+}
+
+/* Replace the options of a call whose codec is "auto". `blocking`: the ranks may talk about it. */
+static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                      dcomm_dtype dtype, dcomm_op op, bool blocking,
+                                      const dcomm_coll_opts **opts_p, dcomm_coll_opts *own)
+{
+    dcommi_shape s;
+    bool open;
+    DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, *opts_p, &s, &open));
+    if (!open) {
+        bool exact = (*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL;
+        dcommi_auto_take(codec, exact ? DCOMMI_AUTO_EXACT : DCOMMI_AUTO_CODEC, *opts_p, own);
+        *opts_p = own;
+        return DCOMM_OK;
+    }
+    int taken = dcommi_auto_known(comm, dcommi_auto_key(codec, &s));
+    if (taken == DCOMMI_AUTO_UNKNOWN && (!blocking || dcommi_this_group.depth > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "allreduce of %zu elements: codec auto is not decided for this length "
+                           "yet, and a call that must not block cannot; see dcomm_codec_decide",
+                           count);
+    }
+    if (taken == DCOMMI_AUTO_UNKNOWN) {
+        DCOMMI_TRY(dcommi_auto_agree(comm, codec, &s, (*opts_p)->timeout_s, &taken));
+    }
+    dcommi_auto_take(codec, taken, *opts_p, own);
+    *opts_p = own;
+    return DCOMM_OK;
+}
+
+/* For explanations: the options that a call would have; the codec itself where nothing is decided.
+ */
+static dcomm_status dcommi_auto_peek(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts **opts_p,
+                                     dcomm_coll_opts *own)
+{
+    const dcomm_codec *codec = dcommi_auto_of(*opts_p);
+    dcommi_shape s;
+    bool open;
+    if (codec == NULL || coll != DCOMM_COLL_ALLREDUCE) {
+        return DCOMM_OK;
+    }
+    *own = **opts_p;
+    own->codec_report = NULL;
+    *opts_p = own;
+    DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, own, &s, &open));
+    int taken = open ? dcommi_auto_known(comm, dcommi_auto_key(codec, &s)) : DCOMMI_AUTO_UNKNOWN;
+    if (taken != DCOMMI_AUTO_UNKNOWN) {
+        dcommi_auto_take(codec, taken, own, own);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                          dcomm_dtype dtype, const dcomm_codec **taken_p)
+{
+    dcomm_coll_opts opts = {.codec = codec}, own;
+    const dcomm_coll_opts *taken = &opts;
+    dcommi_shape s;
+    if (codec == NULL || taken_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_decide: %s is NULL",
+                           codec == NULL ? "codec" : "taken_p");
+    }
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_codec_decide"));
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, DCOMM_SUM, 0, &opts, &s));
+    if (codec->automatic) {
+        DCOMMI_TRY(dcommi_auto_begin(comm, codec, count, dtype, DCOMM_SUM, true, &taken, &own));
+    }
+    *taken_p = dcommi_coded_wanted(&s, &opts) ? taken->codec : NULL;
+    return DCOMM_OK;
+}
+
+#endif
+
 /* Sizes of both buffers checked; `in` at `alias` bytes behind `out` is the in-place call. */
 static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const void *in,
                                         void *out, int64_t alias, bool aliased,
@@ -38846,6 +39245,12 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
+    dcomm_coll_opts decided;
+    const dcomm_codec *automatic = dcommi_auto_of(opts);
+    if (automatic != NULL) {
+        DCOMMI_TRY(dcommi_auto_begin(comm, automatic, count, dtype, op, request_p == NULL, &opts,
+                                     &decided));
+    }
     if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
         uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf);
@@ -39797,6 +40202,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     dcommi_coding coding;
+    dcomm_coll_opts decided;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
@@ -39884,6 +40291,8 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
     dcommi_shape s;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     dcommi_coding coding;
+    dcomm_coll_opts decided;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;
@@ -39940,152 +40349,6 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
     dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
     dcommi_comm_unlock(comm);
-    return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/api_verdict.h ===================================================== */
-/* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
- * all-reduce of bf16. */
-#ifndef DCOMMI_API_VERDICT_H
-#define DCOMMI_API_VERDICT_H
-
-
-#include <math.h>
-
-#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
-#define DCOMMI_VERDICT_TIMES 3
-
-/* Something like a gradient: no two elements are alike, most are small. */
-static void dcommi_verdict_fill(float *x, size_t count)
-{
-    uint64_t h = 1;
-    for (size_t i = 0; i < count; i++) {
-        h = dcommi_mix(h, i);
-        float u = (float)(int32_t)(uint32_t)h * 0x1p-31f;
-        x[i] = u * u * u;
-    }
-}
-
-typedef struct dcommi_verdict_work {
-    size_t count, capacity, bytes;
-    float *x, *y;
-    void *wire, *workspace;
-    double encode, decode; /* seconds for `count` elements */
-} dcommi_verdict_work;
-
-static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
-{
-    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
-        double start = dcommi_now();
-        DCOMMI_TRY(dcomm_encode(codec, w->x, w->count, NULL, w->wire, w->capacity, &w->bytes,
-                                w->workspace, NULL));
-        double middle = dcommi_now();
-        DCOMMI_TRY(dcomm_decode_add(codec, w->wire, w->bytes, w->y, w->count));
-        double end = dcommi_now();
-        w->encode = i == 0 || middle - start < w->encode ? middle - start : w->encode;
-        w->decode = i == 0 || end - middle < w->decode ? end - middle : w->decode;
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
-{
-    size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
-    w->capacity = dcomm_codec_max_bytes(codec, w->count);
-    if (w->capacity == SIZE_MAX) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
-                           w->count);
-    }
-    w->x = dcommi_alloc(w->count * sizeof(float));
-    w->y = dcommi_alloc(w->count * sizeof(float));
-    w->wire = dcommi_alloc(w->capacity + 1);
-    w->workspace = dcommi_alloc(workspace + 1);
-    dcomm_status status = DCOMM_ERR_NO_MEMORY;
-    if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
-        dcommi_verdict_fill(w->x, w->count);
-        status = dcommi_verdict_time(codec, w);
-    }
-    dcommi_free(w->x);
-    dcommi_free(w->y);
-    dcommi_free(w->wire);
-    dcommi_free(w->workspace);
-    return status;
-}
-
-/* The price of what would run; with comm->lock. */
-static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s, double *seconds,
-                                         const char **algo_p)
-{
-    const dcommi_algo *algo = NULL;
-    dcommi_price price = {.ps = 0};
-    DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
-    if (s->nranks > 1) {
-        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
-                                       DCOMMI_CHOICE_BUDGET, &price));
-    }
-    *seconds = 1e-12 * (double)price.ps;
-    *algo_p = algo->name;
-    return DCOMM_OK;
-}
-
-static void dcommi_verdict_words(const dcomm_codec *codec, size_t count, dcomm_verdict *v)
-{
-    snprintf(v->text, sizeof v->text,
-             "%s for %zu f32: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
-             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms",
-             dcomm_codec_spec(codec), count, v->worth ? "worth it" : "not worth it",
-             1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits,
-             1e3 * v->bf16_seconds, 1e3 * v->exact_seconds);
-}
-
-DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           dcomm_verdict *v)
-{
-    dcomm_coll_opts opts = {.codec = codec, .algo = "coded_two_shot"}; /* however few there are */
-    dcommi_shape s;
-    dcommi_coding coding;
-    const char *algo;
-    if (codec == NULL || v == NULL || count == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
-                           codec == NULL ? "codec is NULL"
-                           : v == NULL   ? "v is NULL"
-                                         : "count is 0");
-    }
-    memset(v, 0, sizeof *v);
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
-    DCOMMI_TRY(dcommi_coding_of(&opts, count, &coding));
-    dcommi_verdict_work w = {.count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT};
-    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
-    double scale = (double)count / (double)w.count;
-    v->encode_seconds = w.encode * scale;
-    v->decode_seconds = w.decode * scale;
-    v->bits = 8 * (double)w.bytes / (double)w.count;
-    dcommi_comm_lock(comm);
-    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
-                                                  (int64_t)(w.count * sizeof(float)));
-    if (copy > 0) { /* a factor of 1024 is no codec's */
-        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
-        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
-    }
-    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
-    coding.feedback = coding.spread != NULL; /* without it nobody would send so little */
-    coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
-    dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
-    if (status >= 0) {
-        s.dtype = DCOMM_BF16;
-        status = dcommi_verdict_price(comm, &s, &v->bf16_seconds, &algo);
-    }
-    if (status >= 0) {
-        s.dtype = DCOMM_F32;
-        s.coding = &coding;
-        status = dcommi_verdict_price(comm, &s, &v->seconds, &v->algo);
-    }
-    dcommi_comm_unlock(comm);
-    DCOMMI_TRY(status);
-    v->worth = v->seconds < v->bf16_seconds;
-    dcommi_verdict_words(codec, count, v);
     return DCOMM_OK;
 }
 
@@ -40813,6 +41076,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_ALIKE_ALL
 #undef DCOMMI_ALIKE_MIN
 #undef DCOMMI_ALIKE_SAMPLE
+#undef DCOMMI_AUTO_GAIN
 #undef DCOMMI_AVERAGE_BLOCK
 #undef DCOMMI_AVERAGE_GROUP
 #undef DCOMMI_AVX2_FLOAT
@@ -40867,6 +41131,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CODED_WINDOW
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
+#undef DCOMMI_DECISIONS
 #undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EXCHANGE_SAMPLES

@@ -61,6 +61,16 @@ check "through qsgd, 8 bits, without feedback" train q8 3 --codec qsgd:bits=8
 check "ends near the exact loss" same final_loss 0.03 one q8
 check "with DGC" train dgc 2 --codec topk:k=0.05 --feedback dgc --warmup 20
 check "with EF21" train ef21 2 --codec topk:k=0.2 --feedback ef21
+frozen="--optimizer frozen --exact-steps 15"
+check "a frozen variance, exactly" train frozen 3 $frozen
+check "ends near Adam" same final_loss 0.03 one frozen
+check "a frozen variance, signs" train signs 3 $frozen --codec sign --feedback classic
+check "ends near it as well" same final_loss 0.1 one signs
+check "a frozen variance, top-k" train sparse 2 $frozen --codec topk:k=0.05 --feedback dgc --warmup 15
+check "the loss falls with it" falls sparse
+check "codec auto" train auto 2 --codec auto
+check "codec auto ends near the exact loss" same final_loss 0.03 one auto
+expect "no such optimizer" 2 "not a value of this option" "$trainer" --optimizer sgd
 expect "no such codec" 2 "no codec 'zip'" train zip 2 --codec zip
 expect "feedback of nothing" 2 "feedback is for --codec" "$trainer" --feedback classic
 check "gradients as files" train dump 2 --dump "$scratch" --dump-steps 2

@@ -30,20 +30,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# Ways to sum the gradients: a name, and the trainer's options for it.
-configurations=(
-    "exact|"
-    "bf16|--codec bf16"
-    "qsgd 8 bit|--codec qsgd:bits=8"
-    "qsgd 4 bit|--codec qsgd:bits=4"
-    "qsgd 2 bit|--codec qsgd:bits=2"
-    "top-k 1%, feedback|--codec topk:k=0.01 --feedback classic"
-    "top-k 0.1%, feedback|--codec topk:k=0.001 --feedback classic"
-    "top-k 1%, no feedback|--codec topk:k=0.01"
-    "sign, feedback|--codec sign --feedback classic"
-    "PowerSGD rank 2, feedback|--codec powersgd:rank=2 --feedback classic"
-    "PowerSGD rank 4, feedback|--codec powersgd:rank=4 --feedback classic"
-)
+. tools/configurations.sh
 
 say() {
     printf '\n== %s\n' "$*"

@@ -229,7 +229,11 @@ def training_section(runs):
             "is the loss on text that was held out.")
     bad = unsuited(runs)
     if len(runs) > 1:
-        text += (" All configurations train alike but for what is sent. " +
+        frozen = [run["exact_steps"] for _, run in runs if run.get("optimizer") == "frozen"]
+        text += (" All configurations train alike but for what is sent" +
+                 (f"; top-k and sign begin with {frozen[0]} steps of exact Adam, which count in "
+                  "what is on the wire, and then keep Adam's variance as it is" if frozen else "") +
+                 ". " +
                  ("More than 3 % above the first: " + "; ".join(bad) + "." if bad else
                   "None ends more than 3 % above the first."))
     plot = loss_plot(runs) if plt else f"<p>{NO_PLOTS}</p>"

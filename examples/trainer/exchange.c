@@ -17,7 +17,7 @@ static dcomm_status open_part(exchange_part *part, const options *o, const char 
     }
     dcomm_status status = dcomm_codec_create(spec, &part->codec);
     if (status == DCOMM_OK && o->feedback != NULL) {
-        /* Adam has momentum; DGC's own would come on top of it. */
+        /* The optimizer has momentum; DGC's own would come on top of it. */
         dcomm_feedback_opts opts = {.momentum = -1,
                                     .warmup_steps = (uint64_t)o->warmup,
                                     .variant =
@@ -32,10 +32,12 @@ static dcomm_status open_part(exchange_part *part, const options *o, const char 
     return status;
 }
 
-/* PowerSGD wants each weight matrix by itself; to other codecs, all gradients are one array. */
+/* PowerSGD wants each weight matrix by itself, and a share of each matrix is better than one of all
+ * gradients; to other codecs, these are one array. */
 static dcomm_status open_parts(exchange *e, const options *o, const model *m)
 {
-    bool matrices = o->codec != NULL && strncmp(o->codec, "powersgd", 8) == 0;
+    bool powersgd = o->codec != NULL && strncmp(o->codec, "powersgd", 8) == 0;
+    bool matrices = powersgd || (o->codec != NULL && o->frozen);
     size_t n = matrices ? model_tensors(m) : 1;
     e->parts = calloc(n, sizeof *e->parts);
     if (e->parts == NULL) {
@@ -50,6 +52,8 @@ static dcomm_status open_parts(exchange *e, const options *o, const model *m)
         snprintf(spec, sizeof spec, "%s", o->codec != NULL ? o->codec : "");
         if (matrices) {
             model_tensor(m, i, &part->first, &part->count, &rows);
+        }
+        if (powersgd) {
             snprintf(spec, sizeof spec, "%s%srows=%zu", o->codec,
                      strchr(o->codec, ':') != NULL ? "," : ":", rows);
         }
@@ -86,10 +90,12 @@ void exchange_close(exchange *e)
     e->nparts = 0;
 }
 
-dcomm_status exchange_sum(exchange *e, float *gradients)
+dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly)
 {
     dcomm_coll_opts exact = e->coll;
-    if (e->nparts == 1 && e->parts[0].codec == NULL) {
+    bool coded = e->parts[0].codec != NULL;
+    if (!coded || exactly) {
+        exact.algo = coded ? NULL : e->coll.algo; /* it may be one for codecs */
         return dcomm_allreduce(e->comm, DCOMM_IN_PLACE, gradients, e->count + 1, DCOMM_F32,
                                DCOMM_SUM, &exact);
     }
@@ -104,7 +110,7 @@ dcomm_status exchange_sum(exchange *e, float *gradients)
             return status;
         }
     }
-    exact.algo = NULL; /* it may be one for codecs */
+    exact.algo = NULL;
     return dcomm_allreduce(e->comm, DCOMM_IN_PLACE, gradients + e->count, 1, DCOMM_F32, DCOMM_SUM,
                            &exact);
 }

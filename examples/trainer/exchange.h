@@ -25,8 +25,8 @@ typedef struct exchange {
 /* Everything by options.codec and its like. Statuses and sentences are dcomm's. */
 dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, const model *m);
 void exchange_close(exchange *e);
-/* gradients[count + 1] becomes the sum over all ranks. */
-dcomm_status exchange_sum(exchange *e, float *gradients);
+/* gradients[count + 1] becomes the sum over all ranks; without the codec where `exactly`. */
+dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly);
 /* The algorithm that sums the longest part. */
 dcomm_status exchange_explain(const exchange *e, const char **algo);
 

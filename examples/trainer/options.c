@@ -23,6 +23,12 @@ static void help(void)
         "  --layers N       (2)\n"
         "  --heads N        (4)\n"
         "  --lr X           highest learning rate (0.005)\n"
+        "  --momentum X     Adam's first decay (0.7)\n"
+        "  --optimizer O    adam: Adam on the sum; frozen: after --exact-steps steps of Adam, "
+        "whose\n"
+        "                   sums are exact, its variance stays, and what ranks send is their own\n"
+        "                   momentum divided by its root (adam)\n"
+        "  --exact-steps N  of frozen (50)\n"
         "  --seed N         of weights and batches (1)\n"
         "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
         "  --codec SPEC     sum gradients through this codec (qsgd:bits=4, topk:k=0.01, ...)\n"
@@ -72,11 +78,20 @@ static bool parse_int(const char *text, int low, int high, int *value)
     return true;
 }
 
+/* 0 < value <= 1 */
 static bool parse_rate(const char *text, float *rate)
 {
     char *end = NULL;
     *rate = strtof(text, &end);
     return end != text && *end == '\0' && *rate > 0 && *rate <= 1;
+}
+
+/* 0 <= value < 1 */
+static bool parse_decay(const char *text, float *decay)
+{
+    char *end = NULL;
+    *decay = strtof(text, &end);
+    return end != text && *end == '\0' && *decay >= 0 && *decay < 1;
 }
 
 int options_parse(options *o, int argc, char **argv, bool *done)
@@ -90,6 +105,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         LAYERS,
         HEADS,
         RATE,
+        MOMENTUM,
+        OPTIMIZER,
+        EXACT_STEPS,
         SEED,
         ALGO,
         CODEC,
@@ -113,6 +131,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"layers", required_argument, NULL, LAYERS},
         {"heads", required_argument, NULL, HEADS},
         {"lr", required_argument, NULL, RATE},
+        {"momentum", required_argument, NULL, MOMENTUM},
+        {"optimizer", required_argument, NULL, OPTIMIZER},
+        {"exact-steps", required_argument, NULL, EXACT_STEPS},
         {"seed", required_argument, NULL, SEED},
         {"algo", required_argument, NULL, ALGO},
         {"codec", required_argument, NULL, CODEC},
@@ -136,6 +157,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .layers = 2,
                    .heads = 4,
                    .rate = 0.005f,
+                   .momentum = 0.7f,
+                   .exact_steps = 50,
                    .seed = 1,
                    .log_every = 25,
                    .sample = 300,
@@ -167,6 +190,16 @@ int options_parse(options *o, int argc, char **argv, bool *done)
             break;
         case RATE:
             good = parse_rate(optarg, &o->rate);
+            break;
+        case MOMENTUM:
+            good = parse_decay(optarg, &o->momentum);
+            break;
+        case OPTIMIZER:
+            o->frozen = strcmp(optarg, "frozen") == 0;
+            good = o->frozen || strcmp(optarg, "adam") == 0;
+            break;
+        case EXACT_STEPS:
+            good = parse_int(optarg, 1, 1000000, &o->exact_steps);
             break;
         case SEED:
             good = parse_int(optarg, 0, INT_MAX, &o->seed);

@@ -9,7 +9,9 @@ enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_COMM = 3 };
 typedef struct options {
     const char *text;
     int steps, batch, seq, dim, layers, heads;
-    float rate;
+    float rate, momentum;
+    bool frozen;     /* optimizer: Adam whose variance stays as it is after... */
+    int exact_steps; /* ...so many steps, which are summed exactly */
     int seed;
     const char *algo;     /* NULL: the library chooses */
     const char *codec;    /* NULL: exact */

@@ -17,6 +17,7 @@
 #include <time.h>
 
 enum { TENTH = 10, EVALUATED = 128, WARM_UP = 20 }; /* of the text; sequences; steps */
+static const float KEEP_VARIANCE = 0.99f;           /* Adam's second decay */
 
 typedef struct trainer {
     const options *o;
@@ -25,7 +26,7 @@ typedef struct trainer {
     int rank, nranks;
     text text;
     model *model;
-    float *momentum, *variance; /* Adam's */
+    float *momentum, *variance; /* Adam's; see freeze */
     double *losses;             /* of each step */
     double comm_seconds;
     bool undumped; /* gradients could not be written */
@@ -74,14 +75,19 @@ static int part(const trainer *t, int total, int rank)
     return (int)((int64_t)total * rank / t->nranks);
 }
 
-/* Adam, with the gradient's sum divided by the batch; every rank does the same. */
-static void update(trainer *t, int step)
+/* The step's learning rate: up for a while, then down along a cosine to a tenth. */
+static float rate_of(const options *o, int step)
 {
-    const float keep1 = 0.9f, keep2 = 0.99f;
-    int steps = t->o->steps;
-    float progress = (float)step / (float)steps;
-    float rate = t->o->rate * (0.55f + 0.45f * cosf(3.14159265f * progress));
-    rate *= step < WARM_UP ? (float)(step + 1) / WARM_UP : 1;
+    float progress = (float)step / (float)o->steps;
+    float rate = o->rate * (0.55f + 0.45f * cosf(3.14159265f * progress));
+    return step < WARM_UP ? rate * (float)(step + 1) / WARM_UP : rate;
+}
+
+/* Adam, with the gradient's sum divided by the batch; every rank does the same. */
+static void update_adam(trainer *t, int step)
+{
+    const float keep1 = t->o->momentum, keep2 = KEEP_VARIANCE;
+    float rate = rate_of(t->o, step);
     float correct1 = 1 / (1 - powf(keep1, (float)(step + 1)));
     float correct2 = 1 / (1 - powf(keep2, (float)(step + 1)));
     float per_sample = 1 / (float)t->o->batch;
@@ -93,6 +99,41 @@ static void update(trainer *t, int step)
         t->momentum[i] = keep1 * t->momentum[i] + (1 - keep1) * g;
         t->variance[i] = keep2 * t->variance[i] + (1 - keep2) * g * g;
         params[i] -= rate * t->momentum[i] * correct1 / (sqrtf(t->variance[i] * correct2) + 1e-8f);
+    }
+}
+
+/* From here on the variance is a constant. What it divides by is kept in its place, and each rank
+ * has its part of the momentum. */
+static void freeze(trainer *t)
+{
+    float correct2 = 1 / (1 - powf(KEEP_VARIANCE, (float)t->o->exact_steps));
+    for (size_t i = 0; i < model_count(t->model); i++) {
+        t->variance[i] = 1 / (sqrtf(t->variance[i] * correct2) + 1e-8f);
+        t->momentum[i] /= (float)t->nranks;
+    }
+}
+
+/* This rank's part of the update, in the gradient's place. With a constant variance the update is
+ * linear in the gradients, so what error feedback sends late arrives as it would have in time; and
+ * momentum before the exchange does not go on with what has been delayed already. */
+static void propose(trainer *t)
+{
+    const float keep = t->o->momentum;
+    float per_sample = 1 / (float)t->o->batch;
+    float *gradients = model_gradients(t->model);
+    for (size_t i = 0; i < model_count(t->model); i++) {
+        t->momentum[i] = keep * t->momentum[i] + (1 - keep) * gradients[i] * per_sample;
+        gradients[i] = t->momentum[i] * t->variance[i];
+    }
+}
+
+static void update_frozen(trainer *t, int step)
+{
+    float rate = rate_of(t->o, step);
+    float *params = model_params(t->model);
+    const float *sum = model_gradients(t->model);
+    for (size_t i = 0; i < model_count(t->model); i++) {
+        params[i] -= rate * sum[i];
     }
 }
 
@@ -115,12 +156,21 @@ static dcomm_status train_step(trainer *t, int step)
                 strerror(errno));
         t->undumped = true;
     }
+    bool frozen = t->o->frozen && step >= t->o->exact_steps;
+    if (frozen && step == t->o->exact_steps) {
+        freeze(t);
+    }
+    if (frozen) {
+        propose(t);
+    }
     double start = now();
-    dcomm_status status = exchange_sum(&t->exchange, gradients);
+    dcomm_status status = exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
     t->comm_seconds += now() - start;
     t->losses[step] = (double)gradients[count] / batch;
-    if (status >= 0) {
-        update(t, step);
+    if (status >= 0 && frozen) {
+        update_frozen(t, step);
+    } else if (status >= 0) {
+        update_adam(t, step);
     }
     return status;
 }
@@ -257,12 +307,13 @@ static int write_json(const trainer *t, const summary *s)
     }
     fprintf(file,
             "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
-            "\"feedback\":\"%s\",\"steps\":%d,"
+            "\"feedback\":\"%s\",\"optimizer\":\"%s\",\"exact_steps\":%d,\"seed\":%d,\"steps\":%d,"
             "\"batch\":%d,\"seq\":%d,\"parameters\":%zu,\"final_loss\":%.9g,\"train_s\":%.6g,"
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
             ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
             t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
-            t->o->feedback != NULL ? t->o->feedback : "none", t->o->steps, t->o->batch, t->o->seq,
+            t->o->feedback != NULL ? t->o->feedback : "none", t->o->frozen ? "frozen" : "adam",
+            t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
             model_count(t->model), s->loss, s->seconds, s->comm_seconds, s->codec_seconds,
             s->wire_bytes, s->wire_total, s->checksum);
     for (int i = 0; i < t->o->steps; i++) {

@@ -28,7 +28,6 @@
 #include "impl/api_mem.h"
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
-#include "impl/api_verdict.h"
 #include "impl/tune_measure.h"
 #endif
 #endif

@@ -10,6 +10,16 @@
 
 /* ---- life ---- */
 
+/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to bf16,
+ * or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
+static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
+{
+    static const char word[] = "auto";
+    size_t len = sizeof word - 1;
+    *automatic = strncmp(spec, word, len) == 0 && (spec[len] == '\0' || spec[len] == ':');
+    return !*automatic ? spec : spec[len] == '\0' ? "qsgd:bits=8" : spec + len + 1;
+}
+
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
 {
     if (spec == NULL || codec_p == NULL) {
@@ -20,9 +30,18 @@ DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_
     if (codec == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcomm_status status = dcommi_codec_parse(codec, spec);
+    const char *candidate = dcommi_codec_candidate(spec, &codec->automatic);
+    dcomm_status status = dcommi_codec_parse(codec, candidate);
     if (status == DCOMM_OK && codec->ops->make != NULL) {
         status = codec->ops->make(codec);
+    }
+    if (status == DCOMM_OK && codec->automatic) {
+        char cast[64];
+        snprintf(cast, sizeof cast, "bf16:nonfinite=%s",
+                 codec->nonfinite == DCOMMI_NONFINITE_FAIL   ? "fail"
+                 : codec->nonfinite == DCOMMI_NONFINITE_ZERO ? "zero"
+                                                             : "pass");
+        status = dcomm_codec_create(cast, &codec->cast);
     }
     if (status != DCOMM_OK) {
         dcomm_codec_destroy(&codec);
@@ -37,6 +56,7 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
 {
     if (codec_p != NULL && *codec_p != NULL) {
         dcomm_codec_destroy(&(*codec_p)->inner);
+        dcomm_codec_destroy(&(*codec_p)->cast);
         dcommi_free(*codec_p);
         *codec_p = NULL;
     }

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_API_COLL_H
 #define DCOMMI_API_COLL_H
 
-#include "call.h"
+#include "api_auto.h"
 #include "check.h"
 
 /* Sizes of both buffers checked; `in` at `alias` bytes behind `out` is the in-place call. */
@@ -27,6 +27,12 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
+    dcomm_coll_opts decided;
+    const dcomm_codec *automatic = dcommi_auto_of(opts);
+    if (automatic != NULL) {
+        DCOMMI_TRY(dcommi_auto_begin(comm, automatic, count, dtype, op, request_p == NULL, &opts,
+                                     &decided));
+    }
     if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
         uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf);

@@ -73,6 +73,8 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
     dcommi_shape s;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     dcommi_coding coding;
+    dcomm_coll_opts decided;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;

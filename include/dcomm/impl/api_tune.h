@@ -158,6 +158,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     dcommi_coding coding;
+    dcomm_coll_opts decided;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool soft = opts->algo == NULL;

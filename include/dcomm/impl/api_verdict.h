@@ -84,36 +84,21 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     return DCOMM_OK;
 }
 
-static void dcommi_verdict_words(const dcomm_codec *codec, size_t count, dcomm_verdict *v)
+/* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
+ * compressed. Not with comm->lock. */
+static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
+                                      const dcommi_shape *call, dcomm_verdict *v)
 {
-    snprintf(v->text, sizeof v->text,
-             "%s for %zu f32: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
-             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms",
-             dcomm_codec_spec(codec), count, v->worth ? "worth it" : "not worth it",
-             1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits,
-             1e3 * v->bf16_seconds, 1e3 * v->exact_seconds);
-}
-
-DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           dcomm_verdict *v)
-{
-    dcomm_coll_opts opts = {.codec = codec, .algo = "coded_two_shot"}; /* however few there are */
-    dcommi_shape s;
+    dcomm_coll_opts opts = {.codec = codec};
+    dcommi_shape s = *call;
     dcommi_coding coding;
     const char *algo;
-    if (codec == NULL || v == NULL || count == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
-                           codec == NULL ? "codec is NULL"
-                           : v == NULL   ? "v is NULL"
-                                         : "count is 0");
-    }
     memset(v, 0, sizeof *v);
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
-    DCOMMI_TRY(dcommi_coding_of(&opts, count, &coding));
-    dcommi_verdict_work w = {.count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT};
+    DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
+    dcommi_verdict_work w = {.count =
+                                 s.count < DCOMMI_VERDICT_COUNT ? s.count : DCOMMI_VERDICT_COUNT};
     DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
-    double scale = (double)count / (double)w.count;
+    double scale = (double)s.count / (double)w.count;
     v->encode_seconds = w.encode * scale;
     v->decode_seconds = w.decode * scale;
     v->bits = 8 * (double)w.bytes / (double)w.count;
@@ -138,10 +123,66 @@ DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *
         status = dcommi_verdict_price(comm, &s, &v->seconds, &v->algo);
     }
     dcommi_comm_unlock(comm);
-    DCOMMI_TRY(status);
     v->worth = v->seconds < v->bf16_seconds;
-    dcommi_verdict_words(codec, count, v);
+    return status;
+}
+
+/* What codec "auto" comes to, by what ranks share: a number in a message. */
+enum {
+    DCOMMI_AUTO_UNKNOWN = 0,
+    DCOMMI_AUTO_EXACT = 1,
+    DCOMMI_AUTO_CAST = 2,
+    DCOMMI_AUTO_CODEC = 3
+};
+/* What loses more must take so much less time than what loses less. */
+#define DCOMMI_AUTO_GAIN 0.9
+
+/* A codec's verdict, and, where the codec is "auto", what that is for such a call. */
+static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *codec,
+                                         const dcommi_shape *s, dcomm_verdict *v, int *taken)
+{
+    dcomm_verdict cast;
+    DCOMMI_TRY(dcommi_verdict_of(comm, codec, s, v));
+    double least = v->exact_seconds;
+    *taken = DCOMMI_AUTO_EXACT;
+    if (codec->automatic && dcomm_dtype_size(s->dtype) > 2 && v->bits != 16) {
+        DCOMMI_TRY(dcommi_verdict_of(comm, codec->cast, s, &cast));
+        if (cast.seconds < DCOMMI_AUTO_GAIN * least) {
+            least = cast.seconds;
+            *taken = DCOMMI_AUTO_CAST;
+        }
+    }
+    if (v->worth && v->seconds < DCOMMI_AUTO_GAIN * least) {
+        *taken = DCOMMI_AUTO_CODEC;
+    }
+    snprintf(v->text, sizeof v->text,
+             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
+             dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
+             v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo,
+             1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits, 1e3 * v->bf16_seconds,
+             1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
+             !codec->automatic             ? ""
+             : *taken == DCOMMI_AUTO_EXACT ? "exact"
+             : *taken == DCOMMI_AUTO_CAST  ? "a cast to bf16"
+                                           : "the codec");
     return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           dcomm_verdict *v)
+{
+    dcommi_shape s;
+    int taken;
+    if (codec == NULL || v == NULL || count == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+                           codec == NULL ? "codec is NULL"
+                           : v == NULL   ? "v is NULL"
+                                         : "count is 0");
+    }
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0,
+                                  &dcommi_default_opts, &s));
+    return dcommi_verdict_judge(comm, codec, &s, v, &taken);
 }
 
 #endif

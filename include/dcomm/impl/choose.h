@@ -8,6 +8,7 @@
 #include "tuning_default.h"
 
 #define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_DECISIONS 64            /* likewise */
 #define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
 #define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
 #define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
@@ -19,6 +20,10 @@ typedef struct dcommi_chooser {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
     } choice[DCOMMI_CHOICES];
+    struct dcommi_decision { /* of codec "auto" (api_auto.h); the same on every rank */
+        uint64_t key;        /* 0: none */
+        int taken;
+    } decided[DCOMMI_DECISIONS];
 } dcommi_chooser;
 
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
@@ -31,6 +36,7 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
 {
     DCOMMI_TRY(dcommi_tuning_check(tuning));
     memset(c->choice, 0, sizeof c->choice);
+    memset(c->decided, 0, sizeof c->decided);
     c->tuning = *tuning;
     return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
 }

@@ -48,6 +48,8 @@ struct dcomm_codec {
     int nonfinite;
     dcommi_bucketing bucketing;
     dcomm_codec *inner; /* of a composed codec, freed with it; NULL: none */
+    bool automatic;     /* "auto": all-reduce asks whether to use it, or... */
+    dcomm_codec *cast;  /* ...this one, freed with it */
     char spec[DCOMMI_CODEC_SPEC_MAX];
 };
 

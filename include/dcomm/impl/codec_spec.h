@@ -211,7 +211,7 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
 static void dcommi_codec_write_spec(dcomm_codec *codec)
 {
     dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s:", codec->ops->name);
+    dcommi_codec_print(&to, "%s%s:", codec->automatic ? "auto:" : "", codec->ops->name);
     for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
         dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
         dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);

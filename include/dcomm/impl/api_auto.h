@@ -1,0 +1,172 @@
+/* api_auto.h - codec "auto": whether an all-reduce is compressed follows rank 0's verdict, which
+ * the other ranks are told once for each class of calls. */
+#ifndef DCOMMI_API_AUTO_H
+#define DCOMMI_API_AUTO_H
+
+#include "api_verdict.h"
+
+/* The codec of a call, if that is "auto"; else NULL. */
+static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
+{
+    const dcomm_codec *codec = opts == NULL             ? NULL
+                               : opts->feedback != NULL ? opts->feedback->codec
+                                                        : opts->codec;
+    return codec != NULL && codec->automatic ? codec : NULL;
+}
+
+/* Calls of one class: lengths on the grid that algorithms are chosen by. */
+static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
+{
+    uint64_t key = dcommi_choice_key(s);
+    for (const char *at = codec->spec; *at != 0; at++) {
+        key = dcommi_mix(key, (uint8_t)*at);
+    }
+    return key | 1;
+}
+
+static struct dcommi_decision *dcommi_auto_slot(dcomm_comm *comm, uint64_t key)
+{
+    return &comm->chooser->decided[(key >> 32) % DCOMMI_DECISIONS];
+}
+
+static int dcommi_auto_known(dcomm_comm *comm, uint64_t key)
+{
+    dcommi_comm_lock(comm);
+    const struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
+    int taken = slot->key == key ? slot->taken : DCOMMI_AUTO_UNKNOWN;
+    dcommi_comm_unlock(comm);
+    return taken;
+}
+
+/* Rank 0's decision, told to all. One that it cannot come to is to leave the numbers as they are.
+ */
+static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec,
+                                      const dcommi_shape *call, double timeout_s, int *taken)
+{
+    dcomm_coll_opts opts = {.timeout_s = timeout_s};
+    uint64_t key = dcommi_auto_key(codec, call), word = DCOMMI_AUTO_EXACT;
+    if (comm->rank == 0) {
+        dcomm_verdict v;
+        if (dcommi_verdict_judge(comm, codec, call, &v, taken) >= 0) {
+            word = (uint64_t)*taken;
+            dcommi_log(DCOMMI_LOG_INFO, "%s", v.text);
+        } else {
+            dcommi_log(DCOMMI_LOG_WARN, "codec auto is exact for %zu elements: %s", call->count,
+                       dcommi_message);
+        }
+    }
+    dcommi_shape s;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, 1, DCOMM_U64, DCOMM_SUM, 0, &opts, &s));
+    s.in_place = true;
+    DCOMMI_TRY(dcommi_collective(comm, &s, &word, &word, -1, &opts, NULL));
+    *taken = (int)word;
+    dcommi_comm_lock(comm);
+    struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
+    slot->key = key;
+    slot->taken = *taken;
+    dcommi_comm_unlock(comm);
+    return DCOMM_OK;
+}
+
+/* The shape of a call that "auto" decides about; *open is false for those that are never compressed
+ * and those whose algorithm is named, which is the codec's or is not. */
+static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtype dtype,
+                                      dcomm_op op, const dcomm_coll_opts *opts, dcommi_shape *s,
+                                      bool *open)
+{
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, s));
+    *open = (op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM) &&
+            dcommi_coded_wanted(s, opts) &&
+            (opts->algo == NULL || opts->algo[0] == 0 || strcmp(opts->algo, "auto") == 0);
+    return DCOMM_OK;
+}
+
+/* The options of a call, with what "auto" has come to. */
+static void dcommi_auto_take(const dcomm_codec *codec, int taken, const dcomm_coll_opts *opts,
+                             dcomm_coll_opts *own)
+{
+    *own = *opts;
+    if (taken == DCOMMI_AUTO_CODEC) {
+        return;
+    }
+    own->feedback = NULL;
+    own->codec = taken == DCOMMI_AUTO_CAST ? codec->cast : NULL;
+    if (own->codec == NULL && own->codec_report != NULL) {
+        *own->codec_report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
+    }
+}
+
+/* Replace the options of a call whose codec is "auto". `blocking`: the ranks may talk about it. */
+static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                      dcomm_dtype dtype, dcomm_op op, bool blocking,
+                                      const dcomm_coll_opts **opts_p, dcomm_coll_opts *own)
+{
+    dcommi_shape s;
+    bool open;
+    DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, *opts_p, &s, &open));
+    if (!open) {
+        bool exact = (*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL;
+        dcommi_auto_take(codec, exact ? DCOMMI_AUTO_EXACT : DCOMMI_AUTO_CODEC, *opts_p, own);
+        *opts_p = own;
+        return DCOMM_OK;
+    }
+    int taken = dcommi_auto_known(comm, dcommi_auto_key(codec, &s));
+    if (taken == DCOMMI_AUTO_UNKNOWN && (!blocking || dcommi_this_group.depth > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "allreduce of %zu elements: codec auto is not decided for this length "
+                           "yet, and a call that must not block cannot; see dcomm_codec_decide",
+                           count);
+    }
+    if (taken == DCOMMI_AUTO_UNKNOWN) {
+        DCOMMI_TRY(dcommi_auto_agree(comm, codec, &s, (*opts_p)->timeout_s, &taken));
+    }
+    dcommi_auto_take(codec, taken, *opts_p, own);
+    *opts_p = own;
+    return DCOMM_OK;
+}
+
+/* For explanations: the options that a call would have; the codec itself where nothing is decided.
+ */
+static dcomm_status dcommi_auto_peek(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts **opts_p,
+                                     dcomm_coll_opts *own)
+{
+    const dcomm_codec *codec = dcommi_auto_of(*opts_p);
+    dcommi_shape s;
+    bool open;
+    if (codec == NULL || coll != DCOMM_COLL_ALLREDUCE) {
+        return DCOMM_OK;
+    }
+    *own = **opts_p;
+    own->codec_report = NULL;
+    *opts_p = own;
+    DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, own, &s, &open));
+    int taken = open ? dcommi_auto_known(comm, dcommi_auto_key(codec, &s)) : DCOMMI_AUTO_UNKNOWN;
+    if (taken != DCOMMI_AUTO_UNKNOWN) {
+        dcommi_auto_take(codec, taken, own, own);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                          dcomm_dtype dtype, const dcomm_codec **taken_p)
+{
+    dcomm_coll_opts opts = {.codec = codec}, own;
+    const dcomm_coll_opts *taken = &opts;
+    dcommi_shape s;
+    if (codec == NULL || taken_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_decide: %s is NULL",
+                           codec == NULL ? "codec" : "taken_p");
+    }
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_codec_decide"));
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, DCOMM_SUM, 0, &opts, &s));
+    if (codec->automatic) {
+        DCOMMI_TRY(dcommi_auto_begin(comm, codec, count, dtype, DCOMM_SUM, true, &taken, &own));
+    }
+    *taken_p = dcommi_coded_wanted(&s, &opts) ? taken->codec : NULL;
+    return DCOMM_OK;
+}
+
+#endif
