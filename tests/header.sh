@@ -15,6 +15,20 @@ cxx_of() {
     case $1 in gcc) echo g++ ;; *) echo clang++ ;; esac
 }
 
+# each_compiler FUNCTION: all compilers at once; what they say is in their order.
+each_compiler() {
+    local cc started=()
+    for cc in "${compilers[@]}"; do
+        (out=$scratch/out.$cc && bad=0 && "$1" $cc >"$scratch/tap.$cc" && exit $((bad > 0))) &
+        started+=($!)
+    done
+    for cc in "${compilers[@]}"; do
+        wait "${started[0]}" || bad=$((bad + 1))
+        started=("${started[@]:1}")
+        cat "$scratch/tap.$cc"
+    done
+}
+
 # ---- declarations ----
 echo '#include "dcomm.h"' >"$scratch/declare.c"
 cp "$scratch/declare.c" "$scratch/declare.cpp"
@@ -53,27 +67,26 @@ printf '#define _GNU_SOURCE\n#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n'
 printf '#include "dcomm.h"\n' | cat "$scratch/impl.c" - >"$scratch/impl_first.c"
 printf '#define _GNU_SOURCE\n#include "dcomm.h"\n#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' \
     >"$scratch/impl_last.c"
-for cc in "${compilers[@]}"; do
-    for std in c11 gnu17; do
-        check "implementation: $cc -std=$std -O2" $cc -std=$std -O2 "${warnings[@]}" -I include \
-            -c -o "$scratch/impl.$cc.$std.o" "$scratch/impl.c"
-    done
-done
 printf '#define DCOMM_NO_COMM\n' | tee "$scratch/alone.c" | cat - "$scratch/declare.c" >"$scratch/declare_alone.c"
 cat "$scratch/impl.c" >>"$scratch/alone.c"
 cp "$scratch/declare_alone.c" "$scratch/declare_alone.cpp"
-for cc in "${compilers[@]}"; do
+# Optimised code has warnings of its own, but not for each standard.
+implementations() {
+    local cc=$1 std
+    for std in "c11 -O2" "gnu17 -O0"; do
+        check "implementation: $cc -std=$std" $cc -std=$std "${warnings[@]}" -I include \
+            -c -o "$scratch/impl.$cc.${std% *}.o" "$scratch/impl.c"
+        check "codecs alone: implementation: $cc -std=$std" $cc -std=$std "${warnings[@]}" \
+            -I include -c -o "$scratch/alone.$cc.${std% *}.o" "$scratch/alone.c"
+    done
     check "codecs alone: declarations: $cc -std=c11" $cc -std=c11 "${warnings[@]}" -I include \
         -fsyntax-only "$scratch/declare_alone.c"
     for std in c++17 c++20; do
         check "codecs alone: declarations: $(cxx_of $cc) -std=$std" "$(cxx_of $cc)" -std=$std \
             "${cxx_warnings[@]}" -I include -fsyntax-only "$scratch/declare_alone.cpp"
     done
-    for std in c11 gnu17; do
-        check "codecs alone: implementation: $cc -std=$std -O2" $cc -std=$std -O2 "${warnings[@]}" \
-            -I include -c -o "$scratch/alone.$cc.$std.o" "$scratch/alone.c"
-    done
-done
+}
+each_compiler implementations
 alone_needs() {
     gcc -M -I include "$scratch/alone.c" >"$scratch/deps" && cat "$scratch/deps" &&
         ! grep -qE '/(ucp|uct|ucs|hwloc)' "$scratch/deps"

@@ -349,7 +349,7 @@ Test(feedback, a_linear_codec_keeps_what_the_group_did_not_say)
         GOOD(dcomm_codec_create("bf16", &codec));
         GOOD(dcomm_feedback_create(codec, N, &(dcomm_feedback_opts){.bf16 = bf16 != 0}, &fb));
         for (uint64_t s = 0; s < 30; s++) {
-            const float *e;
+            const float *e = NULL;
             float part[N];
             input_fill(&in, 0, s, 0, N, gradient[0]);
             GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
