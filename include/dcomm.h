@@ -24241,6 +24241,26 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     return false;
 }
 
+/* Whether the ranks of this rank's host are more than the hardware threads that they may run on. */
+static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    int ranks = 0, cpus = 0;
+    for (int i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        uint64_t any = 0;
+        for (int r = 0; r < g->nranks; r++) {
+            if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+                any |= places[r].mask[i];
+                ranks += i == 0;
+                if (places[r].unknown != 0) {
+                    return false;
+                }
+            }
+        }
+        cpus += __builtin_popcountll(any);
+    }
+    return cpus > 0 && ranks > cpus;
+}
+
 /* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
 static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
                                      size_t len)
@@ -24670,11 +24690,11 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    _Atomic int aborts;     /* some communicator has abort_wanted */
-    unsigned idle;          /* polls in a row in which nothing happened */
-    unsigned busy;          /* polls in which something did */
-    unsigned spin_limit;    /* polls before yielding the core */
-    unsigned script_yields; /* how often before a script leaves a wait to the engine */
+    _Atomic int aborts;             /* some communicator has abort_wanted */
+    unsigned idle;                  /* polls in a row in which nothing happened */
+    unsigned busy;                  /* polls in which something did */
+    _Atomic unsigned spin_limit;    /* polls before yielding the core */
+    _Atomic unsigned script_yields; /* how often before a script leaves a wait to the engine */
     double next_check;
     bool has_thread;
     _Atomic int stop;
@@ -31022,10 +31042,11 @@ typedef struct dcommi_piece {
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
 
-/* Blocks asked for at a time, each short enough to be sent without asking back. A request waits
- * behind what its sender sends itself: by one or two long ones, ranks that read each other would
- * take turns with the link. */
-#define DCOMMI_PULL_WINDOW 8
+/* Blocks asked for at a time, and the longest of them, which every transport sends without asking
+ * back. A request waits behind what its sender sends itself: by one or two long ones, ranks that
+ * read each other would take turns with the link. */
+#define DCOMMI_PULL_WINDOW 16
+#define DCOMMI_PULL_MESSAGE 32768
 
 typedef struct dcommi_pull_block {
     size_t at;
@@ -31276,9 +31297,12 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     pull->dst = dst;
     pull->len = pull->left = len;
     pull->npieces = n;
-    pull->block = fold ? dcommi_pull_grain(n) : DCOMMI_PULL_BLOCK;
+    pull->block = fold && dcommi_pull_grain(n) < DCOMMI_PULL_MESSAGE ? dcommi_pull_grain(n)
+                                                                     : DCOMMI_PULL_MESSAGE;
+    size_t window = DCOMMI_PULL_WINDOW * (size_t)DCOMMI_PULL_MESSAGE * 4 / (n * pull->block);
+    window = window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? window : DCOMMI_PULL_WINDOW;
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
-    pull->staging = fold ? dcommi_alloc_raw(DCOMMI_PULL_WINDOW * n * pull->block) : NULL;
+    pull->staging = fold ? dcommi_alloc_raw(window * n * pull->block) : NULL;
     if (pull->pieces == NULL || (fold && pull->staging == NULL)) {
         dcommi_pull_free(pull);
         return DCOMM_ERR_NO_MEMORY;
@@ -31289,7 +31313,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     }
     pull->next = run->pulls;
     run->pulls = pull;
-    for (unsigned b = 0; b < DCOMMI_PULL_WINDOW; b++) { /* none is answered before we look again */
+    for (unsigned b = 0; b < window && run->active; b++) { /* not answered before we look again */
         dcommi_pull_ask(pull, b);
     }
     return DCOMM_IN_PROGRESS;
@@ -36575,14 +36599,17 @@ static void *dcommi_progress_main(void *user)
 
 /* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
  * ranks share cores, the one that is waited for must get the core. */
-static void dcommi_patience(dcomm_context *context)
+static void dcommi_patience(dcomm_context *context, bool crowded)
 {
-    const char *local = getenv("LOCAL_WORLD_SIZE");
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int ranks = local != NULL ? atoi(local) : 1;
-    bool crowded = ranks > online;
     context->spin_limit = crowded ? 16 : 2000;
     context->script_yields = crowded ? 16 : 0;
+}
+
+/* What launchers say, until the ranks of a communicator have told each other where they run. */
+static bool dcommi_launched_crowded(void)
+{
+    const char *local = getenv("LOCAL_WORLD_SIZE");
+    return local != NULL && atoi(local) > sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -36603,7 +36630,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
-    dcommi_patience(context);
+    dcommi_patience(context, dcommi_launched_crowded());
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {
@@ -37047,6 +37074,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     dcommi_cards_free(cards);
     DCOMMI_TRY(status);
     dcommi_token_take(context);
+    if (dcommi_place_crowded(comm->groups, comm->places, comm->rank)) {
+        dcommi_patience(context, true);
+    }
     status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
     size_t local = context->local->address_len;
     size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;
@@ -37623,7 +37653,7 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 
 #define DCOMMI_SCRIPT_OPS 64
 #define DCOMMI_SCRIPT_PIECES 128
-#define DCOMMI_SCRIPT_PEERS 8
+#define DCOMMI_SCRIPT_PEERS 15
 #define DCOMMI_SCRIPT_COUNTERS 16
 #define DCOMMI_SCRIPT_SCRATCH 131072
 #define DCOMMI_SCRIPT_BYTES 8192 /* longest message */
@@ -38014,6 +38044,10 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
         return -1;
     }
+    if (op == NULL && h.seq > e->seq &&
+        (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_SIGNAL)) {
+        return 0; /* it is ahead: all that it signals us now has come */
+    }
     bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
     if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
         arrival->len == op->len) {
@@ -38100,6 +38134,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
             yields--;
             polls = context->spin_limit;
             sched_yield();
+            if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
+                return false;
+            }
         } else {
             return false;
         }
@@ -39855,7 +39892,7 @@ static void dcommi_mem_report(const dcommi_own *own)
         return;
     }
     dcommi_host_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", setting, sizeof setting);
-    dcommi_log(DCOMMI_LOG_INFO,
+    dcommi_log(DCOMMI_LOG_WARN,
                "%zu of %zu bytes of registered memory are on huge pages: the kernel refuses "
                "MADV_COLLAPSE (Linux 6.1 has it) or has no huge page free; shmem_enabled is: %s",
                own->huge, own->len, setting);
@@ -40982,7 +41019,7 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
 
 /* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
  * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
-static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *given, bool again)
 {
     if (comm->size == 1) {
         return DCOMM_OK;
@@ -41045,17 +41082,26 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
     return status;
 }
 
-/* At the end of creation. What fails here has failed the communicator: ranks that choose by
- * different numbers must not meet. */
-static void dcommi_comm_tune_new(dcomm_comm *comm)
+/* What fails here has failed the communicator, since ranks that choose by different numbers must not
+ * meet; numbers that make no sense are refused on all of them. */
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
 {
-    dcomm_status status = comm->tunes ? dcommi_comm_tune(comm, NULL, false) : DCOMM_OK;
-    if (status < 0) {
+    dcomm_status status = dcommi_comm_tune_try(comm, given, again);
+    if (status < 0 && status != DCOMM_ERR_INVALID) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "%s", dcommi_message);
         dcommi_token_take(comm->context);
         dcommi_poison(comm, status, -1, text);
         dcommi_token_release(comm->context);
+    }
+    return status;
+}
+
+/* At the end of creation. */
+static void dcommi_comm_tune_new(dcomm_comm *comm)
+{
+    if (comm->tunes) {
+        dcommi_comm_tune(comm, NULL, false);
     }
 }
 
@@ -41243,6 +41289,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PROBE_BURST
 #undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PULL_BLOCK
+#undef DCOMMI_PULL_MESSAGE
 #undef DCOMMI_PULL_WINDOW
 #undef DCOMMI_QUERY_AFTER
 #undef DCOMMI_QUERY_EVERY

@@ -22,21 +22,25 @@ available() {
     echo "${list:-none}"
 }
 
-# options NAME: compare.py's, with the sizes and rounds that matter there. Across hosts, not every
-# algorithm is timed: some would take minutes for a call.
+# options NAME: compare.py's, with the sizes and rounds that matter there. Not every algorithm is timed
+# beside what was chosen: only those that may be the best.
 options() {
-    local hosts
-    hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi gloo ucc)
-        --forced ring,halving_doubling,recursive_doubling,tree,hier,hier_leader"
+    local here hosts
+    here="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit)"
+    hosts="--min 4K --warmup 1 --iterations 3 --timeout 600 --peers $(available openmpi gloo ucc)
+        --forced ring,halving_doubling,hier,hier_leader"
     case $1 in
-    two-ranks) echo "--ops allreduce -n 2 --mem ordinary,huge --forced all" ;;
-    registered) echo "--ops allreduce -n 2 --mem registered --forced all" ;;
-    four-ranks) echo "--ops allreduce -n 4 --forced all" ;;
-    exchange) echo "--ops alltoall,allgather -n 2,4 --min 4K" ;;
+    two-ranks) echo "-n 2 --mem ordinary,huge" $here \
+        "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
+    registered) echo "-n 2 --mem registered --min 64K" $here \
+        "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
+    four-ranks) echo "-n 4" $here \
+        "--forced one_shot,two_shot,recursive_doubling,halving_doubling,ring,star" ;;
+    exchange) echo "--ops alltoall,allgather -n 2,4 --min 4K --factor 16" $here ;;
     hosts-2x2) echo "--hosts 2 --rate 1gbit" $hosts ;;
     hosts-2x2-cyclic) echo "--hosts 2 --rate 1gbit --order cyclic" $hosts ;;
-    hosts-4x2) echo "--hosts 4 --rate 200mbit --iterations 3" $hosts ;;
-    hosts-4x2-cyclic) echo "--hosts 4 --rate 200mbit --order cyclic --iterations 3" $hosts ;;
+    hosts-4x2) echo "--hosts 4 --rate 200mbit" $hosts ;;
+    hosts-4x2-cyclic) echo "--hosts 4 --rate 200mbit --order cyclic" $hosts ;;
     esac
 }
 

@@ -20,7 +20,7 @@ static void dcommi_mem_report(const dcommi_own *own)
         return;
     }
     dcommi_host_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", setting, sizeof setting);
-    dcommi_log(DCOMMI_LOG_INFO,
+    dcommi_log(DCOMMI_LOG_WARN,
                "%zu of %zu bytes of registered memory are on huge pages: the kernel refuses "
                "MADV_COLLAPSE (Linux 6.1 has it) or has no huge page free; shmem_enabled is: %s",
                own->huge, own->len, setting);

@@ -327,6 +327,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     dcommi_cards_free(cards);
     DCOMMI_TRY(status);
     dcommi_token_take(context);
+    if (dcommi_place_crowded(comm->groups, comm->places, comm->rank)) {
+        dcommi_patience(context, true);
+    }
     status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
     size_t local = context->local->address_len;
     size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;

@@ -122,14 +122,17 @@ static void *dcommi_progress_main(void *user)
 
 /* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
  * ranks share cores, the one that is waited for must get the core. */
-static void dcommi_patience(dcomm_context *context)
+static void dcommi_patience(dcomm_context *context, bool crowded)
 {
-    const char *local = getenv("LOCAL_WORLD_SIZE");
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int ranks = local != NULL ? atoi(local) : 1;
-    bool crowded = ranks > online;
     context->spin_limit = crowded ? 16 : 2000;
     context->script_yields = crowded ? 16 : 0;
+}
+
+/* What launchers say, until the ranks of a communicator have told each other where they run. */
+static bool dcommi_launched_crowded(void)
+{
+    const char *local = getenv("LOCAL_WORLD_SIZE");
+    return local != NULL && atoi(local) > sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -150,7 +153,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
-    dcommi_patience(context);
+    dcommi_patience(context, dcommi_launched_crowded());
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {

@@ -89,6 +89,10 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
         return -1;
     }
+    if (op == NULL && h.seq > e->seq &&
+        (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_SIGNAL)) {
+        return 0; /* it is ahead: all that it signals us now has come */
+    }
     bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
     if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
         arrival->len == op->len) {
@@ -175,6 +179,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
             yields--;
             polls = context->spin_limit;
             sched_yield();
+            if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
+                return false;
+            }
         } else {
             return false;
         }

@@ -117,6 +117,26 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     return false;
 }
 
+/* Whether the ranks of this rank's host are more than the hardware threads that they may run on. */
+static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    int ranks = 0, cpus = 0;
+    for (int i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        uint64_t any = 0;
+        for (int r = 0; r < g->nranks; r++) {
+            if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+                any |= places[r].mask[i];
+                ranks += i == 0;
+                if (places[r].unknown != 0) {
+                    return false;
+                }
+            }
+        }
+        cpus += __builtin_popcountll(any);
+    }
+    return cpus > 0 && ranks > cpus;
+}
+
 /* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
 static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
                                      size_t len)

@@ -17,10 +17,11 @@ typedef struct dcommi_piece {
     uint64_t offset;  /* in what it exposed */
 } dcommi_piece;
 
-/* Blocks asked for at a time, each short enough to be sent without asking back. A request waits
- * behind what its sender sends itself: by one or two long ones, ranks that read each other would
- * take turns with the link. */
-#define DCOMMI_PULL_WINDOW 8
+/* Blocks asked for at a time, and the longest of them, which every transport sends without asking
+ * back. A request waits behind what its sender sends itself: by one or two long ones, ranks that
+ * read each other would take turns with the link. */
+#define DCOMMI_PULL_WINDOW 16
+#define DCOMMI_PULL_MESSAGE 32768
 
 typedef struct dcommi_pull_block {
     size_t at;
@@ -271,9 +272,12 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     pull->dst = dst;
     pull->len = pull->left = len;
     pull->npieces = n;
-    pull->block = fold ? dcommi_pull_grain(n) : DCOMMI_PULL_BLOCK;
+    pull->block = fold && dcommi_pull_grain(n) < DCOMMI_PULL_MESSAGE ? dcommi_pull_grain(n)
+                                                                     : DCOMMI_PULL_MESSAGE;
+    size_t window = DCOMMI_PULL_WINDOW * (size_t)DCOMMI_PULL_MESSAGE * 4 / (n * pull->block);
+    window = window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? window : DCOMMI_PULL_WINDOW;
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
-    pull->staging = fold ? dcommi_alloc_raw(DCOMMI_PULL_WINDOW * n * pull->block) : NULL;
+    pull->staging = fold ? dcommi_alloc_raw(window * n * pull->block) : NULL;
     if (pull->pieces == NULL || (fold && pull->staging == NULL)) {
         dcommi_pull_free(pull);
         return DCOMM_ERR_NO_MEMORY;
@@ -284,7 +288,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     }
     pull->next = run->pulls;
     run->pulls = pull;
-    for (unsigned b = 0; b < DCOMMI_PULL_WINDOW; b++) { /* none is answered before we look again */
+    for (unsigned b = 0; b < window && run->active; b++) { /* not answered before we look again */
         dcommi_pull_ask(pull, b);
     }
     return DCOMM_IN_PROGRESS;

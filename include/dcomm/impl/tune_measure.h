@@ -443,7 +443,7 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
 
 /* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
  * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
-static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *given, bool again)
 {
     if (comm->size == 1) {
         return DCOMM_OK;
@@ -506,17 +506,26 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
     return status;
 }
 
-/* At the end of creation. What fails here has failed the communicator: ranks that choose by
- * different numbers must not meet. */
-static void dcommi_comm_tune_new(dcomm_comm *comm)
+/* What fails here has failed the communicator, since ranks that choose by different numbers must not
+ * meet; numbers that make no sense are refused on all of them. */
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
 {
-    dcomm_status status = comm->tunes ? dcommi_comm_tune(comm, NULL, false) : DCOMM_OK;
-    if (status < 0) {
+    dcomm_status status = dcommi_comm_tune_try(comm, given, again);
+    if (status < 0 && status != DCOMM_ERR_INVALID) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "%s", dcommi_message);
         dcommi_token_take(comm->context);
         dcommi_poison(comm, status, -1, text);
         dcommi_token_release(comm->context);
+    }
+    return status;
+}
+
+/* At the end of creation. */
+static void dcommi_comm_tune_new(dcomm_comm *comm)
+{
+    if (comm->tunes) {
+        dcommi_comm_tune(comm, NULL, false);
     }
 }
 

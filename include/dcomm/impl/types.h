@@ -356,11 +356,11 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    _Atomic int aborts;     /* some communicator has abort_wanted */
-    unsigned idle;          /* polls in a row in which nothing happened */
-    unsigned busy;          /* polls in which something did */
-    unsigned spin_limit;    /* polls before yielding the core */
-    unsigned script_yields; /* how often before a script leaves a wait to the engine */
+    _Atomic int aborts;             /* some communicator has abort_wanted */
+    unsigned idle;                  /* polls in a row in which nothing happened */
+    unsigned busy;                  /* polls in which something did */
+    _Atomic unsigned spin_limit;    /* polls before yielding the core */
+    _Atomic unsigned script_yields; /* how often before a script leaves a wait to the engine */
     double next_check;
     bool has_thread;
     _Atomic int stop;
