@@ -228,7 +228,7 @@ static size_t explain_count(const arguments *a, int nranks)
 }
 
 /* All algorithms with their prices: by the communicator's numbers, or, where comm is NULL, by the
- * built-in ones for ranks on one host. */
+ * built-in ones for ranks that are where the report puts them. */
 static dcomm_status explain(report *r, dcomm_comm *comm)
 {
     r->count = explain_count(r->a, r->view.n);
@@ -237,10 +237,11 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
     dcomm_status status = r->a->codec != NULL ? dcomm_codec_create(r->a->codec, &codec) : DCOMM_OK;
     dcomm_coll_opts opts = {.codec = codec};
     if (status >= 0) {
-        status = comm != NULL ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM,
-                                                  &opts, r->rows, most, &r->nrows)
-                              : dcomm_explain_on(NULL, r->view.n, NULL, r->a->coll, r->count,
-                                                 DCOMM_F32, &opts, r->rows, most, &r->nrows);
+        status = comm != NULL
+                     ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
+                                         r->rows, most, &r->nrows)
+                     : dcommi_explain_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
+                                             DCOMM_F32, &opts, r->rows, most, &r->nrows);
     }
     if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
         status = dcomm_codec_verdict(comm, codec, r->count, &r->verdict);

@@ -89,6 +89,14 @@ expect "told once that they are not bound" 0 "ranks 0-1 of 2 are not bound" \
 # ---- the choice ----
 expect "the choice on paper" 0 "^all-reduce of 1048576 bytes \(count 262144\) on 4 ranks: [a-z]" \
     "$topo" --xml tests/topo/server.xml -n 4 --explain allreduce 1M
+# Packages cost: a ring that crosses them is dearer than one that does not.
+ring_us() {
+    "$topo" --xml tests/topo/$1.xml -n 4 --explain allreduce 1M | sed -n 's/^[ *]* ring *\([0-9.]*\) us.*/\1/p'
+}
+dearer() {
+    awk -v a="$(ring_us server)" -v b="$(ring_us laptop)" 'BEGIN { exit !(b > 0 && a > b) }'
+}
+check "the choice on paper knows the packages" dearer
 expect "the choice of a job" 0 "^all-gather of 4096 bytes \(count 512\) on 2 ranks: [a-z]" \
     "$run" -n 2 -- "$topo" --explain all_gather 4K
 expect "what else there is" 0 "^[ *] bruck +[0-9.]+ us" \

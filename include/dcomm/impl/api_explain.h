@@ -85,10 +85,12 @@ DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                        int max, int *n_p)
+/* For ranks that are nowhere yet, in these groups. */
+static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
+                                          const dcommi_groups *groups, dcomm_coll coll,
+                                          size_t count, dcomm_dtype dtype,
+                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                          int max, int *n_p)
 {
     dcomm_tuning usual;
     dcommi_shape s;
@@ -96,18 +98,15 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
-    if (nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
-    }
+    fake.groups = (dcommi_groups *)(uintptr_t)groups; /* read only */
     opts = opts != NULL ? opts : &dcommi_default_opts;
     if (tuning == NULL) {
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
-    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &fake.groups));
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_status status =
-        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, fake.groups, nranks, tuning);
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, nranks, tuning);
     if (status >= 0) {
         status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
     }
@@ -117,8 +116,23 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
     if (status >= 0) {
         status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
     }
-    dcommi_groups_free(&fake.groups);
     dcommi_free(c);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                        int max, int *n_p)
+{
+    dcommi_groups *groups = NULL;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
+    dcomm_status status =
+        dcommi_explain_groups(tuning, nranks, groups, coll, count, dtype, opts, rows, max, n_p);
+    dcommi_groups_free(&groups);
     return status;
 }
 

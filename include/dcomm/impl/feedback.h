@@ -467,11 +467,11 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
 
 /* As dcomm_feedback_recode, of elements that this rank has encoded in this step and has no owner
  * residual for: what rounding takes away goes into its worker residual. */
-static dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
-                                                const size_t *bytes, size_t n, uint32_t divisor,
-                                                size_t first, size_t count, void *wire,
-                                                size_t capacity, size_t *bytes_p,
-                                                dcomm_codec_report *report)
+static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
+                                                       const size_t *bytes, size_t n,
+                                                       uint32_t divisor, size_t first, size_t count,
+                                                       void *wire, size_t capacity, size_t *bytes_p,
+                                                       dcomm_codec_report *report)
 {
     float *zeros = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_ZEROS, count);
     float *lost = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_LOST, count);
