@@ -90,7 +90,7 @@ static dcomm_status codec_spread_own(codec_run *run, codec_spread *s, uint32_t d
             s->keys[total++] = (uint64_t)(p->index[i] - base) << 32 | p->bits[i];
         }
         s->end[r] = total;
-        run->now.wire_bytes += r != d ? dcommi_exchange_bytes(codec, count, i - from) : 0;
+        run->now.wire_bytes += r != d ? dcommi_topk_bytes(codec, count, i - from) : 0;
     }
     const uint64_t *keys = dcommi_exchange_merge(s->keys, s->keys + total, s->end, run->ranks);
     dcommi_exchange_pairs *sum = &s->sum;

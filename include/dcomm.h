@@ -203,9 +203,9 @@ typedef struct dcomm_codec_info {
 
 /* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
  * their default. "auto:SPEC" is the codec SPEC, which all-reduce uses where that is worth it (see
- * dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". *codec_p is the caller's until dcomm_codec_destroy.
- * Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range: the sentence lists
- * what is allowed), DCOMM_ERR_NO_MEMORY. */
+ * dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". *codec_p is the caller's until
+ * dcomm_codec_destroy. Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range:
+ * the sentence lists what is allowed), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
 /* Free it and set *codec_p to NULL; NULL is fine. No call may be using it. */
 DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
@@ -768,11 +768,12 @@ struct dcomm_plan {
      * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
      * encodings take whose `slot` is not 0. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode, codec_later;
-    bool codec_linear;                    /* encodings are folded before they are decoded */
-    bool codec_partly;                    /* this rank's ENCODE steps leave some elements out */
-    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode; none
-                                             where it is partly: any that its ENCODE steps do */
-    int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
+    bool codec_linear; /* encodings are folded before they are decoded */
+    bool codec_partly; /* this rank's ENCODE steps leave some elements out */
+    /* Elements that this rank's RECODE steps encode; none where these are among those that its
+     * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
+    int64_t recoded_first, recoded_count;
+    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);
@@ -1468,14 +1469,15 @@ typedef struct dcomm_verdict {
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            dcomm_verdict *verdict);
 
-/* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec is
- * `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
+/* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
+ * is `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
  * "auto:SPEC": then rank 0's verdict decides between exact, a cast to bf16 and SPEC (default:
  * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave). What
- * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective where the class is new: every rank calls it with
- * the same arguments. A blocking all-reduce outside of groups decides likewise; others are refused
- * until somebody has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`.
- * Forgotten by dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
+ * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective
+ * where the class is new: every rank calls it with the same arguments. A blocking all-reduce
+ * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
+ * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
+ * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                           dcomm_dtype dtype, const dcomm_codec **taken_p);
 
@@ -9405,8 +9407,8 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
 
 /* ---- life ---- */
 
-/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to bf16,
- * or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
+/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to
+ * bf16, or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
 static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
 {
     static const char word[] = "auto";
@@ -10473,6 +10475,13 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
     return e;
 }
 
+/* Add to what the next step will hold back. */
+static void dcommi_feedback_raise(dcommi_feedback_store *s, size_t at, float by)
+{
+    float sum = dcommi_feedback_get(s, s->next, at) + by;
+    dcommi_feedback_set(s, s->next, at, dcommi_feedback_bounded(sum, &(dcomm_codec_report){0}));
+}
+
 /* x and the store become e, in the scratch array INPUT; counts what is not finite. */
 static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
                                   dcomm_codec_report *report)
@@ -10716,7 +10725,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
         DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
                                          fb->now.first, fb->now.count, 0));
         size_t at = first + index[i];
-        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + sign * value[i]);
+        dcommi_feedback_raise(s, at, sign * value[i]);
     }
     return DCOMM_OK;
 }
@@ -10784,8 +10793,7 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
     dcommi_feedback_store *s = &fb->worker;
     float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
     for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
-        size_t at = first + i;
-        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + back * lost[i]);
+        dcommi_feedback_raise(s, first + i, back * lost[i]);
     }
     return status;
 }
@@ -12617,15 +12625,16 @@ typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
     size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
     const void *sizes;
-    uint64_t hash;   /* of the codec with all its options */
-    int64_t granule; /* elements, at whose multiples pieces had best begin */
-    bool whole;      /* encode as much as possible at once */
-    int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
-    int64_t part[3]; /* bytes: where they begin, and where the last one ends */
-    int rounds;      /* sums; round i is of part i % parts */
-    bool feedback;   /* what is rounded away is kept, of contributions and of sums, */
-    bool variant;    /* in another way than the classic one, */
-    bool clips;      /* and a rank's gradient is clipped by its norm */
+    uint64_t hash;    /* of the codec with all its options */
+    int64_t granule;  /* elements, at whose multiples pieces had best begin */
+    bool whole;       /* encode as much as possible at once */
+    int parts;        /* of an encoding, that can be summed as f32 one after the other; 0: none */
+    int64_t part[3];  /* bytes: where they begin, and where the last one ends */
+    int rounds;       /* sums; round i is of part i % parts */
+    bool feedback;    /* what is rounded away is kept, of contributions and of sums, */
+    bool variant;     /* in another way than the classic one, */
+    bool clips;       /* a rank's gradient is clipped by its norm, */
+    bool differences; /* or what is sent is a difference (EF21) */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
     /* Of selected elements that can be sent apart: how; NULL: they cannot. */
     const dcomm_plan_codec *spread;
@@ -22409,6 +22418,10 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                              "coded_hier encodes sums of a host, which are there piece by piece, "
                              "and feedback that clips needs the norm of all");
+    } else if (status == DCOMM_OK && s->coding->differences) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier leaves a rank the estimate of its shard alone, and EF21 "
+                             "adds differences to that of the whole tensor");
     } else if (status == DCOMM_OK) {
         b->head.codec_partly = true;
         status = dcommi_hier_allreduce_of(&h, h.smallest);
@@ -22701,8 +22714,7 @@ static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
  * whatever N, and the result has as many elements as one rank selects: an all-gather sends N-1
  * encodings, and its sums fill in.
  *
- *   select; send samples of where it lies -> regions; send parts -> owner: sum, select; send
- * results
+ *   select; send samples of it -> regions; send parts -> owner: sum, select; send results
  *
  * Which elements a region holds is known at run time only. In the plan, block d of an equal
  * partition stands for region d, whose number is `index`: the checker proves that each region is
@@ -22901,7 +22913,9 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
     dcommi_spread_kind_make(&sample, &k, 4 * (samples + 1), n);
     dcommi_spread_kind_make(&out, &k, part, n - 1);
     dcommi_spread_kind_make(&in, &k, part, n);
-    dcommi_spread_kind_make(&result, &k, part + 4, n);
+    size_t quota = (size_t)dcommi_ceil_div(coding->most, n); /* that an owner keeps at most */
+    dcommi_spread_kind_make(&result, &k,
+                            (int64_t)coding->part_bytes(coding->sizes, s->count, quota) + 4, n);
     dcomm_space space = dcommi_input_of(s, 0).space;
     int idle = DCOMMI_SPREAD_IDLE;
 
@@ -23311,7 +23325,7 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 #endif
 
 #define DCOMMI_CHOICES 256             /* remembered */
-#define DCOMMI_DECISIONS 64            /* likewise */
+#define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
 #define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
 #define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
 #define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
@@ -23323,10 +23337,11 @@ typedef struct dcommi_chooser {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
     } choice[DCOMMI_CHOICES];
-    struct dcommi_decision { /* of codec "auto" (api_auto.h); the same on every rank */
-        uint64_t key;        /* 0: none */
+    struct dcommi_decision { /* of codec "auto" (api_auto.h), in the order in which they came, */
+        uint64_t key;        /* the same on every rank; the oldest go first */
         int taken;
     } decided[DCOMMI_DECISIONS];
+    size_t ndecided;
 } dcommi_chooser;
 
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
@@ -23339,7 +23354,7 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
 {
     DCOMMI_TRY(dcommi_tuning_check(tuning));
     memset(c->choice, 0, sizeof c->choice);
-    memset(c->decided, 0, sizeof c->decided);
+    c->ndecided = 0;
     c->tuning = *tuning;
     return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
 }
@@ -23436,7 +23451,11 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash + s->coding->feedback) : key;
+    if (s->coding != NULL) {
+        unsigned feedback = s->coding->feedback | (unsigned)s->coding->variant << 1 |
+                            (unsigned)s->coding->clips << 2;
+        key = dcommi_mix(dcommi_mix(key, s->coding->hash), feedback);
+    }
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
@@ -25002,12 +25021,6 @@ static inline bool dcommi_exchange_able(const dcomm_codec *codec)
     return codec->ops == &dcommi_codec_topk || codec->ops == &dcommi_codec_threshold;
 }
 
-/* The most bytes that `kept` of count elements take. */
-static size_t dcommi_exchange_bytes(const dcomm_codec *codec, size_t count, size_t kept)
-{
-    return dcommi_topk_bytes(codec, count, kept);
-}
-
 /* How many samples each of n ranks names, and how many elements an owner sends on. */
 static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t count, size_t n)
 {
@@ -25040,7 +25053,6 @@ static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *w
         dcommi_topk_values(codec, &w, at, n, value);
         memcpy(p->bits + at, value, 4 * n);
     }
-    dcommi_free(w.decoded);
     return DCOMM_OK;
 }
 
@@ -25165,7 +25177,7 @@ static dcomm_status dcommi_exchange_regions(const void *const *src, const size_t
     begin[0] = 0;
     for (size_t i = 0; i < n * m && total > 0; i++) {
         before += (uint32_t)sorted[i];
-        for (; d < n && before >= (total * d + n - 1) / n; d++) {
+        for (; d < n && before >= total / n * d + (total % n * d + n - 1) / n; d++) {
             begin[d] = (uint32_t)(sorted[i] >> 32) + 1;
         }
     }
@@ -25321,7 +25333,7 @@ static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place 
     uint32_t base = s->begin[place->first], end = s->begin[place->first + 1];
     size_t from = dcommi_sparse_lower(s->chosen.index, s->chosen.n, base);
     size_t to = dcommi_sparse_lower(s->chosen.index, s->chosen.n, end);
-    if (dcommi_exchange_bytes(c->codec, end - base, to - from) > room) {
+    if (dcommi_topk_bytes(c->codec, end - base, to - from) > room) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", to - from, room);
     }
     *bytes =
@@ -25415,7 +25427,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
     dcommi_exchange_add(c->codec, keys, total, p, &clipped);
     uint32_t summed = (uint32_t)p->n;
     dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
-    if (dcommi_exchange_bytes(c->codec, end - base, p->n) + 4 > dst_len) {
+    if (dcommi_topk_bytes(c->codec, end - base, p->n) + 4 > dst_len) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", p->n, dst_len);
     }
     float *sums = s->lost + total;
@@ -25524,7 +25536,7 @@ static const dcomm_plan_codec dcommi_spread_codec = {
 
 static size_t dcommi_spread_part_bytes(const void *codec, size_t count, size_t kept)
 {
-    return dcommi_exchange_bytes(codec, count, kept);
+    return dcommi_topk_bytes(codec, count, kept);
 }
 
 static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nranks)
@@ -25714,6 +25726,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
         coding->feedback = true;
         coding->variant = opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC;
         coding->clips = opts->feedback->opts.clip > 0;
+        coding->differences = differences;
         coding->hash = dcommi_mix(coding->hash, differences);
         coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
     }
@@ -38463,7 +38476,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     }
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
-        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2;
+        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -39018,7 +39032,8 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
         coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
     }
     coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
-    coding.feedback = coding.spread != NULL; /* without it nobody would send so little */
+    /* Without it nobody would send so little; but "auto" does not know whether a call has it. */
+    coding.feedback = coding.spread != NULL && !codec->automatic;
     coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
     dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
     if (status >= 0) {
@@ -39104,26 +39119,30 @@ static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
     return codec != NULL && codec->automatic ? codec : NULL;
 }
 
-/* Calls of one class: lengths on the grid that algorithms are chosen by. */
+/* Calls of one class: lengths on the grid that algorithms are chosen by, whatever else is asked. */
 static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
-    uint64_t key = dcommi_choice_key(s);
+    dcommi_shape plain = *s;
+    plain.rank_order = false;
+    plain.lanes = 1;
+    plain.chunk_bytes = 0;
+    plain.coding = NULL;
+    uint64_t key = dcommi_choice_key(&plain);
     for (const char *at = codec->spec; *at != 0; at++) {
         key = dcommi_mix(key, (uint8_t)*at);
     }
     return key | 1;
 }
 
-static struct dcommi_decision *dcommi_auto_slot(dcomm_comm *comm, uint64_t key)
-{
-    return &comm->chooser->decided[(key >> 32) % DCOMMI_DECISIONS];
-}
-
 static int dcommi_auto_known(dcomm_comm *comm, uint64_t key)
 {
+    int taken = DCOMMI_AUTO_UNKNOWN;
     dcommi_comm_lock(comm);
-    const struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
-    int taken = slot->key == key ? slot->taken : DCOMMI_AUTO_UNKNOWN;
+    const dcommi_chooser *c = comm->chooser;
+    size_t n = c->ndecided < DCOMMI_DECISIONS ? c->ndecided : DCOMMI_DECISIONS;
+    for (size_t i = 0; i < n && taken == DCOMMI_AUTO_UNKNOWN; i++) {
+        taken = c->decided[i].key == key ? c->decided[i].taken : DCOMMI_AUTO_UNKNOWN;
+    }
     dcommi_comm_unlock(comm);
     return taken;
 }
@@ -39152,15 +39171,15 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
     DCOMMI_TRY(dcommi_collective(comm, &s, &word, &word, -1, &opts, NULL));
     *taken = (int)word;
     dcommi_comm_lock(comm);
-    struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
-    slot->key = key;
-    slot->taken = *taken;
+    dcommi_chooser *c = comm->chooser;
+    c->decided[c->ndecided++ % DCOMMI_DECISIONS] = (struct dcommi_decision){key, *taken};
     dcommi_comm_unlock(comm);
     return DCOMM_OK;
 }
 
-/* The shape of a call that "auto" decides about; *open is false for those that are never compressed
- * and those whose algorithm is named, which is the codec's or is not. */
+/* The shape of a call that "auto" decides about; *open is false for those that are never
+ * compressed, those that the codec cannot encode, and those whose algorithm is named, which is the
+ * codec's or is not. */
 static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtype dtype,
                                       dcomm_op op, const dcomm_coll_opts *opts, dcommi_shape *s,
                                       bool *open)
@@ -39168,6 +39187,7 @@ static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtyp
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, s));
     *open = (op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM) &&
             dcommi_coded_wanted(s, opts) &&
+            dcomm_codec_max_bytes(dcommi_auto_of(opts), count) != SIZE_MAX &&
             (opts->algo == NULL || opts->algo[0] == 0 || strcmp(opts->algo, "auto") == 0);
     return DCOMM_OK;
 }
@@ -39195,8 +39215,13 @@ static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_shape s;
     bool open;
     DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, *opts_p, &s, &open));
+    DCOMMI_TRY(dcommi_coded_check_feedback(&s, *opts_p));
     if (!open) {
-        bool exact = (*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL;
+        bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+        bool exact =
+            sums &&
+            (dcomm_codec_max_bytes(codec, count) == SIZE_MAX ||
+             ((*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL));
         dcommi_auto_take(codec, exact ? DCOMMI_AUTO_EXACT : DCOMMI_AUTO_CODEC, *opts_p, own);
         *opts_p = own;
         return DCOMM_OK;
@@ -41096,8 +41121,8 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     return status;
 }
 
-/* What fails here has failed the communicator, since ranks that choose by different numbers must not
- * meet; numbers that make no sense are refused on all of them. */
+/* What fails here has failed the communicator, since ranks that choose by different numbers must
+ * not meet; numbers that make no sense are refused on all of them. */
 static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
 {
     dcomm_status status = dcommi_comm_tune_try(comm, given, again);

@@ -244,11 +244,12 @@ struct dcomm_plan {
      * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
      * encodings take whose `slot` is not 0. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode, codec_later;
-    bool codec_linear;                    /* encodings are folded before they are decoded */
-    bool codec_partly;                    /* this rank's ENCODE steps leave some elements out */
-    int64_t recoded_first, recoded_count; /* elements that this rank's RECODE steps encode; none
-                                             where it is partly: any that its ENCODE steps do */
-    int64_t in_bytes, out_bytes;          /* how much of IN and OUT the plan may touch */
+    bool codec_linear; /* encodings are folded before they are decoded */
+    bool codec_partly; /* this rank's ENCODE steps leave some elements out */
+    /* Elements that this rank's RECODE steps encode; none where these are among those that its
+     * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
+    int64_t recoded_first, recoded_count;
+    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
     int64_t scratch_bytes, state_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);

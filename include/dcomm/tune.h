@@ -162,14 +162,15 @@ typedef struct dcomm_verdict {
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            dcomm_verdict *verdict);
 
-/* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec is
- * `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
+/* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
+ * is `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
  * "auto:SPEC": then rank 0's verdict decides between exact, a cast to bf16 and SPEC (default:
  * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave). What
- * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective where the class is new: every rank calls it with
- * the same arguments. A blocking all-reduce outside of groups decides likewise; others are refused
- * until somebody has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`.
- * Forgotten by dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
+ * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective
+ * where the class is new: every rank calls it with the same arguments. A blocking all-reduce
+ * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
+ * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
+ * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                           dcomm_dtype dtype, const dcomm_codec **taken_p);
 

@@ -24,6 +24,10 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                              "coded_hier encodes sums of a host, which are there piece by piece, "
                              "and feedback that clips needs the norm of all");
+    } else if (status == DCOMM_OK && s->coding->differences) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "coded_hier leaves a rank the estimate of its shard alone, and EF21 "
+                             "adds differences to that of the whole tensor");
     } else if (status == DCOMM_OK) {
         b->head.codec_partly = true;
         status = dcommi_hier_allreduce_of(&h, h.smallest);

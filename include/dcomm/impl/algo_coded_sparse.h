@@ -5,8 +5,7 @@
  * whatever N, and the result has as many elements as one rank selects: an all-gather sends N-1
  * encodings, and its sums fill in.
  *
- *   select; send samples of where it lies -> regions; send parts -> owner: sum, select; send
- * results
+ *   select; send samples of it -> regions; send parts -> owner: sum, select; send results
  *
  * Which elements a region holds is known at run time only. In the plan, block d of an equal
  * partition stands for region d, whose number is `index`: the checker proves that each region is
@@ -206,7 +205,9 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
     dcommi_spread_kind_make(&sample, &k, 4 * (samples + 1), n);
     dcommi_spread_kind_make(&out, &k, part, n - 1);
     dcommi_spread_kind_make(&in, &k, part, n);
-    dcommi_spread_kind_make(&result, &k, part + 4, n);
+    size_t quota = (size_t)dcommi_ceil_div(coding->most, n); /* that an owner keeps at most */
+    dcommi_spread_kind_make(&result, &k,
+                            (int64_t)coding->part_bytes(coding->sizes, s->count, quota) + 4, n);
     dcomm_space space = dcommi_input_of(s, 0).space;
     int idle = DCOMMI_SPREAD_IDLE;
 

@@ -14,26 +14,30 @@ static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
     return codec != NULL && codec->automatic ? codec : NULL;
 }
 
-/* Calls of one class: lengths on the grid that algorithms are chosen by. */
+/* Calls of one class: lengths on the grid that algorithms are chosen by, whatever else is asked. */
 static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
-    uint64_t key = dcommi_choice_key(s);
+    dcommi_shape plain = *s;
+    plain.rank_order = false;
+    plain.lanes = 1;
+    plain.chunk_bytes = 0;
+    plain.coding = NULL;
+    uint64_t key = dcommi_choice_key(&plain);
     for (const char *at = codec->spec; *at != 0; at++) {
         key = dcommi_mix(key, (uint8_t)*at);
     }
     return key | 1;
 }
 
-static struct dcommi_decision *dcommi_auto_slot(dcomm_comm *comm, uint64_t key)
-{
-    return &comm->chooser->decided[(key >> 32) % DCOMMI_DECISIONS];
-}
-
 static int dcommi_auto_known(dcomm_comm *comm, uint64_t key)
 {
+    int taken = DCOMMI_AUTO_UNKNOWN;
     dcommi_comm_lock(comm);
-    const struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
-    int taken = slot->key == key ? slot->taken : DCOMMI_AUTO_UNKNOWN;
+    const dcommi_chooser *c = comm->chooser;
+    size_t n = c->ndecided < DCOMMI_DECISIONS ? c->ndecided : DCOMMI_DECISIONS;
+    for (size_t i = 0; i < n && taken == DCOMMI_AUTO_UNKNOWN; i++) {
+        taken = c->decided[i].key == key ? c->decided[i].taken : DCOMMI_AUTO_UNKNOWN;
+    }
     dcommi_comm_unlock(comm);
     return taken;
 }
@@ -62,15 +66,15 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
     DCOMMI_TRY(dcommi_collective(comm, &s, &word, &word, -1, &opts, NULL));
     *taken = (int)word;
     dcommi_comm_lock(comm);
-    struct dcommi_decision *slot = dcommi_auto_slot(comm, key);
-    slot->key = key;
-    slot->taken = *taken;
+    dcommi_chooser *c = comm->chooser;
+    c->decided[c->ndecided++ % DCOMMI_DECISIONS] = (struct dcommi_decision){key, *taken};
     dcommi_comm_unlock(comm);
     return DCOMM_OK;
 }
 
-/* The shape of a call that "auto" decides about; *open is false for those that are never compressed
- * and those whose algorithm is named, which is the codec's or is not. */
+/* The shape of a call that "auto" decides about; *open is false for those that are never
+ * compressed, those that the codec cannot encode, and those whose algorithm is named, which is the
+ * codec's or is not. */
 static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtype dtype,
                                       dcomm_op op, const dcomm_coll_opts *opts, dcommi_shape *s,
                                       bool *open)
@@ -78,6 +82,7 @@ static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtyp
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, s));
     *open = (op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM) &&
             dcommi_coded_wanted(s, opts) &&
+            dcomm_codec_max_bytes(dcommi_auto_of(opts), count) != SIZE_MAX &&
             (opts->algo == NULL || opts->algo[0] == 0 || strcmp(opts->algo, "auto") == 0);
     return DCOMM_OK;
 }
@@ -105,8 +110,13 @@ static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_shape s;
     bool open;
     DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, *opts_p, &s, &open));
+    DCOMMI_TRY(dcommi_coded_check_feedback(&s, *opts_p));
     if (!open) {
-        bool exact = (*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL;
+        bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+        bool exact =
+            sums &&
+            (dcomm_codec_max_bytes(codec, count) == SIZE_MAX ||
+             ((*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL));
         dcommi_auto_take(codec, exact ? DCOMMI_AUTO_EXACT : DCOMMI_AUTO_CODEC, *opts_p, own);
         *opts_p = own;
         return DCOMM_OK;

@@ -10,8 +10,8 @@
 
 /* ---- life ---- */
 
-/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to bf16,
- * or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
+/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to
+ * bf16, or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
 static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
 {
     static const char word[] = "auto";

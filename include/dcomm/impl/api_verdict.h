@@ -110,7 +110,8 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
         coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
     }
     coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
-    coding.feedback = coding.spread != NULL; /* without it nobody would send so little */
+    /* Without it nobody would send so little; but "auto" does not know whether a call has it. */
+    coding.feedback = coding.spread != NULL && !codec->automatic;
     coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
     dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
     if (status >= 0) {

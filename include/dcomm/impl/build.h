@@ -19,15 +19,16 @@ typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
     size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
     const void *sizes;
-    uint64_t hash;   /* of the codec with all its options */
-    int64_t granule; /* elements, at whose multiples pieces had best begin */
-    bool whole;      /* encode as much as possible at once */
-    int parts;       /* of an encoding, that can be summed as f32 one after the other; 0: none */
-    int64_t part[3]; /* bytes: where they begin, and where the last one ends */
-    int rounds;      /* sums; round i is of part i % parts */
-    bool feedback;   /* what is rounded away is kept, of contributions and of sums, */
-    bool variant;    /* in another way than the classic one, */
-    bool clips;      /* and a rank's gradient is clipped by its norm */
+    uint64_t hash;    /* of the codec with all its options */
+    int64_t granule;  /* elements, at whose multiples pieces had best begin */
+    bool whole;       /* encode as much as possible at once */
+    int parts;        /* of an encoding, that can be summed as f32 one after the other; 0: none */
+    int64_t part[3];  /* bytes: where they begin, and where the last one ends */
+    int rounds;       /* sums; round i is of part i % parts */
+    bool feedback;    /* what is rounded away is kept, of contributions and of sums, */
+    bool variant;     /* in another way than the classic one, */
+    bool clips;       /* a rank's gradient is clipped by its norm, */
+    bool differences; /* or what is sent is a difference (EF21) */
     uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
     /* Of selected elements that can be sent apart: how; NULL: they cannot. */
     const dcomm_plan_codec *spread;

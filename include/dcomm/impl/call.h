@@ -155,7 +155,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     }
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
-        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2;
+        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;

@@ -8,7 +8,7 @@
 #include "tuning_default.h"
 
 #define DCOMMI_CHOICES 256             /* remembered */
-#define DCOMMI_DECISIONS 64            /* likewise */
+#define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
 #define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
 #define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
 #define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
@@ -20,10 +20,11 @@ typedef struct dcommi_chooser {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
     } choice[DCOMMI_CHOICES];
-    struct dcommi_decision { /* of codec "auto" (api_auto.h); the same on every rank */
-        uint64_t key;        /* 0: none */
+    struct dcommi_decision { /* of codec "auto" (api_auto.h), in the order in which they came, */
+        uint64_t key;        /* the same on every rank; the oldest go first */
         int taken;
     } decided[DCOMMI_DECISIONS];
+    size_t ndecided;
 } dcommi_chooser;
 
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
@@ -36,7 +37,7 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
 {
     DCOMMI_TRY(dcommi_tuning_check(tuning));
     memset(c->choice, 0, sizeof c->choice);
-    memset(c->decided, 0, sizeof c->decided);
+    c->ndecided = 0;
     c->tuning = *tuning;
     return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
 }
@@ -133,7 +134,11 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    key = s->coding != NULL ? dcommi_mix(key, s->coding->hash + s->coding->feedback) : key;
+    if (s->coding != NULL) {
+        unsigned feedback = s->coding->feedback | (unsigned)s->coding->variant << 1 |
+                            (unsigned)s->coding->clips << 2;
+        key = dcommi_mix(dcommi_mix(key, s->coding->hash), feedback);
+    }
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 

@@ -170,6 +170,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
         coding->feedback = true;
         coding->variant = opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC;
         coding->clips = opts->feedback->opts.clip > 0;
+        coding->differences = differences;
         coding->hash = dcommi_mix(coding->hash, differences);
         coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
     }

@@ -116,7 +116,7 @@ static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place 
     uint32_t base = s->begin[place->first], end = s->begin[place->first + 1];
     size_t from = dcommi_sparse_lower(s->chosen.index, s->chosen.n, base);
     size_t to = dcommi_sparse_lower(s->chosen.index, s->chosen.n, end);
-    if (dcommi_exchange_bytes(c->codec, end - base, to - from) > room) {
+    if (dcommi_topk_bytes(c->codec, end - base, to - from) > room) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", to - from, room);
     }
     *bytes =
@@ -210,7 +210,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
     dcommi_exchange_add(c->codec, keys, total, p, &clipped);
     uint32_t summed = (uint32_t)p->n;
     dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
-    if (dcommi_exchange_bytes(c->codec, end - base, p->n) + 4 > dst_len) {
+    if (dcommi_topk_bytes(c->codec, end - base, p->n) + 4 > dst_len) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%zu elements do not fit %zu bytes", p->n, dst_len);
     }
     float *sums = s->lost + total;
@@ -319,7 +319,7 @@ static const dcomm_plan_codec dcommi_spread_codec = {
 
 static size_t dcommi_spread_part_bytes(const void *codec, size_t count, size_t kept)
 {
-    return dcommi_exchange_bytes(codec, count, kept);
+    return dcommi_topk_bytes(codec, count, kept);
 }
 
 static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nranks)

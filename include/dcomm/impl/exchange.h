@@ -49,12 +49,6 @@ static inline bool dcommi_exchange_able(const dcomm_codec *codec)
     return codec->ops == &dcommi_codec_topk || codec->ops == &dcommi_codec_threshold;
 }
 
-/* The most bytes that `kept` of count elements take. */
-static size_t dcommi_exchange_bytes(const dcomm_codec *codec, size_t count, size_t kept)
-{
-    return dcommi_topk_bytes(codec, count, kept);
-}
-
 /* How many samples each of n ranks names, and how many elements an owner sends on. */
 static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t count, size_t n)
 {
@@ -87,7 +81,6 @@ static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *w
         dcommi_topk_values(codec, &w, at, n, value);
         memcpy(p->bits + at, value, 4 * n);
     }
-    dcommi_free(w.decoded);
     return DCOMM_OK;
 }
 
@@ -212,7 +205,7 @@ static dcomm_status dcommi_exchange_regions(const void *const *src, const size_t
     begin[0] = 0;
     for (size_t i = 0; i < n * m && total > 0; i++) {
         before += (uint32_t)sorted[i];
-        for (; d < n && before >= (total * d + n - 1) / n; d++) {
+        for (; d < n && before >= total / n * d + (total % n * d + n - 1) / n; d++) {
             begin[d] = (uint32_t)(sorted[i] >> 32) + 1;
         }
     }

@@ -180,6 +180,13 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
     return e;
 }
 
+/* Add to what the next step will hold back. */
+static void dcommi_feedback_raise(dcommi_feedback_store *s, size_t at, float by)
+{
+    float sum = dcommi_feedback_get(s, s->next, at) + by;
+    dcommi_feedback_set(s, s->next, at, dcommi_feedback_bounded(sum, &(dcomm_codec_report){0}));
+}
+
 /* x and the store become e, in the scratch array INPUT; counts what is not finite. */
 static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
                                   dcomm_codec_report *report)
@@ -423,7 +430,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
         DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
                                          fb->now.first, fb->now.count, 0));
         size_t at = first + index[i];
-        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + sign * value[i]);
+        dcommi_feedback_raise(s, at, sign * value[i]);
     }
     return DCOMM_OK;
 }
@@ -491,8 +498,7 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
     dcommi_feedback_store *s = &fb->worker;
     float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
     for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
-        size_t at = first + i;
-        dcommi_feedback_set(s, s->next, at, dcommi_feedback_get(s, s->next, at) + back * lost[i]);
+        dcommi_feedback_raise(s, first + i, back * lost[i]);
     }
     return status;
 }

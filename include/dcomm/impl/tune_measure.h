@@ -506,8 +506,8 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     return status;
 }
 
-/* What fails here has failed the communicator, since ranks that choose by different numbers must not
- * meet; numbers that make no sense are refused on all of them. */
+/* What fails here has failed the communicator, since ranks that choose by different numbers must
+ * not meet; numbers that make no sense are refused on all of them. */
 static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
 {
     dcomm_status status = dcommi_comm_tune_try(comm, given, again);
