@@ -10126,8 +10126,10 @@ DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
     if (fb->step >= fb->opts.warmup_steps) {
         return fb->codec;
     }
-    double done = (double)fb->step / (double)fb->opts.warmup_steps;
-    const dcomm_codec *warm = fb->warm[(int)(done * DCOMMI_FEEDBACK_STAGES)];
+    double done = (double)fb->step / (double)fb->opts.warmup_steps; /* may be rounded up to 1 */
+    int stage = (int)(done * DCOMMI_FEEDBACK_STAGES);
+    const dcomm_codec *warm =
+        fb->warm[stage < DCOMMI_FEEDBACK_STAGES ? stage : DCOMMI_FEEDBACK_STAGES - 1];
     return warm != NULL ? warm : fb->codec;
 }
 
@@ -12238,7 +12240,8 @@ static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *c
             how = 0;
         }
     }
-    if (nsrc <= 2 && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
+    bool ahead = nsrc <= 2 || element == 2; /* more streams of wide elements fetch themselves */
+    if (ahead && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
         how |= DCOMMI_FOLD_AHEAD;
     }
     return how;

@@ -32,7 +32,8 @@ static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *c
             how = 0;
         }
     }
-    if (nsrc <= 2 && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
+    bool ahead = nsrc <= 2 || element == 2; /* more streams of wide elements fetch themselves */
+    if (ahead && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
         how |= DCOMMI_FOLD_AHEAD;
     }
     return how;

@@ -222,8 +222,10 @@ DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
     if (fb->step >= fb->opts.warmup_steps) {
         return fb->codec;
     }
-    double done = (double)fb->step / (double)fb->opts.warmup_steps;
-    const dcomm_codec *warm = fb->warm[(int)(done * DCOMMI_FEEDBACK_STAGES)];
+    double done = (double)fb->step / (double)fb->opts.warmup_steps; /* may be rounded up to 1 */
+    int stage = (int)(done * DCOMMI_FEEDBACK_STAGES);
+    const dcomm_codec *warm =
+        fb->warm[stage < DCOMMI_FEEDBACK_STAGES ? stage : DCOMMI_FEEDBACK_STAGES - 1];
     return warm != NULL ? warm : fb->codec;
 }
 
