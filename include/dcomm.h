@@ -25759,6 +25759,12 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     return DCOMM_OK;
 }
 
+/* Operators that compressed calls can have. */
+static bool dcommi_coded_op(dcomm_op op)
+{
+    return op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+}
+
 /* Whether a call with a codec is compressed. Its ranks decide alike. */
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
@@ -25776,7 +25782,7 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
         return DCOMM_OK;
     }
     DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
-    if (s->op != DCOMM_SUM && s->op != DCOMM_AVG && s->op != DCOMM_PREMUL_SUM) {
+    if (!dcommi_coded_op(s->op)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "%s: opts.codec with operator %s; sums and averages can be compressed",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
@@ -39188,8 +39194,7 @@ static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtyp
                                       bool *open)
 {
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, s));
-    *open = (op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM) &&
-            dcommi_coded_wanted(s, opts) &&
+    *open = dcommi_coded_op(op) && dcommi_coded_wanted(s, opts) &&
             dcomm_codec_max_bytes(dcommi_auto_of(opts), count) != SIZE_MAX &&
             (opts->algo == NULL || opts->algo[0] == 0 || strcmp(opts->algo, "auto") == 0);
     return DCOMM_OK;
@@ -39220,9 +39225,8 @@ static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec
     DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, *opts_p, &s, &open));
     DCOMMI_TRY(dcommi_coded_check_feedback(&s, *opts_p));
     if (!open) {
-        bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
         bool exact =
-            sums &&
+            dcommi_coded_op(op) &&
             (dcomm_codec_max_bytes(codec, count) == SIZE_MAX ||
              ((*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL));
         dcommi_auto_take(codec, exact ? DCOMMI_AUTO_EXACT : DCOMMI_AUTO_CODEC, *opts_p, own);

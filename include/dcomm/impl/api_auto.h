@@ -80,8 +80,7 @@ static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtyp
                                       bool *open)
 {
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, s));
-    *open = (op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM) &&
-            dcommi_coded_wanted(s, opts) &&
+    *open = dcommi_coded_op(op) && dcommi_coded_wanted(s, opts) &&
             dcomm_codec_max_bytes(dcommi_auto_of(opts), count) != SIZE_MAX &&
             (opts->algo == NULL || opts->algo[0] == 0 || strcmp(opts->algo, "auto") == 0);
     return DCOMM_OK;
@@ -112,9 +111,8 @@ static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec
     DCOMMI_TRY(dcommi_auto_shape(comm, count, dtype, op, *opts_p, &s, &open));
     DCOMMI_TRY(dcommi_coded_check_feedback(&s, *opts_p));
     if (!open) {
-        bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
         bool exact =
-            sums &&
+            dcommi_coded_op(op) &&
             (dcomm_codec_max_bytes(codec, count) == SIZE_MAX ||
              ((*opts_p)->algo != NULL && dcommi_algo_find(s.coll, (*opts_p)->algo) != NULL));
         dcommi_auto_take(codec, exact ? DCOMMI_AUTO_EXACT : DCOMMI_AUTO_CODEC, *opts_p, own);

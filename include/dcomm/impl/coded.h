@@ -200,6 +200,12 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     return DCOMM_OK;
 }
 
+/* Operators that compressed calls can have. */
+static bool dcommi_coded_op(dcomm_op op)
+{
+    return op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+}
+
 /* Whether a call with a codec is compressed. Its ranks decide alike. */
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
@@ -217,7 +223,7 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
         return DCOMM_OK;
     }
     DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
-    if (s->op != DCOMM_SUM && s->op != DCOMM_AVG && s->op != DCOMM_PREMUL_SUM) {
+    if (!dcommi_coded_op(s->op)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "%s: opts.codec with operator %s; sums and averages can be compressed",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
