@@ -42,7 +42,7 @@ static double price(const source *s, const dcomm_tuning *tuning, const dcommi_gr
     dcommi_terrain t;
     dcommi_price p;
     dcommi_plans plans = {make, drop, (void *)(uintptr_t)s};
-    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, &t), DCOMM_OK);
+    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, false, &t), DCOMM_OK);
     int period =
         how == ALL || !dcommi_plans_alike(&plans, s->nranks, t.period) ? s->nranks : t.period;
     dcomm_status status = how == CHOSEN
