@@ -298,7 +298,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
 static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
 {
     uint8_t *in = t->in, *out = t->out;
-    dcommi_own *own;
+    dcommi_own *own = NULL;
     if (t->registered == NULL &&
         dcommi_mem_alloc(t->comm->context, (2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST,
                          &own) >= 0) {
