@@ -12228,6 +12228,8 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
+/* What is longer than a message is cold: copied past the caches, it is asked for ahead of time. */
+#define DCOMMI_COPY_AHEAD ((size_t)64 << 10)
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */
 #define DCOMMI_BYTE_VALUES 256
@@ -12279,7 +12281,9 @@ static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
 
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
 {
-    dcommi_copy_how(dst, src, len, DCOMMI_FOLD_STREAM);
+    dcommi_copy_how(dst, src, len,
+                    len >= DCOMMI_COPY_AHEAD ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD
+                                             : DCOMMI_FOLD_STREAM);
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \
@@ -19116,7 +19120,8 @@ static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcomm
     if (!s->in_place) {
         dcommi_turn own = dcommi_turn_at(s->rank);
         dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
-                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv), 0);
+                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv),
+                    DCOMM_STEP_RESULT);
     }
 }
 
@@ -19126,7 +19131,7 @@ static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dco
 {
     dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
     dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
-                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC);
+                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
 }
 
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
@@ -19197,7 +19202,7 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
         dcommi_copy(
             b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
             dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
-            DCOMM_STEP_ASYNC);
+            DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
         dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
                          dcommi_const(tag));
@@ -19853,12 +19858,12 @@ static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, d
 /* The same where the others' pieces lie at `offset` of what they have exposed. */
 static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
                                      uint16_t slot, int64_t offset, int64_t length,
-                                     dcomm_operand own)
+                                     dcomm_operand own, unsigned flags)
 {
     dcomm_operand ordered[3];
     dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
 /* ---- all-reduce ---- */
@@ -19876,7 +19881,7 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
             dcommi_copy(b, 0, own, out, 0);
         }
         dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own);
+        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own, DCOMM_STEP_RESULT);
         dcommi_direct_read_barrier(s, b);
     } else if (s->nranks == 2) {
         dcommi_direct_pair(s, b, bytes);
@@ -19904,7 +19909,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
     if (p.block >= DCOMMI_PEER_READ_MIN) {
         uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
         dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own);
+        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own, 0);
         dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
         int d = dcommi_loop(b, 0, dcommi_const(n - 1));
         dcommi_turn peer = dcommi_others(s, d);
@@ -19913,7 +19918,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
             dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
         /* The last blocks are shorter: total - block*rank. */
         theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
         dcommi_end(b, 0);
         dcommi_fence(b, 0);
         dcommi_direct_read_barrier(s, b);
@@ -19956,7 +19961,7 @@ static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_b
             total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
         }
         dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own);
+        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own, DCOMM_STEP_RESULT);
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
@@ -19994,13 +19999,13 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builde
     if (read) {
         dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
         theirs.length = dcommi_block_length(&blocks, peer);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
         dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
     }
     dcommi_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, DCOMM_STEP_RESULT);
     }
     dcommi_fence(b, 0);
     if (read) {
@@ -20073,7 +20078,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
     if (read) {
         uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
         if (root) {
-            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own);
+            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own, DCOMM_STEP_RESULT);
             dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
         } else {
             dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
@@ -20103,7 +20108,7 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
     if (!root) {
         if (read) {
             dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
-                        0);
+                        DCOMM_STEP_RESULT);
             dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
         } else {
             dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
@@ -20117,7 +20122,7 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
         dcommi_send_to_others(s, b, own, tag);
     }
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, own, 0);
+        dcommi_copy(b, 0, out, own, DCOMM_STEP_RESULT);
     }
     if (read) {
         dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
@@ -31169,7 +31174,7 @@ struct dcommi_pull {
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
-    bool async, final, fold;
+    bool async, final, fold, past;
     uint8_t *dst;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
@@ -31193,14 +31198,14 @@ static void dcommi_pull_free(dcommi_pull *pull)
     dcommi_free(pull);
 }
 
-static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, const void *const *src,
-                                       size_t nsrc, size_t len, bool final)
+static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool past,
+                                       const void *const *src, size_t nsrc, size_t len, bool final)
 {
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    return dcommi_host_reduce(dst, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
-                              (dcomm_op)plan->op,
-                              final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+    return dcommi_host_reduce_both(
+        dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
 /* Bytes of a block such that the blocks of all pieces stay in cache. */
@@ -31221,8 +31226,9 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
 }
 
 /* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
-                                       size_t n, size_t len, bool fold, bool final)
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool past,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                       bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
     const void **src = comm->context->pointers;
@@ -31236,15 +31242,15 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dc
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
     }
     if (fold) {
-        return dcommi_fold_pieces(lane, dst, src, n, len, final);
+        return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
     }
-    dcommi_host_copy(dst, src[0], len);
+    (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, src[0], len);
     return DCOMM_OK;
 }
 
 /* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
-                                       size_t n, size_t len, bool final)
+static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, bool past,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
     size_t grain = dcommi_pull_grain(n);
@@ -31267,7 +31273,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 pieces[i].rank));
             src[i] = block;
         }
-        DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
+        DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, past, src, n, part, final));
     }
     return DCOMM_OK;
 }
@@ -31300,8 +31306,8 @@ static void dcommi_pull_ready(dcommi_pull *pull, unsigned b)
             }
         }
         if (status == DCOMM_OK) {
-            status = dcommi_fold_pieces(pull->lane, pull->dst + at, src, pull->npieces, part,
-                                        pull->final);
+            status = dcommi_fold_pieces(pull->lane, pull->dst + at, pull->past, src, pull->npieces,
+                                        part, pull->final);
         }
         dcommi_free((void *)src);
     }
@@ -31375,19 +31381,20 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 }
 
 /* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`. */
-static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_piece *pieces,
-                                      size_t n, size_t len, bool fold, bool final, bool async)
+static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past,
+                                      dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                      bool final, bool async)
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    dcomm_status status = dcommi_pull_mapped(lane, dst, pieces, n, len, fold, final);
+    dcomm_status status = dcommi_pull_mapped(lane, dst, past, pieces, n, len, fold, final);
     bool direct = status == DCOMM_ERR_UNSUPPORTED;
     for (size_t i = 0; i < n && direct; i++) {
         direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
                  dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank));
     }
     if (direct) {
-        status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+        status = fold ? dcommi_pull_direct(lane, dst, past, pieces, n, len, final)
                       : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
     }
     if (status != DCOMM_ERR_UNSUPPORTED) {
@@ -31404,6 +31411,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     pull->run = run;
     pull->async = async;
     pull->final = final;
+    pull->past = past;
     pull->fold = fold;
     pull->dst = dst;
     pull->len = pull->left = len;
@@ -31760,6 +31768,13 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     return dcommi_moving(lane, dcommi_send_start(lane, rank, tag, data, len, async), async);
 }
 
+/* Whether what a step stores is better kept out of the caches. */
+static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
+{
+    return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+           frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
+}
+
 static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
@@ -31781,8 +31796,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     }
     move->async = step->flags & DCOMM_STEP_ASYNC;
     move->final = step->flags & DCOMM_STEP_FINAL;
-    move->past = (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
-                 frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
+    move->past = dcommi_step_past(frame, step);
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = dst;
     move->dst = dst;
@@ -31920,21 +31934,23 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return outcome;
     }
     bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
+    bool past = dcommi_step_past(frame, step);
     if (remote) {
         bool async = step->flags & DCOMM_STEP_ASYNC;
         return dcommi_moving(
-            lane, dcommi_pull_start(lane, dst, context->pieces, n, len, fold, final, async), async);
+            lane, dcommi_pull_start(lane, dst, past, context->pieces, n, len, fold, final, async),
+            async);
     }
     if (!fold) {
         if (dst != context->pieces[0].local) {
-            dcommi_host_copy(dst, context->pieces[0].local, len);
+            (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, context->pieces[0].local, len);
         }
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
         context->pointers[i] = context->pieces[i].local;
     }
-    dcomm_status status = dcommi_fold_pieces(lane, dst, context->pointers, n, len, final);
+    dcomm_status status = dcommi_fold_pieces(lane, dst, past, context->pointers, n, len, final);
     return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
 }
 
@@ -41405,6 +41421,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CODED_MIN
 #undef DCOMMI_CODED_TRACKS
 #undef DCOMMI_CODED_WINDOW
+#undef DCOMMI_COPY_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DECISIONS

@@ -46,7 +46,8 @@ static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcomm
     if (!s->in_place) {
         dcommi_turn own = dcommi_turn_at(s->rank);
         dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
-                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv), 0);
+                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv),
+                    DCOMM_STEP_RESULT);
     }
 }
 
@@ -56,7 +57,7 @@ static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dco
 {
     dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
     dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
-                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC);
+                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
 }
 
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
@@ -127,7 +128,7 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
         dcommi_copy(
             b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
             dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
-            DCOMM_STEP_ASYNC);
+            DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
         dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
                          dcommi_const(tag));

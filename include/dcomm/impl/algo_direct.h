@@ -67,12 +67,12 @@ static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, d
 /* The same where the others' pieces lie at `offset` of what they have exposed. */
 static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
                                      uint16_t slot, int64_t offset, int64_t length,
-                                     dcomm_operand own)
+                                     dcomm_operand own, unsigned flags)
 {
     dcomm_operand ordered[3];
     dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
 /* ---- all-reduce ---- */
@@ -90,7 +90,7 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
             dcommi_copy(b, 0, own, out, 0);
         }
         dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own);
+        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own, DCOMM_STEP_RESULT);
         dcommi_direct_read_barrier(s, b);
     } else if (s->nranks == 2) {
         dcommi_direct_pair(s, b, bytes);
@@ -118,7 +118,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
     if (p.block >= DCOMMI_PEER_READ_MIN) {
         uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
         dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own);
+        dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own, 0);
         dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
         int d = dcommi_loop(b, 0, dcommi_const(n - 1));
         dcommi_turn peer = dcommi_others(s, d);
@@ -127,7 +127,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
             dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
         /* The last blocks are shorter: total - block*rank. */
         theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
         dcommi_end(b, 0);
         dcommi_fence(b, 0);
         dcommi_direct_read_barrier(s, b);
@@ -170,7 +170,7 @@ static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_b
             total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
         }
         dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own);
+        dcommi_direct_fold_peers(s, b, out, slot, begin, length, own, DCOMM_STEP_RESULT);
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
@@ -208,13 +208,13 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builde
     if (read) {
         dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
         theirs.length = dcommi_block_length(&blocks, peer);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
         dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
     }
     dcommi_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, DCOMM_STEP_RESULT);
     }
     dcommi_fence(b, 0);
     if (read) {
@@ -287,7 +287,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
     if (read) {
         uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
         if (root) {
-            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own);
+            dcommi_direct_fold_peers(s, b, out, slot, 0, total, own, DCOMM_STEP_RESULT);
             dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
         } else {
             dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
@@ -317,7 +317,7 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
     if (!root) {
         if (read) {
             dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
-                        0);
+                        DCOMM_STEP_RESULT);
             dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
         } else {
             dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
@@ -331,7 +331,7 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
         dcommi_send_to_others(s, b, own, tag);
     }
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, own, 0);
+        dcommi_copy(b, 0, out, own, DCOMM_STEP_RESULT);
     }
     if (read) {
         dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));

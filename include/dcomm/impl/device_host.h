@@ -15,6 +15,8 @@
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
+/* What is longer than a message is cold: copied past the caches, it is asked for ahead of time. */
+#define DCOMMI_COPY_AHEAD ((size_t)64 << 10)
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */
 #define DCOMMI_BYTE_VALUES 256
@@ -66,7 +68,9 @@ static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
 
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
 {
-    dcommi_copy_how(dst, src, len, DCOMMI_FOLD_STREAM);
+    dcommi_copy_how(dst, src, len,
+                    len >= DCOMMI_COPY_AHEAD ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD
+                                             : DCOMMI_FOLD_STREAM);
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \

@@ -33,7 +33,7 @@ struct dcommi_pull {
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
-    bool async, final, fold;
+    bool async, final, fold, past;
     uint8_t *dst;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
@@ -57,14 +57,14 @@ static void dcommi_pull_free(dcommi_pull *pull)
     dcommi_free(pull);
 }
 
-static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, const void *const *src,
-                                       size_t nsrc, size_t len, bool final)
+static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool past,
+                                       const void *const *src, size_t nsrc, size_t len, bool final)
 {
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    return dcommi_host_reduce(dst, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
-                              (dcomm_op)plan->op,
-                              final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+    return dcommi_host_reduce_both(
+        dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
 /* Bytes of a block such that the blocks of all pieces stay in cache. */
@@ -85,8 +85,9 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
 }
 
 /* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
-                                       size_t n, size_t len, bool fold, bool final)
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool past,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                       bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
     const void **src = comm->context->pointers;
@@ -100,15 +101,15 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, const dc
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
     }
     if (fold) {
-        return dcommi_fold_pieces(lane, dst, src, n, len, final);
+        return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
     }
-    dcommi_host_copy(dst, src[0], len);
+    (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, src[0], len);
     return DCOMM_OK;
 }
 
 /* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dcommi_piece *pieces,
-                                       size_t n, size_t len, bool final)
+static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, bool past,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
     size_t grain = dcommi_pull_grain(n);
@@ -131,7 +132,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, const dc
                 pieces[i].rank));
             src[i] = block;
         }
-        DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, src, n, part, final));
+        DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, past, src, n, part, final));
     }
     return DCOMM_OK;
 }
@@ -164,8 +165,8 @@ static void dcommi_pull_ready(dcommi_pull *pull, unsigned b)
             }
         }
         if (status == DCOMM_OK) {
-            status = dcommi_fold_pieces(pull->lane, pull->dst + at, src, pull->npieces, part,
-                                        pull->final);
+            status = dcommi_fold_pieces(pull->lane, pull->dst + at, pull->past, src, pull->npieces,
+                                        part, pull->final);
         }
         dcommi_free((void *)src);
     }
@@ -239,19 +240,20 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 }
 
 /* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`. */
-static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_piece *pieces,
-                                      size_t n, size_t len, bool fold, bool final, bool async)
+static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past,
+                                      dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                      bool final, bool async)
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    dcomm_status status = dcommi_pull_mapped(lane, dst, pieces, n, len, fold, final);
+    dcomm_status status = dcommi_pull_mapped(lane, dst, past, pieces, n, len, fold, final);
     bool direct = status == DCOMM_ERR_UNSUPPORTED;
     for (size_t i = 0; i < n && direct; i++) {
         direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
                  dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank));
     }
     if (direct) {
-        status = fold ? dcommi_pull_direct(lane, dst, pieces, n, len, final)
+        status = fold ? dcommi_pull_direct(lane, dst, past, pieces, n, len, final)
                       : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
     }
     if (status != DCOMM_ERR_UNSUPPORTED) {
@@ -268,6 +270,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, dcommi_pi
     pull->run = run;
     pull->async = async;
     pull->final = final;
+    pull->past = past;
     pull->fold = fold;
     pull->dst = dst;
     pull->len = pull->left = len;

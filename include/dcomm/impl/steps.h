@@ -104,6 +104,13 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     return dcommi_moving(lane, dcommi_send_start(lane, rank, tag, data, len, async), async);
 }
 
+/* Whether what a step stores is better kept out of the caches. */
+static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
+{
+    return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+           frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
+}
+
 static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
@@ -125,8 +132,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     }
     move->async = step->flags & DCOMM_STEP_ASYNC;
     move->final = step->flags & DCOMM_STEP_FINAL;
-    move->past = (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
-                 frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
+    move->past = dcommi_step_past(frame, step);
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = dst;
     move->dst = dst;
@@ -264,21 +270,23 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return outcome;
     }
     bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
+    bool past = dcommi_step_past(frame, step);
     if (remote) {
         bool async = step->flags & DCOMM_STEP_ASYNC;
         return dcommi_moving(
-            lane, dcommi_pull_start(lane, dst, context->pieces, n, len, fold, final, async), async);
+            lane, dcommi_pull_start(lane, dst, past, context->pieces, n, len, fold, final, async),
+            async);
     }
     if (!fold) {
         if (dst != context->pieces[0].local) {
-            dcommi_host_copy(dst, context->pieces[0].local, len);
+            (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, context->pieces[0].local, len);
         }
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
         context->pointers[i] = context->pieces[i].local;
     }
-    dcomm_status status = dcommi_fold_pieces(lane, dst, context->pointers, n, len, final);
+    dcomm_status status = dcommi_fold_pieces(lane, dst, past, context->pointers, n, len, final);
     return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
 }
 
