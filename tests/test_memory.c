@@ -5,7 +5,12 @@
 #include "ranks.h"
 
 #include <criterion/criterion.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 enum { COUNT = 100000, PAGE = 4096 };
 
@@ -418,4 +423,75 @@ Test(memory, owner_killed, .timeout = 100)
 Test(memory, owner_killed_by_message, .timeout = 100)
 {
     run_killed(MESSAGE);
+}
+
+/* ---- a kernel that forbids to read other processes ---- */
+
+/* From now on process_vm_readv fails in this process, as in many containers. */
+static void forbid_reading(unsigned error)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    PROCS_TRUE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    PROCS_TRUE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    PROCS_TRUE(syscall(SYS_process_vm_readv, getpid(), NULL, 0, NULL, 0, 0) == -1 &&
+               errno == (int)error);
+}
+
+typedef struct forbidden {
+    int among; /* every so many ranks are */
+    unsigned error;
+} forbidden;
+
+/* The right results, by whatever way, and not a word about it. */
+static int forbidden_ranks(int rank, int n, procs_shared *s, void *arg)
+{
+    const forbidden *f = arg;
+    if (rank % f->among == f->among - 1) {
+        forbid_reading(f->error);
+    }
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    static const char *const algos[] = {"one_shot", "two_shot", "ring", "halving_doubling", NULL};
+    float *plain = malloc(COUNT * sizeof *plain), *all = malloc((size_t)n * COUNT * sizeof *all);
+    void *p = allocate(comm, COUNT * sizeof(float));
+    for (size_t a = 0; a < sizeof algos / sizeof *algos; a++) {
+        for (int i = 0; i < 3; i++) {
+            all_reduce(comm, plain, COUNT, i, algos[a]);
+            all_reduce(comm, p, COUNT, i, algos[a]);
+        }
+    }
+    for (size_t i = 0; i < COUNT; i++) {
+        plain[i] = (float)rank + (float)(i % 50);
+    }
+    static const char *const gathers[] = {"direct", "ring"};
+    for (int g = 0; g < 2; g++) {
+        dcomm_coll_opts opts = {.algo = gathers[g]};
+        RANKS_OK(dcomm_allgather(comm, plain, all, COUNT, DCOMM_F32, &opts));
+        for (size_t i = 0; i < (size_t)n * COUNT; i++) {
+            PROCS_TRUE(all[i] == (float)(i / COUNT) + (float)(i % COUNT % 50));
+        }
+    }
+    PROCS_CHECK(strcmp(dcomm_last_error(), "") == 0, "%s", dcomm_last_error());
+    RANKS_OK(dcomm_mem_free(&p));
+    free(plain);
+    free(all);
+    return ranks_leave(&comm);
+}
+
+Test(memory, reading_is_forbidden, .timeout = 100)
+{
+    int ended[PROCS_MAX];
+    for (int among = 1; among <= 2; among++) {
+        for (int n = 2; n <= 3; n++) {
+            forbidden arg = {among, among == 1 ? EPERM : ENOSYS};
+            cr_assert_eq(procs_run(n, 50, forbidden_ranks, &arg, ended), 0, "%d ranks, 1 of %d", n,
+                         among);
+        }
+    }
 }
