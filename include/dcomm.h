@@ -23531,18 +23531,24 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
 
 /* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. */
-static int dcommi_choice_favour(const dcommi_algo *algo)
+ * what passes everything through some ranks, whose queues the model takes for boundless. Between
+ * hosts hier, which hides what is done within them behind the links; on one host it is two_shot by
+ * another name. */
+static int dcommi_choice_favour(const dcommi_algo *algo, bool hosts)
 {
     static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
                                         "coded_sparse",       "one_shot",       "direct",
                                         "halving_doubling",   "linear",         "pairwise",
-                                        "recursive_doubling", "hier",           "ring",
-                                        "recursive_halving",  "two_shot",       "bruck",
+                                        "recursive_doubling", "ring",           "recursive_halving",
+                                        "two_shot",           "hier",           "bruck",
                                         "hier_leader"};
     int n = (int)(sizeof names / sizeof *names);
+    const char *name = algo->name;
+    if (strcmp(name, "hier") == 0 && hosts) {
+        name = "direct";
+    }
     for (int i = 0; i < n; i++) {
-        if (strcmp(algo->name, names[i]) == 0) {
+        if (strcmp(name, names[i]) == 0) {
             return i;
         }
     }
@@ -23580,6 +23586,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         return known->algo;
     }
     const dcommi_terrain *t = &c->terrain[s->registered];
+    const bool hosts = s->groups != NULL && s->groups->count[0] > 1;
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
@@ -23608,7 +23615,8 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     for (int i = 0; i < n; i++) {
         const dcommi_algo *algo = &table[i];
         if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
-            (best == NULL || dcommi_choice_favour(algo) < dcommi_choice_favour(best))) {
+            (best == NULL ||
+             dcommi_choice_favour(algo, hosts) < dcommi_choice_favour(best, hosts))) {
             best = algo;
         }
     }
