@@ -153,8 +153,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
     sub->counts = r->counts;
     sub->displs = r->counts + h->size;
     if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
-        r->plan =
-            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        r->plan = dcommi_hier_sub(h, sub, dcommi_longest(sub, sub->counts), extent, out_bytes);
         if (r->plan != NULL) {
             r->plan = dcommi_build_adopt(b, r->plan);
         }
