@@ -19710,6 +19710,28 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
 #ifndef DCOMMI_ALGO_HIER_H
 #define DCOMMI_ALGO_HIER_H
 
+/* ==== include/dcomm/impl/algo_hier_digits.h ================================================ */
+/* algo_hier_digits.h - all-to-all over any number of levels, where the coarsest groups (hosts) are
+ * of equal size: ranks only talk to those of the same place.
+ *
+ * A block goes to owner number x of a host. x has a digit for each tier but the last, which says
+ * which part of that tier owns it. In each of these tiers ranks exchange all blocks by that digit,
+ * of whatever host they are for, so that they are where x is after the last of them; in the last
+ * tier rank x of each host exchanges with ranks x of the others. So N blocks of each rank go
+ * through every tier, all that go to one rank as one message, and across hosts no more than must.
+ * Between exchanges blocks are sorted so that those for one part lie together. Pieces of blocks
+ * make chunks, and the tiers overlap (algo_hier_pipe.h). */
+#ifndef DCOMMI_ALGO_HIER_DIGITS_H
+#define DCOMMI_ALGO_HIER_DIGITS_H
+
+/* ==== include/dcomm/impl/algo_hier_order.h ================================================= */
+/* algo_hier_order.h - blocks of all ranks in the order that keeps groups together, so that what
+ * belongs to a group is one stretch of memory: where it lies, how it gets there, and calls of the
+ * tiers on such stretches. Long blocks are cut into pieces, and a chunk is a piece of every block.
+ */
+#ifndef DCOMMI_ALGO_HIER_ORDER_H
+#define DCOMMI_ALGO_HIER_ORDER_H
+
 /* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
 /* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
  * cross between groups once.
@@ -22456,7 +22478,7 @@ static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hi
 
 #endif
 
-#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS)
+#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 1)
 #define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
 #define DCOMMI_HIER_MAX_CHUNKS 64 /* also when the caller asks for smaller chunks */
@@ -22633,6 +22655,614 @@ static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
         dcommi_hier_flow(pipe, done, flow, flows);
     }
     return b->status;
+}
+
+#endif
+
+typedef struct dcommi_hier_order {
+    dcommi_hier *h;
+    dcommi_hier_tree tree;
+    dcommi_hier_pipe pipe;
+    int64_t piece;      /* bytes of a block in a chunk, where blocks are equal */
+    int64_t *offset[2]; /* [nranks + 1] of each kind of chunk: where a rank's piece begins */
+    size_t *counts;     /* [4 * nranks], for the calls */
+} dcommi_hier_order;
+
+/* Blocks of unequal length are not cut. */
+static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hier_order *o)
+{
+    const dcommi_shape *s = h->s;
+    size_t n = (size_t)s->nranks;
+    int64_t longest = dcommi_hier_bytes(s), total = s->nranks * longest, length;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_CHUNK;
+    memset(o, 0, sizeof *o);
+    o->h = h;
+    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, &o->tree);
+    o->pipe.h = h;
+    o->pipe.chunks = 1;
+    o->piece = longest;
+    if (s->counts == NULL) {
+        wanted = dcommi_max64(wanted, dcommi_ceil_div(total, DCOMMI_HIER_DEFAULT_CHUNKS));
+        int64_t grain = (int64_t)dcomm_dtype_size(s->dtype);
+        o->piece =
+            dcommi_partition_make(longest, 1, dcommi_max64(wanted / s->nranks, grain), grain).chunk;
+        o->piece = dcommi_min64(o->piece, longest);
+        o->pipe.chunks = dcommi_ceil_div(longest, o->piece);
+    }
+    o->offset[0] = dcommi_calloc(2 * (n + 1) + 4 * n, sizeof(int64_t));
+    if (o->offset[0] == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    o->offset[1] = o->offset[0] + n + 1;
+    o->counts = (size_t *)(o->offset[1] + n + 1);
+    for (size_t j = 0; j < n; j++) {
+        dcommi_hier_block(h, s->groups->order[j], &length);
+        int64_t last = length - (o->pipe.chunks - 1) * o->piece;
+        o->offset[0][j + 1] = o->offset[0][j] + dcommi_min64(length, o->piece);
+        o->offset[1][j + 1] = o->offset[1][j] + last;
+        o->pipe.odd = o->pipe.odd || last != dcommi_min64(length, o->piece);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_hier_order_close(dcommi_hier_order *o)
+{
+    dcomm_status status = dcommi_hier_pipe_end(&o->pipe);
+    dcommi_free(o->offset[0]);
+    return status;
+}
+
+/* Bytes of a group in a chunk of a kind. */
+static int64_t dcommi_hier_order_bytes(const dcommi_hier_order *o, dcommi_hier_node v, int kind)
+{
+    return o->offset[kind][v.end] - o->offset[kind][v.begin];
+}
+
+static dcommi_hier_node dcommi_hier_order_all(const dcommi_hier_order *o)
+{
+    return (dcommi_hier_node){0, o->h->s->nranks, -1};
+}
+
+/* A part of a tier: a group or a rank. */
+static dcommi_hier_node dcommi_hier_order_part(const dcommi_hier_order *o,
+                                               const dcommi_hier_tier *tier, int place)
+{
+    if (tier->level >= 0) {
+        return dcommi_hier_part_of(&o->tree, tier->node, tier->level, place);
+    }
+    int at = dcommi_hier_member(&o->tree, tier->node, place);
+    return (dcommi_hier_node){at, at + 1, tier->node.level};
+}
+
+/* Scratch for a group's blocks, chunk by chunk. */
+static dcommi_hier_place dcommi_hier_order_room(dcommi_hier_order *o, dcommi_hier_node v)
+{
+    int64_t step = dcommi_hier_order_bytes(o, v, 0);
+    int64_t bytes = (o->pipe.chunks - 1) * step + dcommi_hier_order_bytes(o, v, 1);
+    return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcommi_build_scratch(o->h->b, bytes), step};
+}
+
+/* This rank's own block in a caller's buffer. */
+static dcommi_hier_place dcommi_hier_order_own(const dcommi_hier_order *o, dcomm_space space,
+                                               bool all)
+{
+    int64_t length;
+    int64_t at = dcommi_hier_block(o->h, o->h->s->rank, &length);
+    return (dcommi_hier_place){space, all ? at : 0, o->piece};
+}
+
+/* Whether the caller's blocks lie in the order as they are. */
+static bool dcommi_hier_order_plain(const dcommi_hier_order *o)
+{
+    int64_t length;
+    bool plain = o->pipe.chunks == 1;
+    for (int j = 0; j < o->h->s->nranks && plain; j++) {
+        int rank = o->h->s->groups->order[j];
+        plain = dcommi_hier_block(o->h, rank, &length) == o->offset[0][j];
+    }
+    return plain;
+}
+
+static dcomm_operand dcommi_hier_order_span(dcommi_hier_place p, int64_t bytes)
+{
+    return bytes > 0 ? dcommi_span(p.space, p.at, bytes) : dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+}
+
+/* ---- sorting ---- */
+
+/* Pieces to copy; what follows the piece before in both places is one with it. */
+typedef struct dcommi_hier_sorting {
+    int64_t *from, *to, *length;
+    int64_t n, longest;
+} dcommi_hier_sorting;
+
+static bool dcommi_hier_sorting_open(dcommi_hier_sorting *t, int64_t most)
+{
+    memset(t, 0, sizeof *t);
+    t->from = dcommi_calloc(3 * (size_t)most, sizeof *t->from);
+    if (t->from != NULL) {
+        t->to = t->from + most;
+        t->length = t->to + most;
+    }
+    return t->from != NULL;
+}
+
+static void dcommi_hier_sorting_add(dcommi_hier_sorting *t, int64_t from, int64_t to,
+                                    int64_t length)
+{
+    int64_t i = t->n - 1;
+    if (i >= 0 && t->from[i] + t->length[i] == from && t->to[i] + t->length[i] == to) {
+        t->length[i] += length;
+    } else {
+        i = t->n++;
+        t->from[i] = from;
+        t->to[i] = to;
+        t->length[i] = length;
+    }
+    t->longest = dcommi_max64(t->longest, t->length[i]);
+}
+
+/* The copies as a phase of chunks of `kind`. */
+static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcommi_builder *b,
+                                      dcommi_hier_place in, dcommi_hier_place out, int kind,
+                                      dcommi_hier_phase *p)
+{
+    size_t n = (size_t)t->n;
+    p->pieces = t->n;
+    p->in_step = in.step;
+    p->out_step = out.step;
+    p->from[kind] = dcommi_build_table(b, t->from, n);
+    p->to[kind] = dcommi_build_table(b, t->to, n);
+    p->length[kind] = dcommi_build_table(b, t->length, n);
+    p->in[kind] = dcommi_hier_order_span(in, t->longest);
+    p->out[kind] = dcommi_hier_order_span(out, t->longest);
+    t->n = t->longest = 0;
+}
+
+/* Copy all blocks from a caller's buffer into the order, or back. */
+static void dcommi_hier_order_copies(dcommi_hier_order *o, dcomm_space space, dcommi_hier_place in,
+                                     bool back, dcommi_hier_phase *p)
+{
+    const dcommi_shape *s = o->h->s;
+    dcommi_hier_place buffer = {space, 0, o->piece};
+    dcommi_hier_sorting t;
+    if (!dcommi_hier_sorting_open(&t, s->nranks)) {
+        dcommi_build_error(o->h->b, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        for (int j = 0; j < s->nranks; j++) {
+            int64_t length, at = dcommi_hier_block(o->h, s->groups->order[j], &length);
+            int64_t to = o->offset[kind][j];
+            length = o->offset[kind][j + 1] - to;
+            dcommi_hier_sorting_add(&t, back ? to : at, back ? at : to, length);
+        }
+        dcommi_hier_sorting_phase(&t, o->h->b, back ? in : buffer, back ? buffer : in, kind, p);
+    }
+    dcommi_free(t.from);
+}
+
+/* ---- calls ---- */
+
+/* An operation of a tier on the blocks of its group; reduce and broadcast: of all ranks. Parts are
+ * as long as their ranks' blocks. Who does not take part makes room all the same. */
+static void dcommi_hier_order_call(dcommi_hier_order *o, const dcommi_hier_tier *tier,
+                                   dcomm_coll coll, dcommi_hier_place in, dcommi_hier_place out,
+                                   dcommi_hier_phase *p)
+{
+    dcommi_hier *h = o->h;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    bool whole = coll == DCOMM_COLL_REDUCE || coll == DCOMM_COLL_BROADCAST,
+         first = tier->place == 0;
+    bool gives = coll == DCOMM_COLL_REDUCE_SCATTERV || (coll == DCOMM_COLL_SCATTERV && first);
+    bool takes = coll == DCOMM_COLL_ALLGATHERV || (coll == DCOMM_COLL_GATHERV && first);
+    dcommi_hier_node all = whole ? dcommi_hier_order_all(o) : tier->node;
+    dcommi_hier_node own = dcommi_hier_order_part(o, tier, tier->place);
+    p->group = tier->owner >= 0 ? dcommi_hier_tier_table(&o->tree, tier, h->b) : 0;
+    p->in_step = in.step;
+    p->out_step = out.step;
+    for (int kind = 0; kind < (o->pipe.odd ? 2 : 1); kind++) {
+        int64_t all_bytes = dcommi_hier_order_bytes(o, all, kind), longest = all_bytes;
+        int64_t bytes = dcommi_hier_order_bytes(o, own, kind);
+        dcommi_shape sub = dcommi_hier_shape(h, coll, tier->place, tier->n, tier->node.level < 0);
+        int64_t before = o->offset[kind][own.begin] - o->offset[kind][all.begin];
+        bool parts = coll == DCOMM_COLL_REDUCE_SCATTERV, lies = coll == DCOMM_COLL_ALLGATHERV;
+        sub.in_place =
+            in.space == out.space && in.at + (parts ? before : 0) == out.at + (lies ? before : 0);
+        sub.count = (size_t)all_bytes / element;
+        int64_t in_bytes = whole ? all_bytes : gives ? all_bytes : bytes;
+        int64_t out_bytes = whole ? all_bytes : takes ? all_bytes : bytes;
+        in_bytes = coll == DCOMM_COLL_SCATTERV && !first ? 0 : in_bytes;
+        out_bytes = coll == DCOMM_COLL_GATHERV && !first ? 0 : out_bytes;
+        out_bytes = coll == DCOMM_COLL_REDUCE && !first && !sub.in_place ? 0 : out_bytes;
+        if (sub.in_place && (parts || lies)) {
+            in_bytes = out_bytes = all_bytes;
+        }
+        if (!whole) {
+            dcommi_hier_node part = dcommi_hier_order_part(o, tier, 0);
+            sub.counts = o->counts;
+            sub.displs = o->counts + tier->n;
+            for (int i = 0; i < tier->n; i++) {
+                int64_t at = o->offset[kind][part.begin] - o->offset[kind][all.begin];
+                o->counts[i] = (size_t)dcommi_hier_order_bytes(o, part, kind) / element;
+                o->counts[tier->n + i] = (size_t)at / element;
+                if (i + 1 < tier->n) {
+                    part = tier->level >= 0
+                               ? dcommi_hier_part_at(&o->tree, tier->node, tier->level, part.end)
+                               : (dcommi_hier_node){part.end, part.end + 1, part.level};
+                }
+            }
+            longest = dcommi_longest(&sub, sub.counts);
+        }
+        dcomm_plan *plan =
+            longest > 0 ? dcommi_hier_sub_near(h, &sub, tier->near, longest, in_bytes, out_bytes)
+                        : NULL;
+        dcommi_hier_needs(p, plan);
+        if (plan == NULL || tier->owner < 0) {
+            dcommi_free(plan);
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_hier_order_span(sub.in_place && lies ? out : in, in_bytes);
+        p->out[kind] = dcommi_hier_order_span(sub.in_place && parts ? in : out, out_bytes);
+    }
+}
+
+#endif
+
+/* Whether all hosts are of equal size and one of them is divided. */
+static bool dcommi_hier_digits_fit(const dcommi_hier *h)
+{
+    dcommi_hier_tree t = {.g = h->s->groups, .first = -1};
+    dcommi_hier_node all = {0, h->s->nranks, -1};
+    int level = dcommi_hier_split(&t, all, h->smallest);
+    bool fit = false;
+    for (int at = 0; at < all.end;) {
+        dcommi_hier_node host = dcommi_hier_part_at(&t, all, level, at);
+        if (host.end - host.begin != h->smallest) {
+            return false;
+        }
+        fit = fit || dcommi_hier_split(&t, host, h->smallest) >= 0;
+        at = host.end;
+    }
+    return fit;
+}
+
+typedef struct dcommi_hier_digits {
+    dcommi_hier_order order;
+    int64_t hosts, each; /* ranks of each */
+    dcommi_hier_place buffer[2];
+    dcommi_hier_sorting sort;
+} dcommi_hier_digits;
+
+/* Sort into the first buffer what goes to owner x of host k, as number x * hosts + k. */
+static void dcommi_hier_digits_begin(dcommi_hier_digits *d, dcommi_hier_phase *p)
+{
+    dcommi_hier_order *o = &d->order;
+    const dcommi_shape *s = o->h->s;
+    const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
+    dcommi_hier_place in = {dcommi_input_of(s, 0).space, 0, o->piece};
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t piece = o->offset[kind][1], k = 0;
+        for (int at = 0; at < s->nranks; k++) {
+            dcommi_hier_node host = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
+            for (int64_t x = 0; x < d->each; x++) {
+                int rank = dcommi_hier_owner(&o->tree, host, top->below, (int)x);
+                dcommi_hier_sorting_add(&d->sort, dcommi_shape_bytes(s, s->count) * rank,
+                                        (x * d->hosts + k) * piece, piece);
+            }
+            at = host.end;
+        }
+        dcommi_hier_sorting_phase(&d->sort, o->h->b, in, d->buffer[0], kind, p);
+    }
+}
+
+/* Between two exchanges: [came][next][before] -> [next][came][before], where `before` are the ranks
+ * of a part and [came][before] those of the group, in order. */
+static void dcommi_hier_digits_turn(dcommi_hier_digits *d, int tier, int64_t before,
+                                    dcommi_hier_phase *p)
+{
+    dcommi_hier_order *o = &d->order;
+    int64_t came = o->tree.tier[tier].n, next = o->h->s->nranks / came / before;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t run = before * o->offset[kind][1];
+        for (int64_t i = 0; i < next; i++) {
+            for (int64_t q = 0; q < came; q++) {
+                dcommi_hier_sorting_add(&d->sort, (q * next + i) * run, (i * came + q) * run, run);
+            }
+        }
+        dcommi_hier_sorting_phase(&d->sort, o->h->b, d->buffer[1], d->buffer[0], kind, p);
+    }
+}
+
+static void dcommi_hier_digits_exchange(dcommi_hier_digits *d, const dcommi_hier_tier *tier,
+                                        dcommi_hier_place out, dcommi_hier_phase *p)
+{
+    dcommi_hier_order *o = &d->order;
+    dcommi_hier *h = o->h;
+    p->group = dcommi_hier_tier_table(&o->tree, tier, h->b);
+    p->in_step = d->buffer[0].step;
+    p->out_step = out.step;
+    for (int kind = 0; kind < (o->pipe.odd ? 2 : 1); kind++) {
+        int64_t all = o->offset[kind][h->s->nranks], bytes = all / tier->n;
+        dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALL, tier->place, tier->n, false);
+        sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
+        dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, tier->near, bytes, all, all);
+        dcommi_hier_needs(p, plan);
+        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
+        p->in[kind] = dcommi_hier_order_span(d->buffer[0], all);
+        p->out[kind] = dcommi_hier_order_span(out, all);
+    }
+}
+
+static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_digits d;
+    memset(&d, 0, sizeof d);
+    dcommi_hier_order *o = &d.order;
+    DCOMMI_TRY(dcommi_hier_order_open(h, h->smallest, o));
+    if (!dcommi_hier_sorting_open(&d.sort, s->nranks)) {
+        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
+        return dcommi_hier_order_close(o);
+    }
+    int last = o->tree.ntiers - 1;
+    dcommi_hier_phase *phase = o->pipe.phase;
+    dcommi_hier_place result = {DCOMM_SPACE_OUT, 0, 0};
+    d.hosts = o->tree.tier[last].n;
+    d.each = h->smallest;
+    d.buffer[0] = dcommi_hier_order_room(o, dcommi_hier_order_all(o));
+    d.buffer[1] = dcommi_hier_order_room(o, dcommi_hier_order_all(o));
+    o->pipe.nphases = 2 * last + 3;
+    dcommi_hier_digits_begin(&d, &phase[0]);
+    if (!dcommi_hier_order_plain(o)) {
+        result = d.buffer[1];
+        dcommi_hier_order_copies(o, DCOMM_SPACE_OUT, result, true, &phase[2 * last + 2]);
+    }
+    int64_t before = 1;
+    for (int i = 0; i < last; i++) {
+        dcommi_hier_digits_turn(&d, i, before, &phase[2 * i + 2]);
+        before *= o->tree.tier[i].n;
+    }
+    for (int i = last; i >= 0; i--) {
+        dcommi_hier_digits_exchange(&d, &o->tree.tier[i], i == last ? result : d.buffer[1],
+                                    &phase[2 * i + 1]);
+        dcommi_hier_reserve(&o->pipe, 2 * i + 1);
+    }
+    dcommi_free(d.sort.from);
+    return dcommi_hier_order_close(o);
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_hier_leader.h ================================================ */
+/* algo_hier_leader.h - reduce-scatter, all-gather and all-to-all through leaders, over any number
+ * of levels: only the first rank of each group talks to other groups.
+ *
+ * Reduce-scatter: in each tier but the last, first ranks reduce all blocks; those of all hosts
+ * reduce-scatter them by hosts, and each tier scatters what is its group's. All-gather: each tier
+ * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all. Both in
+ * chunks, the tiers overlapping (algo_hier_pipe.h). All-to-all: each tier gathers all blocks of its
+ * ranks; those who hold a host's sort them by the host where they go, exchange, sort what came by
+ * the rank that it is for, and each tier scatters. In one chunk. */
+#ifndef DCOMMI_ALGO_HIER_LEADER_H
+#define DCOMMI_ALGO_HIER_LEADER_H
+
+
+/* Reserve for the calls of a tier, coarsest first; back: the tier's second phase. */
+static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back)
+{
+    dcommi_hier_reserve(&o->pipe, phase);
+    if (back != phase) {
+        dcommi_hier_reserve(&o->pipe, back);
+    }
+}
+
+static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_order o;
+    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    int last = o.tree.ntiers - 1;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
+    dcommi_hier_place sum = {DCOMM_SPACE_OUT, 0, 0}, to[DCOMMI_HIER_TIERS];
+    memset(from, 0, sizeof from);
+    memset(to, 0, sizeof to);
+    from[0].space = input;
+    if (!dcommi_hier_order_plain(&o)) {
+        from[0] = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        dcommi_hier_order_copies(&o, input, from[0], false, &o.pipe.phase[0]);
+    }
+    for (int i = 0; i < last; i++) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        bool leads = tier->owner >= 0 && tier->place == 0 && tier->n > 1;
+        if (leads && sum.space == DCOMM_SPACE_OUT) {
+            sum = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        }
+        from[i + 1] = leads ? sum : from[i];
+    }
+    for (int i = 0; i <= last; i++) { /* what a tier's part gets */
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
+        if (part.end - part.begin == 1) {
+            to[i] = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
+        } else if (tier->owner >= 0) {
+            to[i] = dcommi_hier_order_room(&o, part);
+        }
+    }
+    o.pipe.nphases = 2 * last + 2;
+    for (int i = last; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_phase *up = &o.pipe.phase[1 + i], *down = &o.pipe.phase[1 + 2 * last - i];
+        if (i == last) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_REDUCE_SCATTERV, from[i], to[i], up);
+        } else if (tier->n > 1) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_REDUCE, from[i], sum, up);
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_SCATTERV, to[i + 1], to[i], down);
+        }
+        dcommi_hier_leader_reserve(&o, 1 + i, 1 + 2 * last - i);
+    }
+    return dcommi_hier_order_close(&o);
+}
+
+static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_order o;
+    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    int last = o.tree.ntiers - 1;
+    dcommi_hier_place held[DCOMMI_HIER_TIERS], all = {DCOMM_SPACE_OUT, 0, 0};
+    memset(held, 0, sizeof held);
+    if (!dcommi_hier_order_plain(&o)) {
+        all = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        dcommi_hier_order_copies(&o, DCOMM_SPACE_OUT, all, true, &o.pipe.phase[2 * last + 1]);
+    }
+    for (int i = 0; i <= last; i++) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
+        if (part.end - part.begin == 1) {
+            held[i] = dcommi_hier_order_own(&o, dcommi_input_of(s, 0).space, s->in_place);
+        } else if (tier->owner >= 0) {
+            held[i] = dcommi_hier_order_room(&o, part);
+        }
+    }
+    o.pipe.nphases = 2 * last + 2;
+    for (int i = last; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_phase *up = &o.pipe.phase[i], *down = &o.pipe.phase[2 * last - i];
+        if (i == last) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_ALLGATHERV, held[i], all, up);
+        } else if (tier->n > 1) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_GATHERV, held[i], held[i + 1], up);
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_BROADCAST, all, all, down);
+        }
+        dcommi_hier_leader_reserve(&o, i, 2 * last - i);
+    }
+    return dcommi_hier_order_close(&o);
+}
+
+/* ---- all-to-all ---- */
+
+/* Blocks of a host's ranks, by rank: to the exchange, by the host where they go; and back. */
+static dcomm_status dcommi_hier_leader_sort(dcommi_hier_order *o, dcommi_hier_node own, bool back,
+                                            dcommi_hier_place in, dcommi_hier_place out,
+                                            dcommi_hier_phase *p)
+{
+    const dcommi_shape *s = o->h->s;
+    const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
+    const int32_t *order = s->groups->order;
+    int64_t n = s->nranks, one = dcommi_shape_bytes(s, s->count), g = own.end - own.begin;
+    dcommi_hier_sorting t;
+    if (!dcommi_hier_sorting_open(&t, n * g)) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int at = 0; at < s->nranks;) {
+        dcommi_hier_node k = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
+        int64_t size = k.end - k.begin;
+        for (int64_t i = 0; i < (back ? size : g); i++) {
+            for (int64_t m = 0; m < (back ? g : size); m++) {
+                if (back) {
+                    dcommi_hier_sorting_add(&t, (g * k.begin + i * g + m) * one,
+                                            (m * n + order[k.begin + i]) * one, one);
+                } else {
+                    dcommi_hier_sorting_add(&t, (i * n + order[k.begin + m]) * one,
+                                            (g * k.begin + i * size + m) * one, one);
+                }
+            }
+        }
+        at = k.end;
+    }
+    dcommi_hier_sorting_phase(&t, o->h->b, in, out, 0, p);
+    dcommi_free(t.from);
+    return DCOMM_OK;
+}
+
+/* The exchange between hosts. */
+static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place in,
+                                        dcommi_hier_place out, dcommi_hier_phase *p)
+{
+    dcommi_hier *h = o->h;
+    const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
+    dcommi_hier_node own = dcommi_hier_order_part(o, top, top->place), k = own;
+    size_t g = (size_t)(own.end - own.begin), block = h->s->count, n = (size_t)top->n;
+    int64_t bytes = dcommi_shape_bytes(h->s, g * (size_t)h->s->nranks * block);
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
+    sub.counts = sub.send_counts = o->counts;
+    sub.displs = sub.send_displs = o->counts + n;
+    for (size_t i = 0; i < n; i++) { /* what goes to a host and what comes from it are as long */
+        k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
+        o->counts[i] = g * (size_t)(k.end - k.begin) * block;
+        o->counts[n + i] = g * (size_t)k.begin * block;
+    }
+    dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, top->near, bytes, bytes, bytes);
+    dcommi_hier_needs(p, plan);
+    if (plan == NULL || top->owner < 0) {
+        dcommi_free(plan);
+        return;
+    }
+    p->group = dcommi_hier_tier_table(&o->tree, top, h->b);
+    p->plan[0] = dcommi_build_adopt(h->b, plan);
+    p->in[0] = dcommi_hier_order_span(in, bytes);
+    p->out[0] = dcommi_hier_order_span(out, bytes);
+}
+
+static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_order o;
+    dcomm_status status = dcommi_hier_order_open(h, shards, &o);
+    if (status < 0) {
+        return status;
+    }
+    int last = o.tree.ntiers - 1;
+    int64_t all = s->nranks * dcommi_shape_bytes(s, s->count);
+    for (int j = 0; j <= s->nranks; j++) { /* a rank has the blocks of all; in one chunk */
+        o.offset[0][j] = o.offset[1][j] = j * all;
+    }
+    o.pipe.chunks = 1;
+    o.pipe.odd = false;
+    dcommi_hier_place held[DCOMMI_HIER_TIERS], got[DCOMMI_HIER_TIERS];
+    dcommi_hier_node own = {0, 0, 0};
+    memset(held, 0, sizeof held);
+    memset(got, 0, sizeof got);
+    for (int i = 0; i <= last; i++) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        own = dcommi_hier_order_part(&o, tier, tier->place);
+        if (own.end - own.begin == 1) {
+            held[i] = (dcommi_hier_place){dcommi_input_of(s, 0).space, 0, 0};
+            got[i] = (dcommi_hier_place){DCOMM_SPACE_OUT, 0, 0};
+        } else if (tier->owner >= 0) {
+            held[i] = dcommi_hier_order_room(&o, own);
+            got[i] = dcommi_hier_order_room(&o, own);
+        }
+    }
+    dcommi_hier_phase *phase = o.pipe.phase;
+    o.pipe.nphases = 2 * last + 3;
+    if (o.tree.tier[last].owner >= 0) {
+        dcommi_hier_place sorted = dcommi_hier_order_room(&o, own);
+        dcommi_hier_place came = dcommi_hier_order_room(&o, own);
+        status = dcommi_hier_leader_sort(&o, own, false, held[last], sorted, &phase[last]);
+        if (status == DCOMM_OK) {
+            status = dcommi_hier_leader_sort(&o, own, true, came, got[last], &phase[last + 2]);
+        }
+        dcommi_hier_leader_exchange(&o, sorted, came, &phase[last + 1]);
+    } else {
+        dcommi_hier_leader_exchange(&o, held[last], held[last], &phase[last + 1]);
+    }
+    if (status < 0) {
+        dcommi_build_error(h->b, status);
+    }
+    dcommi_hier_reserve(&o.pipe, last + 1);
+    for (int i = last - 1; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        int back = 2 * last + 2 - i;
+        if (tier->n > 1) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_GATHERV, held[i], held[i + 1], &phase[i]);
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_SCATTERV, got[i + 1], got[i], &phase[back]);
+        }
+        dcommi_hier_leader_reserve(&o, i, back);
+    }
+    return dcommi_hier_order_close(&o);
 }
 
 #endif
@@ -22933,9 +23563,31 @@ static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder 
     return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
 }
 
+/* In rounds of hosts, unless hosts are divided as well, and alike. */
+static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
+{
+    return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
+                                     : dcommi_hier_alltoall_of(h, shards);
+}
+
 static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
 {
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
 }
 
 /* The hierarchical algorithm of any operation that a group may divide again. */
@@ -23535,6 +24187,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false,
+     "within hosts to one rank of each, across, within; each block once from each host",
+     "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
      "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
@@ -23543,6 +24198,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false,
+     "within hosts to one rank of each, across, within; each block once to each host",
+     "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
@@ -23551,6 +24209,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; all blocks but one per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false,
+     "within hosts to one rank of each, across, within; each block once from each host",
+     "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
@@ -23559,6 +24220,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; N-1 times the own block per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false,
+     "within hosts to one rank of each, across, within; each block once to each host",
+     "Karonis et al. 2000"},
     {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
@@ -23598,6 +24262,9 @@ static const dcommi_algo dcommi_algo_table[] = {
     {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
      "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
      "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false,
+     "within hosts to one rank of each, one message to each other host, within",
+     "Karonis et al. 2000"},
     {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
      "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
      "Thakur, Rabenseifner and Gropp 2005"},

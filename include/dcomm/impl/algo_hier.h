@@ -15,8 +15,8 @@
 #ifndef DCOMMI_ALGO_HIER_H
 #define DCOMMI_ALGO_HIER_H
 
-#include "algo_hier_blocks.h"
-#include "algo_hier_pipe.h"
+#include "algo_hier_digits.h"
+#include "algo_hier_leader.h"
 
 #define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
 #define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
@@ -314,9 +314,31 @@ static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder 
     return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
 }
 
+/* In rounds of hosts, unless hosts are divided as well, and alike. */
+static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
+{
+    return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
+                                     : dcommi_hier_alltoall_of(h, shards);
+}
+
 static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
 {
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
 }
 
 /* The hierarchical algorithm of any operation that a group may divide again. */
