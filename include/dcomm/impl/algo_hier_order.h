@@ -216,8 +216,8 @@ static void dcommi_hier_order_call(dcommi_hier_order *o, const dcommi_hier_tier 
         dcommi_shape sub = dcommi_hier_shape(h, coll, tier->place, tier->n, tier->node.level < 0);
         int64_t before = o->offset[kind][own.begin] - o->offset[kind][all.begin];
         bool parts = coll == DCOMM_COLL_REDUCE_SCATTERV, lies = coll == DCOMM_COLL_ALLGATHERV;
-        sub.in_place =
-            in.space == out.space && in.at + (parts ? before : 0) == out.at + (lies ? before : 0);
+        sub.in_place = (whole || parts || lies) && in.space == out.space &&
+                       in.at + (parts ? before : 0) == out.at + (lies ? before : 0);
         sub.count = (size_t)all_bytes / element;
         int64_t in_bytes = whole ? all_bytes : gives ? all_bytes : bytes;
         int64_t out_bytes = whole ? all_bytes : takes ? all_bytes : bytes;

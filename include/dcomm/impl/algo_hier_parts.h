@@ -99,20 +99,22 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
         return DCOMM_ERR_NO_MEMORY;
     }
     h->member = h->begin + h->ngroups + 1;
-    int at = 0, most = 0;
-    for (int k = 0; k < h->ngroups; k++) {
-        h->begin[k] = at;
-        for (int r = 0; r < s->nranks; r++) {
-            if (dcommi_group_of(g, level, r) == k) {
-                h->group = r == s->rank ? k : h->group;
-                h->index = r == s->rank ? at - h->begin[k] : h->index;
-                h->member[at++] = r;
-            }
+    /* In the order, where ranks of groups of equal shape have the same places. */
+    for (int i = 0; i < s->nranks; i++) {
+        int r = g->order[i], k = dcommi_group_of(g, level, r);
+        if (i == 0 || k != dcommi_group_of(g, level, g->order[i - 1])) {
+            h->begin[k] = i;
         }
-        h->begin[k + 1] = at;
+        if (r == s->rank) {
+            h->group = k;
+            h->index = i - h->begin[k];
+        }
+        h->member[i] = r;
+        h->begin[k + 1] = i + 1;
+    }
+    for (int k = 0; k < h->ngroups; k++) {
         int size = dcommi_hier_size(h, k);
         h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
-        most = size > most ? size : most;
     }
     h->size = dcommi_hier_size(h, h->group);
     h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
