@@ -248,3 +248,205 @@ Test(levels, proved_up_to_64_ranks, .timeout = 240)
 {
     prove(36, 64, 4 * DCOMM_TEST_RANK_STEP, 71);
 }
+
+/* ---- bytes ---- */
+
+/* What the documentation says of a group: `size` ranks in n parts, `first` of them in the part that
+ * leads. S: bytes of the buffer, or of all blocks; the group's own ones are size/N of these. */
+static int64_t formula(const call *c, int size, int n, int first, bool top, bool home)
+{
+    int64_t all = 4 * (int64_t)c->count * (whole(c->coll) ? 1 : c->n), own = all / c->n * size;
+    bool leader = strcmp(c->name, "hier_leader") == 0;
+    int64_t inward = all / c->n * (size - first); /* the group's blocks from or to who leads it */
+    switch (c->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        return 2 * (n - 1) * all;
+    case DCOMM_COLL_BROADCAST:
+        return (n - 1) * all + (!leader && home && !top ? all / n * (n - 1) : 0);
+    case DCOMM_COLL_ALLTOALL: /* a rank has N blocks; the group is cut in equal parts, if not led */
+        if (leader && !top) {
+            return 2 * inward * c->n;
+        }
+        return own * c->n / n * (n - 1);
+    default:
+        return (n - 1) * all + (leader && !top ? inward : 0);
+    }
+}
+
+/* Add what a group and all in it should send, by the level at which its parts are apart. */
+static void expect(const call *c, const dcommi_groups *g, int begin, int end, int level,
+                   int64_t wanted[LEVELS + 1])
+{
+    int starts[RANKS_MAX + 1], n = 0, at = level;
+    bool home = false;
+    for (; at < g->nlevels && n <= 1; at++) {
+        n = 0;
+        for (int i = begin; i < end; i++) {
+            if (i == begin ||
+                dcommi_group_of(g, at, g->order[i]) != dcommi_group_of(g, at, g->order[i - 1])) {
+                starts[n++] = i;
+            }
+        }
+    }
+    if (n <= 1 || n == end - begin) { /* ranks, which part at the first level where they do */
+        n = end - begin;
+        for (int i = 0; i < n; i++) {
+            starts[i] = begin + i;
+        }
+    }
+    starts[n] = end;
+    for (int i = begin; i < end; i++) {
+        home = home || g->order[i] == c->root;
+    }
+    if (n > 1) {
+        int depth = dcommi_groups_depth(g, g->order[begin], g->order[starts[1]]);
+        wanted[depth] += formula(c, end - begin, n, starts[1] - begin, level == 0, home);
+        for (int i = 0; i < n; i++) {
+            expect(c, g, starts[i], starts[i + 1], depth + 1, wanted);
+        }
+    }
+}
+
+/* Equal groups, so that all forms divide them: as much as the documentation says, to the byte. */
+Test(levels, each_level_carries_what_is_written, .timeout = 60)
+{
+    static const struct {
+        int n, levels, parts[LEVELS];
+    } trees[] = {{8, 1, {2}},     {8, 2, {2, 2}},     {16, 2, {4, 2}},    {16, 3, {2, 2, 2}},
+                 {12, 2, {3, 2}}, {24, 3, {3, 2, 2}}, {32, 3, {4, 2, 2}}, {16, 3, {1, 2, 4}}};
+    for (size_t i = 0; i < sizeof trees / sizeof trees[0]; i++) {
+        for (int a = 0; a < ALGORITHMS; a++) {
+            for (int k = 0; k < NUMBERS && !is_v(algorithms[a].coll); k++) {
+                int64_t crossed[LEVELS + 1], wanted[LEVELS + 1] = {0};
+                bool big = whole(algorithms[a].coll);
+                call c = {.coll = algorithms[a].coll,
+                          .name = algorithms[a].name,
+                          .n = trees[i].n,
+                          .levels = trees[i].levels,
+                          .parts = {trees[i].parts[0], trees[i].parts[1], trees[i].parts[2]},
+                          .numbers = (numbers)k,
+                          .root = algorithms[a].coll == DCOMM_COLL_BROADCAST ? 3 : 0,
+                          .count = big ? 3 << 18 : 24000};
+                dcommi_groups *groups = groups_of(&c);
+                expect(&c, groups, 0, c.n, 0, wanted);
+                examine(&c, groups, crossed);
+                for (int l = 0; l <= groups->nlevels; l++) {
+                    cr_expect_eq(crossed[l], wanted[l],
+                                 "%s: %" PRId64 " bytes cross level %d, not %" PRId64, text_of(&c),
+                                 crossed[l], l, wanted[l]);
+                }
+                dcommi_groups_free(&groups);
+            }
+        }
+    }
+}
+
+/* ---- levels at work at once ---- */
+
+/* The coarsest level that the ranks of a call are apart at; more is nearer. */
+static int level_of(const dcommi_groups *g, const dcommi_sim_actor *a, const dcomm_step *step)
+{
+    int level = g->nlevels;
+    const int64_t *rank = a->plan->table + step->group;
+    for (int i = 1; i < a->plan->subs[step->sub]->nranks; i++) {
+        int depth = dcommi_groups_depth(g, (int)rank[0], (int)rank[i]);
+        level = depth < level ? depth : level;
+    }
+    return level;
+}
+
+/* Of a lane that is in a call: the chunk, where the plan is a pipeline of two flows; else -1. */
+static int64_t chunk_of(const dcommi_sim_actor *a, uint32_t lane)
+{
+    const dcommi_sim_lane *l = &a->root->lanes[lane];
+    return l->depth > 0 ? lane % 2 + 2 * l->index[0] : -1;
+}
+
+static dcomm_status plan_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    *plan_p = ((dcomm_plan **)user)[rank];
+    return DCOMM_OK;
+}
+
+static void plan_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    (void)plan;
+}
+
+/* Whether a rank works at two levels at once. Rounds of blocks have messages of their own between
+ * hosts, whose lanes are at a fence; else both lanes are in calls. */
+static bool overlap_of(const dcommi_groups *g, const dcommi_sim_actor *a)
+{
+    for (uint32_t i = 0; i < a->plan->nlanes; i++) {
+        const dcommi_sim_lane *far = &a->root->lanes[i];
+        bool calls = far->state == DCOMMI_SIM_CALLING;
+        if (calls ? level_of(g, a, &far->steps[far->pc - 1]) > 0
+                  : far->state != DCOMMI_SIM_FENCED || far->pending == 0) {
+            continue;
+        }
+        for (uint32_t k = 0; k < a->plan->nlanes; k++) {
+            const dcommi_sim_lane *near = &a->root->lanes[k];
+            if (near->state == DCOMMI_SIM_CALLING &&
+                level_of(g, a, &near->steps[near->pc - 1]) > 0 &&
+                (!calls || chunk_of(a, k) != chunk_of(a, i))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Run plans on the model's network, and count how often a rank is at the same time at a chunk that
+ * crosses level 0 and at another one in a nearer level. */
+static int64_t overlaps(const call *c)
+{
+    dcomm_plan *plans[RANKS_MAX];
+    dcommi_groups *groups = groups_of(c);
+    dcommi_terrain t;
+    dcomm_tuning tuning;
+    int64_t seen = 0;
+    make_plans(c, groups, plans);
+    cr_assert_eq(dcomm_tuning_uniform(1, 0.1, 0.02, &tuning), DCOMM_OK);
+    cr_assert_eq(dcommi_terrain_make(groups, c->n, &tuning, &t), DCOMM_OK);
+    dcommi_plans source = {plan_get, plan_put, plans};
+    dcommi_sim s = {.terrain = &t, .period = c->n, .limit = INT64_MAX >> 2, .budget = 1 << 28};
+    cr_assert_eq(dcommi_sim_open(&s, &source), DCOMM_OK, "%s", dcomm_last_error());
+    while (s.nheap > 0 && s.status == DCOMM_OK) {
+        dcommi_sim_event e = dcommi_sim_pop(&s);
+        s.now = e.time;
+        if (e.kind == DCOMMI_SIM_LANE) {
+            dcommi_sim_lane_run(&s, e.at.lane);
+        } else if (e.kind == DCOMMI_SIM_SIGNAL) {
+            dcommi_sim_signal(&s, &s.actor[e.at.signal.actor], e.at.signal.counter, e.value);
+        } else {
+            dcommi_sim_happen(&s, e.kind, e.at.msg);
+        }
+        for (int r = 0; r < c->n && s.left == c->n; r++) {
+            seen += overlap_of(groups, &s.actor[r]);
+        }
+    }
+    cr_assert_eq(s.status, DCOMM_OK, "%s: %s", text_of(c), dcomm_last_error());
+    dcommi_sim_close(&s, &source);
+    dcommi_groups_free(&groups);
+    drop(plans, c->n);
+    return seen;
+}
+
+Test(levels, work_at_once, .timeout = 60)
+{
+    for (int a = 0; a < ALGORITHMS; a++) {
+        for (int levels = 1; levels <= LEVELS && !is_v(algorithms[a].coll); levels++) {
+            call c = {.coll = algorithms[a].coll,
+                      .name = algorithms[a].name,
+                      .n = 16,
+                      .levels = levels,
+                      .parts = {2, 2, 2},
+                      .count = whole(algorithms[a].coll) ? 1 << 21 : 1 << 17,
+                      .chunk = 512 << 10};
+            bool once = c.coll == DCOMM_COLL_ALLTOALL && strcmp(c.name, "hier_leader") == 0;
+            int64_t seen = overlaps(&c);
+            cr_expect(once ? seen == 0 : seen > 0, "%s: %" PRId64 " times", text_of(&c), seen);
+        }
+    }
+}
