@@ -17902,8 +17902,9 @@ static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     f->caller = lane;
     f->group = parent->plan->table + step->group;
     f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
-    f->counter_base = parent->counter_base + step->slot;
-    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0);
+    f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
+    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0) +
+                   dcommi_sim_value(s, lane, &step->peer);
     if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
         dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
                                        "%s: rank %d calls %s as its rank %d, which is another",
@@ -21601,20 +21602,22 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
         return DCOMM_ERR_NO_MEMORY;
     }
     h->member = h->begin + h->ngroups + 1;
-    int at = 0, most = 0;
-    for (int k = 0; k < h->ngroups; k++) {
-        h->begin[k] = at;
-        for (int r = 0; r < s->nranks; r++) {
-            if (dcommi_group_of(g, level, r) == k) {
-                h->group = r == s->rank ? k : h->group;
-                h->index = r == s->rank ? at - h->begin[k] : h->index;
-                h->member[at++] = r;
-            }
+    /* In the order, where ranks of groups of equal shape have the same places. */
+    for (int i = 0; i < s->nranks; i++) {
+        int r = g->order[i], k = dcommi_group_of(g, level, r);
+        if (i == 0 || k != dcommi_group_of(g, level, g->order[i - 1])) {
+            h->begin[k] = i;
         }
-        h->begin[k + 1] = at;
+        if (r == s->rank) {
+            h->group = k;
+            h->index = i - h->begin[k];
+        }
+        h->member[i] = r;
+        h->begin[k + 1] = i + 1;
+    }
+    for (int k = 0; k < h->ngroups; k++) {
         int size = dcommi_hier_size(h, k);
         h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
-        most = size > most ? size : most;
     }
     h->size = dcommi_hier_size(h, h->group);
     h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
@@ -22922,8 +22925,8 @@ static void dcommi_hier_order_call(dcommi_hier_order *o, const dcommi_hier_tier 
         dcommi_shape sub = dcommi_hier_shape(h, coll, tier->place, tier->n, tier->node.level < 0);
         int64_t before = o->offset[kind][own.begin] - o->offset[kind][all.begin];
         bool parts = coll == DCOMM_COLL_REDUCE_SCATTERV, lies = coll == DCOMM_COLL_ALLGATHERV;
-        sub.in_place =
-            in.space == out.space && in.at + (parts ? before : 0) == out.at + (lies ? before : 0);
+        sub.in_place = (whole || parts || lies) && in.space == out.space &&
+                       in.at + (parts ? before : 0) == out.at + (lies ? before : 0);
         sub.count = (size_t)all_bytes / element;
         int64_t in_bytes = whole ? all_bytes : gives ? all_bytes : bytes;
         int64_t out_bytes = whole ? all_bytes : takes ? all_bytes : bytes;
