@@ -513,7 +513,8 @@ static void run_once(dcomm_comm *comm, int rank, const call *c)
     free(got);
 }
 
-/* Hosts are what they are elsewhere; packages and nodes are made up. */
+/* Packages and nodes are made up, and of sixteen ranks on few cores hosts as well, which all plans
+ * allow: TCP's connections would time out. */
 static int run_all(int rank, int n, procs_shared *s, void *arg)
 {
     static const size_t counted[] = {1, 1100, 30000};
@@ -522,7 +523,9 @@ static int run_all(int rank, int n, procs_shared *s, void *arg)
     char host[16];
     ranks_settle(rank, n, RANKS_LOCAL);
     snprintf(host, sizeof host, "h%d", (int)dcommi_group_of(groups, 0, rank));
-    setenv("DCOMM_HOSTID", host, 1);
+    if (n < 16) {
+        setenv("DCOMM_HOSTID", host, 1);
+    }
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     dcommi_groups *real = comm->groups;
     comm->groups = groups;

@@ -7,7 +7,8 @@
  * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
  * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
  * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message. What a round does within the group overlaps with other rounds' messages. */
+ * message (algo_hier_digits.h: where groups are divided alike). What a round does within the group
+ * overlaps with other rounds' messages. */
 #ifndef DCOMMI_ALGO_HIER_BLOCKS_H
 #define DCOMMI_ALGO_HIER_BLOCKS_H
 
