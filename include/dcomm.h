@@ -17906,8 +17906,9 @@ static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     f->caller = lane;
     f->group = parent->plan->table + step->group;
     f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
-    f->counter_base = parent->counter_base + step->slot;
-    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0);
+    f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
+    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0) +
+                   dcommi_sim_value(s, lane, &step->peer);
     if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
         dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
                                        "%s: rank %d calls %s as its rank %d, which is another",
@@ -19753,21 +19754,44 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
 
 #endif
 /* ==== include/dcomm/impl/algo_hier.h ======================================================= */
-/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
- * chunk.
+/* algo_hier.h - hierarchical all-reduce and broadcast over any number of levels: the plans of the
+ * tiers (algo_hier_tree.h), called chunk by chunk.
  *
- * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
- * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
- * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
- * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
- * shard is broadcast across hosts, and the other hosts all-gather.
- * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
- * broadcasts.
+ * hier: in each tier but the last the ranks reduce-scatter what they hold, first the ranks of the
+ * lowest groups, then those who hold the same part, and so on, so that within each of the coarsest
+ * groups (hosts) every rank owns a shard; the owners of a shard on all hosts all-reduce it, all of
+ * them at once; then the tiers all-gather in reverse order. With M hosts, each host sends
+ * 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host has ranks;
+ * more ranks than that only give and take. Broadcast: the root's groups scatter, tier by tier, each
+ * shard is broadcast across hosts, and all tiers all-gather.
+ * hier_leader: one shard. Each tier reduces to its first rank, those of all hosts all-reduce, and
+ * each tier broadcasts.
  *
- * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
- * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
+ * The tiers overlap, as phases of a pipeline (algo_hier_pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_H
 #define DCOMMI_ALGO_HIER_H
+
+/* ==== include/dcomm/impl/algo_hier_digits.h ================================================ */
+/* algo_hier_digits.h - all-to-all over any number of levels, where the coarsest groups (hosts) are
+ * of equal size: ranks only talk to those of the same place.
+ *
+ * A block goes to owner number x of a host. x has a digit for each tier but the last, which says
+ * which part of that tier owns it. In each of these tiers ranks exchange all blocks by that digit,
+ * of whatever host they are for, so that they are where x is after the last of them; in the last
+ * tier rank x of each host exchanges with ranks x of the others. So N blocks of each rank go
+ * through every tier, all that go to one rank as one message, and across hosts no more than must.
+ * Between exchanges blocks are sorted so that those for one part lie together. Pieces of blocks
+ * make chunks, and the tiers overlap (algo_hier_pipe.h). */
+#ifndef DCOMMI_ALGO_HIER_DIGITS_H
+#define DCOMMI_ALGO_HIER_DIGITS_H
+
+/* ==== include/dcomm/impl/algo_hier_order.h ================================================= */
+/* algo_hier_order.h - blocks of all ranks in the order that keeps groups together, so that what
+ * belongs to a group is one stretch of memory: where it lies, how it gets there, and calls of the
+ * tiers on such stretches. Long blocks are cut into pieces, and a chunk is a piece of every block.
+ */
+#ifndef DCOMMI_ALGO_HIER_ORDER_H
+#define DCOMMI_ALGO_HIER_ORDER_H
 
 /* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
 /* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
@@ -19779,7 +19803,8 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
  * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
  * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
  * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message. What a round does within the group overlaps with other rounds' messages. */
+ * message (algo_hier_digits.h: where groups are divided alike). What a round does within the group
+ * overlaps with other rounds' messages. */
 #ifndef DCOMMI_ALGO_HIER_BLOCKS_H
 #define DCOMMI_ALGO_HIER_BLOCKS_H
 
@@ -20596,6 +20621,198 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
+/* algo_misc.h - barrier, gather, scatter, send and receive.
+ *
+ * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+ * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
+ * barrier, direct: everybody signals everybody, one step.
+ * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
+ * carry whole subtrees, ceil(log2 N) steps. */
+#ifndef DCOMMI_ALGO_MISC_H
+#define DCOMMI_ALGO_MISC_H
+
+
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
+{
+    for (int64_t d = 1; d < s->nranks; d *= 2) {
+        uint16_t step = dcommi_build_counter(b);
+        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
+        dcommi_await(b, 0, step, dcommi_const(1));
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    uint16_t all = dcommi_build_counter(b);
+    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
+    return b->status;
+}
+
+/* The peer of a send or receive is shape->root; one message, whatever its length. */
+static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t bytes = dcommi_shape_bytes(s, s->count);
+    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
+    if (s->coll == DCOMM_COLL_SEND) {
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
+    } else {
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
+    }
+    return b->status;
+}
+
+/* ---- linear ---- */
+
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root) {
+        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
+                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root) {
+        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
+                tag, DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+/* ---- binomial ---- */
+
+/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
+ * as two where the numbers wrap around, so that the root needs no copy of them. */
+typedef struct dcommi_subtree {
+    int64_t from, to;
+} dcommi_subtree;
+
+static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
+{
+    int64_t low = v == 0 ? s->nranks : v & -v;
+    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
+    return t;
+}
+
+/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
+ * order from its start, the others' scratch in order of the relative rank `first` on. */
+static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
+                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
+                                int64_t peer_v, int64_t tag)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
+    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
+                             {dcommi_max64(t.from, wrap), t.to}};
+    for (int i = 0; i < 2; i++) {
+        if (run[i].from >= run[i].to) {
+            continue;
+        }
+        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
+        dcomm_operand blocks =
+            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
+        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
+        if (send) {
+            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        } else {
+            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+        }
+    }
+}
+
+static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
+    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0 && leaf) {
+        space = DCOMM_SPACE_IN;
+    } else if (v > 0) {
+        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+    }
+    for (int64_t d = 1; v + d < mine.to; d *= 2) {
+        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
+    }
+    dcommi_fence(b, 0);
+    if (v > 0) {
+        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    dcommi_subtree mine = dcommi_subtree_of(s, v);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
+    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
+    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
+    bool leaf = mine.to - mine.from == 1;
+    if (v > 0) {
+        if (leaf) {
+            space = DCOMM_SPACE_OUT;
+        } else {
+            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+        }
+        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
+        dcommi_fence(b, 0);
+    }
+    while (v + 2 * top < mine.to) {
+        top *= 2;
+    }
+    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
+        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
+    }
+    if (v == 0 ? !s->in_place : !leaf) {
+        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
+    }
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
+#endif
 /* ==== include/dcomm/impl/algo_ring.h ======================================================= */
 /* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
  *
@@ -21305,7 +21522,9 @@ static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_bu
 
 /* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
  * which beats two steps until many of them cross a package boundary. */
+#ifndef DCOMMI_HIER_DIVIDE_MIN
 #define DCOMMI_HIER_DIVIDE_MIN 8
+#endif
 
 /* The coarsest level that divides the ranks, as one of them sees it. */
 typedef struct dcommi_hier {
@@ -21389,20 +21608,22 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
         return DCOMM_ERR_NO_MEMORY;
     }
     h->member = h->begin + h->ngroups + 1;
-    int at = 0, most = 0;
-    for (int k = 0; k < h->ngroups; k++) {
-        h->begin[k] = at;
-        for (int r = 0; r < s->nranks; r++) {
-            if (dcommi_group_of(g, level, r) == k) {
-                h->group = r == s->rank ? k : h->group;
-                h->index = r == s->rank ? at - h->begin[k] : h->index;
-                h->member[at++] = r;
-            }
+    /* In the order, where ranks of groups of equal shape have the same places. */
+    for (int i = 0; i < s->nranks; i++) {
+        int r = g->order[i], k = dcommi_group_of(g, level, r);
+        if (i == 0 || k != dcommi_group_of(g, level, g->order[i - 1])) {
+            h->begin[k] = i;
         }
-        h->begin[k + 1] = at;
+        if (r == s->rank) {
+            h->group = k;
+            h->index = i - h->begin[k];
+        }
+        h->member[i] = r;
+        h->begin[k + 1] = i + 1;
+    }
+    for (int k = 0; k < h->ngroups; k++) {
         int size = dcommi_hier_size(h, k);
         h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
-        most = size > most ? size : most;
     }
     h->size = dcommi_hier_size(h, h->group);
     h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
@@ -21413,6 +21634,64 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
         dcommi_groups_free(&h->inner);
     }
     return DCOMM_OK;
+}
+
+/* ---- blocks from and to one rank, within a host ---- */
+
+/* Others read their blocks of the root's input where they lie. */
+static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t longest = dcommi_longest(s, s->counts);
+    if (longest < DCOMMI_PEER_READ_MIN) {
+        return dcommi_scatter_linear(s, b);
+    }
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root) {
+        dcommi_copy(b, 0, out,
+                    dcommi_peer(dcommi_const(s->root), slot, dcommi_const(begin), length), 0);
+        dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
+    dcommi_expose(b, 0, dcommi_span(input, 0, end), slot, dcommi_const(DCOMM_ALL_PEERS));
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+    }
+    dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+    return b->status;
+}
+
+/* The root reads the others' blocks where they lie. */
+static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
+    if (longest < DCOMMI_PEER_READ_MIN) {
+        return dcommi_gather_linear(s, b);
+    }
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root) {
+        dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
+        dcommi_await(b, 0, done, dcommi_const(1));
+        return b->status;
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+    theirs.length = dcommi_block_length(&blocks, peer);
+    dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    dcommi_fence(b, 0);
+    dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    return b->status;
 }
 
 /* ---- the plans of the levels ---- */
@@ -21461,6 +21740,12 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
         DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
         DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
         DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
+    case DCOMM_COLL_SCATTERV:
+        DCOMMI_HIER_CHOICE(near, "direct", dcommi_hier_scatter_near)
+        DCOMMI_HIER_CHOICE(true, "linear", dcommi_scatter_linear)
+    case DCOMM_COLL_GATHERV:
+        DCOMMI_HIER_CHOICE(near, "direct", dcommi_hier_gather_near)
+        DCOMMI_HIER_CHOICE(true, "linear", dcommi_gather_linear)
     default:
         DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
         DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
@@ -21499,32 +21784,20 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     return s;
 }
 
-/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
- * `inside`: of this rank's group, else across groups. */
-static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
-                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
+static dcomm_plan *dcommi_hier_sub_of(dcommi_hier *h, const dcommi_shape *s,
+                                      dcommi_hier_choice choice, int64_t in_bytes,
+                                      int64_t out_bytes)
 {
     dcommi_builder b;
     dcomm_plan *plan = NULL;
-    dcommi_shape s = *sub;
-    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
-    if (inside && h->inner != NULL &&
-        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
-        s.groups = h->inner;
-        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
-    }
-    if (s.coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
-        choice = s.nranks == 2 || s.coding->whole
-                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
-                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
-    }
     if (h->b->status < 0) {
         return NULL;
     }
-    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
+    dcommi_build_begin(&b, choice.name, s->rank, s->nranks, s->dtype, s->op);
     b.head.in_bytes = in_bytes;
     b.head.out_bytes = out_bytes;
-    dcomm_status status = choice.make(&s, &b);
+    dcomm_status status = choice.make(s, &b);
     if (status < 0) {
         dcommi_build_discard(&b);
     } else {
@@ -21534,6 +21807,32 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool
         dcommi_build_error(h->b, status);
     }
     return plan;
+}
+
+/* The sub-plan of one tier. `bytes` chooses the algorithm. */
+static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, bool near,
+                                        int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_hier_choice choice = dcommi_hier_plain(s, near, bytes);
+    if (s->coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
+        choice = s->nranks == 2 || s->coding->whole
+                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
+                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
+    }
+    return dcommi_hier_sub_of(h, s, choice, in_bytes, out_bytes);
+}
+
+/* The sub-plan of this rank's group, which may be divided again. */
+static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int64_t bytes,
+                                   int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_shape s = *sub;
+    dcommi_hier_choice choice = dcommi_hier_plain(&s, true, bytes);
+    if (h->inner != NULL && s.coll != DCOMM_COLL_ALLTOALLV) {
+        s.groups = h->inner;
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    return dcommi_hier_sub_of(h, &s, choice, in_bytes, out_bytes);
 }
 
 /* This rank's group as a table for CALL. */
@@ -21689,8 +21988,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
     sub->counts = r->counts;
     sub->displs = r->counts + h->size;
     if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
-        r->plan =
-            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        r->plan = dcommi_hier_sub(h, sub, dcommi_longest(sub, sub->counts), extent, out_bytes);
         if (r->plan != NULL) {
             r->plan = dcommi_build_adopt(b, r->plan);
         }
@@ -22035,25 +22333,1006 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_hier_pipe.h ================================================== */
+/* algo_hier_pipe.h - phases of many chunks, a lane for each phase: a chunk's phase waits for the
+ * one before of the same chunk, so that phases of different levels run at once. Two such pipelines
+ * take chunks in turn, so that the network never waits for the end of a chunk. */
+#ifndef DCOMMI_ALGO_HIER_PIPE_H
+#define DCOMMI_ALGO_HIER_PIPE_H
 
+/* ==== include/dcomm/impl/algo_hier_tree.h ================================================== */
+/* algo_hier_tree.h - the groups of all levels as a tree of stretches of the order of ranks: who
+ * owns which shard in a group, and with whom a rank works at each level.
+ *
+ * The tiers of a rank: in tier 0 the ranks of its lowest group, in tier 1 those of them who own the
+ * same shard in the parts of the group above, and so on; in the last tier across the coarsest
+ * groups. A group whose parts cannot own equally many of its shards is not divided. */
+#ifndef DCOMMI_ALGO_HIER_TREE_H
+#define DCOMMI_ALGO_HIER_TREE_H
+
+
+#define DCOMMI_HIER_TIERS (DCOMMI_LEVELS_MAX + 1)
+
+/* A group: ranks order[begin .. end) of level `level`; -1: all ranks. */
+typedef struct dcommi_hier_node {
+    int begin, end, level;
+} dcommi_hier_node;
+
+typedef struct dcommi_hier_tier {
+    dcommi_hier_node node; /* that the tier makes one of */
+    int level;             /* of its parts; -1: these are ranks */
+    int n, place;          /* parts, and this rank's one */
+    int shares;            /* the first parts get a share each; 1: the first one gets all */
+    int below;             /* owners in each part */
+    int owner;             /* this rank's number among those of its part; -1: it is none */
+    bool near;             /* the parts can read each other's memory */
+    bool home;             /* one of them has the rank that comes first */
+} dcommi_hier_tier;
+
+typedef struct dcommi_hier_tree {
+    const dcommi_groups *g;
+    int first;  /* where in the order the rank is that comes first in all its groups; -1: none */
+    int ntiers; /* at least 2 */
+    dcommi_hier_tier tier[DCOMMI_HIER_TIERS];
+} dcommi_hier_tree;
+
+static bool dcommi_hier_holds(dcommi_hier_node v, int position)
+{
+    return v.begin <= position && position < v.end;
+}
+
+/* The part of a group that begins at a position. */
+static dcommi_hier_node dcommi_hier_part_at(const dcommi_hier_tree *t, dcommi_hier_node v,
+                                            int level, int begin)
+{
+    dcommi_hier_node part = {begin, begin + 1, level};
+    int32_t group = dcommi_group_of(t->g, level, t->g->order[begin]);
+    while (part.end < v.end && dcommi_group_of(t->g, level, t->g->order[part.end]) == group) {
+        part.end++;
+    }
+    return part;
+}
+
+/* How many parts a group has at a level, and the number of the one with `position`. */
+static int dcommi_hier_parts_of(const dcommi_hier_tree *t, dcommi_hier_node v, int level,
+                                int position, int *which)
+{
+    int n = 0;
+    *which = 0;
+    for (int at = v.begin; at < v.end; n++) {
+        dcommi_hier_node part = dcommi_hier_part_at(t, v, level, at);
+        *which = dcommi_hier_holds(part, position) ? n : *which;
+        at = part.end;
+    }
+    return n;
+}
+
+/* Part number `place` of n, counted from the one that comes first. */
+static dcommi_hier_node dcommi_hier_part_of(const dcommi_hier_tree *t, dcommi_hier_node v,
+                                            int level, int place)
+{
+    int first, n = dcommi_hier_parts_of(t, v, level, t->first, &first);
+    dcommi_hier_node part = dcommi_hier_part_at(t, v, level, v.begin);
+    for (int i = (place + first) % n; i > 0; i--) {
+        part = dcommi_hier_part_at(t, v, level, part.end);
+    }
+    return part;
+}
+
+/* Likewise of a group's ranks: where in the order. */
+static int dcommi_hier_member(const dcommi_hier_tree *t, dcommi_hier_node v, int place)
+{
+    int first = dcommi_hier_holds(v, t->first) ? t->first - v.begin : 0;
+    return v.begin + (place + first) % (v.end - v.begin);
+}
+
+/* The level at which a group with so many shards is divided; -1: it is not. */
+static int dcommi_hier_split(const dcommi_hier_tree *t, dcommi_hier_node v, int shards)
+{
+    const dcommi_groups *g = t->g;
+    int size = v.end - v.begin, which;
+    if (v.level < 0) {
+        return dcommi_hier_level(g, g->nranks);
+    }
+    for (int l = v.level + 1; l < g->nlevels && g->kind[l] <= DCOMMI_LEVEL_NUMA; l++) {
+        int n = dcommi_hier_parts_of(t, v, l, v.begin, &which);
+        bool fits =
+            size >= DCOMMI_HIER_DIVIDE_MIN && n < size && shards % (shards > 1 ? n : 1) == 0;
+        if (n == 1) {
+            continue;
+        }
+        for (int at = v.begin; at < v.end && fits && shards > 1;) {
+            dcommi_hier_node part = dcommi_hier_part_at(t, v, l, at);
+            fits =
+                part.end - part.begin >= shards / n || dcommi_hier_split(t, part, shards / n) >= 0;
+            at = part.end;
+        }
+        if (fits) {
+            return l;
+        }
+    }
+    return -1;
+}
+
+/* Owner number `owner` of a group's shards. */
+static int dcommi_hier_owner(const dcommi_hier_tree *t, dcommi_hier_node v, int shards, int owner)
+{
+    for (int level; (level = dcommi_hier_split(t, v, shards)) >= 0;) {
+        int which, n = dcommi_hier_parts_of(t, v, level, v.begin, &which);
+        int shares = shards > 1 ? n : 1;
+        v = dcommi_hier_part_of(t, v, level, owner % shares);
+        shards /= shares;
+        owner /= shares;
+    }
+    return t->g->order[dcommi_hier_member(t, v, owner)];
+}
+
+/* The tiers of a rank. shards: as many as the smallest of the coarsest groups has ranks, or fewer.
+ * first: a rank, or -1. */
+static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, int first,
+                                  dcommi_hier_tree *t)
+{
+    dcommi_hier_node v = {0, g->nranks, -1};
+    dcommi_hier_tier path[DCOMMI_HIER_TIERS]; /* from the last one on */
+    int at = 0, n = 0, owner = 0;
+    memset(t, 0, sizeof *t);
+    t->g = g;
+    t->first = -1;
+    for (int i = 0; i < g->nranks; i++) {
+        at = g->order[i] == rank ? i : at;
+        t->first = g->order[i] == first ? i : t->first;
+    }
+    for (bool leaf = false; !leaf; n++) {
+        dcommi_hier_tier *tier = &path[n];
+        int home = 0, level = dcommi_hier_split(t, v, shards);
+        memset(tier, 0, sizeof *tier);
+        tier->node = v;
+        tier->level = level;
+        tier->home = dcommi_hier_holds(v, t->first);
+        leaf = level < 0;
+        if (leaf) {
+            tier->n = v.end - v.begin;
+            tier->place = at - v.begin;
+            home = tier->home ? t->first - v.begin : 0;
+            tier->shares = shards;
+            tier->below = 1;
+            tier->near = true;
+        } else {
+            tier->n = dcommi_hier_parts_of(t, v, level, at, &tier->place);
+            dcommi_hier_parts_of(t, v, level, t->first, &home);
+            tier->shares = n > 0 && shards > 1 ? tier->n : 1; /* the last tier gives nothing away */
+            tier->below = shards / tier->shares;
+            tier->near = g->kind[level] != DCOMMI_LEVEL_HOST;
+        }
+        tier->place = (tier->place - home + tier->n) % tier->n;
+        shards = leaf ? shards : tier->below;
+        if (!leaf) {
+            v = dcommi_hier_part_of(t, v, level, tier->place);
+        }
+    }
+    t->ntiers = n;
+    for (int i = 0; i < n; i++) {
+        dcommi_hier_tier *tier = &t->tier[i];
+        *tier = path[n - 1 - i];
+        tier->owner = owner;
+        owner = owner >= 0 && tier->place < tier->shares ? owner * tier->shares + tier->place : -1;
+    }
+}
+
+/* Who works with this rank in a tier, in order of places; owner: of the parts' shards. */
+static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hier_tier *tier,
+                                      dcommi_builder *b)
+{
+    int64_t first = (int64_t)b->ntable;
+    dcommi_hier_node v = tier->node, part = v;
+    for (int i = 0; i < tier->n; i++) {
+        int64_t rank;
+        if (tier->level < 0) {
+            rank = t->g->order[dcommi_hier_member(t, v, i)];
+        } else {
+            part = i == 0 ? dcommi_hier_part_of(t, v, tier->level, 0)
+                          : dcommi_hier_part_at(t, v, tier->level,
+                                                part.end < v.end ? part.end : v.begin);
+            rank = dcommi_hier_owner(t, part, tier->below, tier->owner);
+        }
+        dcommi_build_table(b, &rank, 1);
+    }
+    return first;
+}
+
+#endif
+
+#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 1)
 #define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
-#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
-#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
+#define DCOMMI_HIER_MAX_CHUNKS 64 /* also when the caller asks for smaller chunks */
 
-/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
- * all chunks but the last, 1: the last, which may be shorter. */
+/* The chunks that a phase's steps are for: `first`, `first` + `step` * i[depth]. */
+typedef struct dcommi_hier_turn {
+    int64_t first, step;
+    int depth;
+} dcommi_hier_turn;
+
+/* Memory of chunk 0, and bytes from one chunk to the next. */
+typedef struct dcommi_hier_place {
+    dcomm_space space;
+    int64_t at, step;
+} dcommi_hier_place;
+
+/* One phase of a chunk: a call, copies of pieces, or nothing. Index 0: all chunks but the last, 1:
+ * the last, which may be shorter. */
 typedef struct dcommi_hier_phase {
     const dcomm_plan *plan[2];
-    bool copies;
     int64_t group;
-    dcomm_operand in[2], out[2];   /* of chunk 0 */
+    dcomm_operand in[2], out[2];   /* of chunk 0; copies: space and base */
+    int64_t in_step, out_step;     /* bytes from one chunk to the next */
     int64_t tags, counters, slots; /* that a call may need */
     int64_t tag, counter, slot;    /* of the call for chunk 0 */
+    int64_t pieces;                /* copies, of what the plan's table lists: */
+    int64_t from[2], to[2], length[2];
 } dcommi_hier_phase;
 
-enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
+typedef struct dcommi_hier_pipe {
+    dcommi_hier *h;
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    int nphases;
+    int64_t chunks;
+    bool odd; /* the last chunk is another than the others */
+} dcommi_hier_pipe;
+
+static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+{
+    return p->pieces > 0 || p->plan[kind] != NULL;
+}
+
+static dcomm_operand dcommi_hier_moved(dcomm_operand o, int64_t bytes, dcommi_hier_turn turn)
+{
+    o.offset = dcommi_plus(o.offset, turn.first * bytes);
+    o.offset = turn.step > 0 ? dcommi_plus_loop(o.offset, turn.depth, turn.step * bytes) : o.offset;
+    return o;
+}
+
+static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn turn)
+{
+    return turn.step > 0 ? dcommi_linear(base + per * turn.first, turn.depth, per * turn.step)
+                         : dcommi_const(base + per * turn.first);
+}
+
+/* Copy the pieces that the table lists. */
+static void dcommi_hier_copies(dcommi_builder *b, const dcommi_hier_phase *p, int kind, int lane,
+                               dcommi_hier_turn turn)
+{
+    int d = dcommi_loop_many(b, lane, p->pieces);
+    dcomm_operand in = p->in[kind], out = p->out[kind];
+    in.offset = dcommi_plus(dcommi_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
+    out.offset = dcommi_plus(dcommi_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
+    in.length = out.length = dcommi_lookup(p->length[kind], 0, d, 1, p->pieces);
+    dcommi_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
+                dcommi_hier_moved(in, p->in_step, turn), 0);
+    dcommi_end_many(b, lane, p->pieces);
+}
+
+/* One phase of some chunks. */
+static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind, int lane,
+                                   dcommi_hier_turn turn)
+{
+    if (p->plan[kind] == NULL) {
+        dcommi_hier_copies(h->b, p, kind, lane, turn);
+        return;
+    }
+    dcomm_operand in = dcommi_hier_moved(p->in[kind], p->in_step, turn);
+    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in,
+                                   dcommi_hier_moved(p->out[kind], p->out_step, turn),
+                                   dcommi_hier_number(p->tag, p->tags, turn));
+    if (call != NULL) {
+        call->value = dcommi_hier_number(p->counter, p->counters, turn);
+        call->peer = dcommi_hier_number(p->slot, p->slots, turn);
+        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
+            call->index = dcommi_coded_number(in.offset);
+        }
+    }
+}
+
+/* All phases of every flows-th chunk from `flow` on. */
+static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done, int flow,
+                             int flows)
+{
+    dcommi_builder *b = pipe->h->b;
+    const dcommi_hier_phase *phase = pipe->phase;
+    int64_t whole = pipe->odd ? pipe->chunks - 1 : pipe->chunks;
+    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
+    bool last = pipe->odd && whole % flows == flow;
+    int lane = flow;
+    for (int i = 0; i < pipe->nphases; i++) {
+        if ((trips == 0 || !dcommi_hier_active(&phase[i], 0)) &&
+            (!last || !dcommi_hier_active(&phase[i], 1))) {
+            continue;
+        }
+        for (int kind = 0; kind < 2; kind++) {
+            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
+                continue;
+            }
+            int64_t count = kind == 0 ? trips : 1;
+            int before = i - 1;
+            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
+                before--;
+            }
+            int d = dcommi_loop_many(b, lane, count);
+            if (before >= 0) {
+                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
+                dcommi_await(b, lane, done[before],
+                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+            }
+            dcommi_hier_turn turn = {kind == 0 ? flow : whole, count > 1 ? flows : 0, d};
+            dcommi_hier_phase_step(pipe->h, &phase[i], kind, lane, turn);
+            if (i + 1 < pipe->nphases) {
+                dcommi_signal(b, lane, done[i], dcommi_const(pipe->h->s->rank), dcommi_const(1));
+            }
+            dcommi_end_many(b, lane, count);
+        }
+        lane += flows;
+    }
+}
+
+/* Make room for what a call of a phase may need. */
+static void dcommi_hier_needs(dcommi_hier_phase *p, const dcomm_plan *plan)
+{
+    if (plan != NULL) {
+        p->tags = dcommi_max64(p->tags, plan->ntags);
+        p->counters = dcommi_max64(p->counters, plan->ncounters);
+        p->slots = dcommi_max64(p->slots, plan->nslots);
+    }
+}
+
+/* Give a phase's calls their tags, counters and slots. All ranks of a call must come to the same
+ * numbers: from the coarsest tier down, since what is above a group is alike for all its ranks. */
+static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
+{
+    dcommi_hier_phase *p = &pipe->phase[phase];
+    dcommi_builder *b = pipe->h->b;
+    p->tag = dcommi_build_tags(b, pipe->chunks * p->tags);
+    p->counter = b->head.ncounters;
+    p->slot = b->head.nslots;
+    b->head.ncounters += (uint32_t)(pipe->chunks * p->counters);
+    b->head.nslots += (uint32_t)(pipe->chunks * p->slots);
+}
+
+/* Write the lanes. */
+static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
+{
+    dcommi_builder *b = pipe->h->b;
+    int flows = pipe->chunks > 1 ? 2 : 1;
+    if (b->status < 0) {
+        return b->status;
+    }
+    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: %" PRIu32
+                           " exposed regions, more than %d; use a larger chunk_bytes",
+                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+    }
+    for (int flow = 0; flow < flows; flow++) {
+        uint16_t done[DCOMMI_HIER_PHASES];
+        for (int i = 0; i < pipe->nphases; i++) {
+            done[i] = dcommi_build_counter(b);
+        }
+        dcommi_hier_flow(pipe, done, flow, flows);
+    }
+    return b->status;
+}
+
+#endif
+
+typedef struct dcommi_hier_order {
+    dcommi_hier *h;
+    dcommi_hier_tree tree;
+    dcommi_hier_pipe pipe;
+    int64_t piece;      /* bytes of a block in a chunk, where blocks are equal */
+    int64_t *offset[2]; /* [nranks + 1] of each kind of chunk: where a rank's piece begins */
+    size_t *counts;     /* [4 * nranks], for the calls */
+} dcommi_hier_order;
+
+/* Blocks of unequal length are not cut. */
+static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hier_order *o)
+{
+    const dcommi_shape *s = h->s;
+    size_t n = (size_t)s->nranks;
+    int64_t longest = dcommi_hier_bytes(s), total = s->nranks * longest, length;
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_CHUNK;
+    memset(o, 0, sizeof *o);
+    o->h = h;
+    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, &o->tree);
+    o->pipe.h = h;
+    o->pipe.chunks = 1;
+    o->piece = longest;
+    if (s->counts == NULL) {
+        wanted = dcommi_max64(wanted, dcommi_ceil_div(total, DCOMMI_HIER_DEFAULT_CHUNKS));
+        int64_t grain = (int64_t)dcomm_dtype_size(s->dtype);
+        o->piece =
+            dcommi_partition_make(longest, 1, dcommi_max64(wanted / s->nranks, grain), grain).chunk;
+        o->piece = dcommi_min64(o->piece, longest);
+        o->pipe.chunks = dcommi_ceil_div(longest, o->piece);
+    }
+    o->offset[0] = dcommi_calloc(2 * (n + 1) + 4 * n, sizeof(int64_t));
+    if (o->offset[0] == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    o->offset[1] = o->offset[0] + n + 1;
+    o->counts = (size_t *)(o->offset[1] + n + 1);
+    for (size_t j = 0; j < n; j++) {
+        dcommi_hier_block(h, s->groups->order[j], &length);
+        int64_t last = length - (o->pipe.chunks - 1) * o->piece;
+        o->offset[0][j + 1] = o->offset[0][j] + dcommi_min64(length, o->piece);
+        o->offset[1][j + 1] = o->offset[1][j] + last;
+        o->pipe.odd = o->pipe.odd || last != dcommi_min64(length, o->piece);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_hier_order_close(dcommi_hier_order *o)
+{
+    dcomm_status status = dcommi_hier_pipe_end(&o->pipe);
+    dcommi_free(o->offset[0]);
+    return status;
+}
+
+/* Bytes of a group in a chunk of a kind. */
+static int64_t dcommi_hier_order_bytes(const dcommi_hier_order *o, dcommi_hier_node v, int kind)
+{
+    return o->offset[kind][v.end] - o->offset[kind][v.begin];
+}
+
+static dcommi_hier_node dcommi_hier_order_all(const dcommi_hier_order *o)
+{
+    return (dcommi_hier_node){0, o->h->s->nranks, -1};
+}
+
+/* A part of a tier: a group or a rank. */
+static dcommi_hier_node dcommi_hier_order_part(const dcommi_hier_order *o,
+                                               const dcommi_hier_tier *tier, int place)
+{
+    if (tier->level >= 0) {
+        return dcommi_hier_part_of(&o->tree, tier->node, tier->level, place);
+    }
+    int at = dcommi_hier_member(&o->tree, tier->node, place);
+    return (dcommi_hier_node){at, at + 1, tier->node.level};
+}
+
+/* Scratch for a group's blocks, chunk by chunk. */
+static dcommi_hier_place dcommi_hier_order_room(dcommi_hier_order *o, dcommi_hier_node v)
+{
+    int64_t step = dcommi_hier_order_bytes(o, v, 0);
+    int64_t bytes = (o->pipe.chunks - 1) * step + dcommi_hier_order_bytes(o, v, 1);
+    return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcommi_build_scratch(o->h->b, bytes), step};
+}
+
+/* This rank's own block in a caller's buffer. */
+static dcommi_hier_place dcommi_hier_order_own(const dcommi_hier_order *o, dcomm_space space,
+                                               bool all)
+{
+    int64_t length;
+    int64_t at = dcommi_hier_block(o->h, o->h->s->rank, &length);
+    return (dcommi_hier_place){space, all ? at : 0, o->piece};
+}
+
+/* Whether the caller's blocks lie in the order as they are. */
+static bool dcommi_hier_order_plain(const dcommi_hier_order *o)
+{
+    int64_t length;
+    bool plain = o->pipe.chunks == 1;
+    for (int j = 0; j < o->h->s->nranks && plain; j++) {
+        int rank = o->h->s->groups->order[j];
+        plain = dcommi_hier_block(o->h, rank, &length) == o->offset[0][j];
+    }
+    return plain;
+}
+
+static dcomm_operand dcommi_hier_order_span(dcommi_hier_place p, int64_t bytes)
+{
+    return bytes > 0 ? dcommi_span(p.space, p.at, bytes) : dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+}
+
+/* ---- sorting ---- */
+
+/* Pieces to copy; what follows the piece before in both places is one with it. */
+typedef struct dcommi_hier_sorting {
+    int64_t *from, *to, *length;
+    int64_t n, longest;
+} dcommi_hier_sorting;
+
+static bool dcommi_hier_sorting_open(dcommi_hier_sorting *t, int64_t most)
+{
+    memset(t, 0, sizeof *t);
+    t->from = dcommi_calloc(3 * (size_t)most, sizeof *t->from);
+    if (t->from != NULL) {
+        t->to = t->from + most;
+        t->length = t->to + most;
+    }
+    return t->from != NULL;
+}
+
+static void dcommi_hier_sorting_add(dcommi_hier_sorting *t, int64_t from, int64_t to,
+                                    int64_t length)
+{
+    int64_t i = t->n - 1;
+    if (i >= 0 && t->from[i] + t->length[i] == from && t->to[i] + t->length[i] == to) {
+        t->length[i] += length;
+    } else {
+        i = t->n++;
+        t->from[i] = from;
+        t->to[i] = to;
+        t->length[i] = length;
+    }
+    t->longest = dcommi_max64(t->longest, t->length[i]);
+}
+
+/* The copies as a phase of chunks of `kind`. */
+static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcommi_builder *b,
+                                      dcommi_hier_place in, dcommi_hier_place out, int kind,
+                                      dcommi_hier_phase *p)
+{
+    size_t n = (size_t)t->n;
+    p->pieces = t->n;
+    p->in_step = in.step;
+    p->out_step = out.step;
+    p->from[kind] = dcommi_build_table(b, t->from, n);
+    p->to[kind] = dcommi_build_table(b, t->to, n);
+    p->length[kind] = dcommi_build_table(b, t->length, n);
+    p->in[kind] = dcommi_hier_order_span(in, t->longest);
+    p->out[kind] = dcommi_hier_order_span(out, t->longest);
+    t->n = t->longest = 0;
+}
+
+/* Copy all blocks from a caller's buffer into the order, or back. */
+static void dcommi_hier_order_copies(dcommi_hier_order *o, dcomm_space space, dcommi_hier_place in,
+                                     bool back, dcommi_hier_phase *p)
+{
+    const dcommi_shape *s = o->h->s;
+    dcommi_hier_place buffer = {space, 0, o->piece};
+    dcommi_hier_sorting t;
+    if (!dcommi_hier_sorting_open(&t, s->nranks)) {
+        dcommi_build_error(o->h->b, DCOMM_ERR_NO_MEMORY);
+        return;
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        for (int j = 0; j < s->nranks; j++) {
+            int64_t length, at = dcommi_hier_block(o->h, s->groups->order[j], &length);
+            int64_t to = o->offset[kind][j];
+            length = o->offset[kind][j + 1] - to;
+            dcommi_hier_sorting_add(&t, back ? to : at, back ? at : to, length);
+        }
+        dcommi_hier_sorting_phase(&t, o->h->b, back ? in : buffer, back ? buffer : in, kind, p);
+    }
+    dcommi_free(t.from);
+}
+
+/* ---- calls ---- */
+
+/* An operation of a tier on the blocks of its group; reduce and broadcast: of all ranks. Parts are
+ * as long as their ranks' blocks. Who does not take part makes room all the same. */
+static void dcommi_hier_order_call(dcommi_hier_order *o, const dcommi_hier_tier *tier,
+                                   dcomm_coll coll, dcommi_hier_place in, dcommi_hier_place out,
+                                   dcommi_hier_phase *p)
+{
+    dcommi_hier *h = o->h;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    bool whole = coll == DCOMM_COLL_REDUCE || coll == DCOMM_COLL_BROADCAST,
+         first = tier->place == 0;
+    bool gives = coll == DCOMM_COLL_REDUCE_SCATTERV || (coll == DCOMM_COLL_SCATTERV && first);
+    bool takes = coll == DCOMM_COLL_ALLGATHERV || (coll == DCOMM_COLL_GATHERV && first);
+    dcommi_hier_node all = whole ? dcommi_hier_order_all(o) : tier->node;
+    dcommi_hier_node own = dcommi_hier_order_part(o, tier, tier->place);
+    p->group = tier->owner >= 0 ? dcommi_hier_tier_table(&o->tree, tier, h->b) : 0;
+    p->in_step = in.step;
+    p->out_step = out.step;
+    for (int kind = 0; kind < (o->pipe.odd ? 2 : 1); kind++) {
+        int64_t all_bytes = dcommi_hier_order_bytes(o, all, kind), longest = all_bytes;
+        int64_t bytes = dcommi_hier_order_bytes(o, own, kind);
+        dcommi_shape sub = dcommi_hier_shape(h, coll, tier->place, tier->n, tier->node.level < 0);
+        int64_t before = o->offset[kind][own.begin] - o->offset[kind][all.begin];
+        bool parts = coll == DCOMM_COLL_REDUCE_SCATTERV, lies = coll == DCOMM_COLL_ALLGATHERV;
+        sub.in_place = (whole || parts || lies) && in.space == out.space &&
+                       in.at + (parts ? before : 0) == out.at + (lies ? before : 0);
+        sub.count = (size_t)all_bytes / element;
+        int64_t in_bytes = whole ? all_bytes : gives ? all_bytes : bytes;
+        int64_t out_bytes = whole ? all_bytes : takes ? all_bytes : bytes;
+        in_bytes = coll == DCOMM_COLL_SCATTERV && !first ? 0 : in_bytes;
+        out_bytes = coll == DCOMM_COLL_GATHERV && !first ? 0 : out_bytes;
+        out_bytes = coll == DCOMM_COLL_REDUCE && !first && !sub.in_place ? 0 : out_bytes;
+        if (sub.in_place && (parts || lies)) {
+            in_bytes = out_bytes = all_bytes;
+        }
+        if (!whole) {
+            dcommi_hier_node part = dcommi_hier_order_part(o, tier, 0);
+            sub.counts = o->counts;
+            sub.displs = o->counts + tier->n;
+            for (int i = 0; i < tier->n; i++) {
+                int64_t at = o->offset[kind][part.begin] - o->offset[kind][all.begin];
+                o->counts[i] = (size_t)dcommi_hier_order_bytes(o, part, kind) / element;
+                o->counts[tier->n + i] = (size_t)at / element;
+                if (i + 1 < tier->n) {
+                    part = tier->level >= 0
+                               ? dcommi_hier_part_at(&o->tree, tier->node, tier->level, part.end)
+                               : (dcommi_hier_node){part.end, part.end + 1, part.level};
+                }
+            }
+            longest = dcommi_longest(&sub, sub.counts);
+        }
+        dcomm_plan *plan =
+            longest > 0 ? dcommi_hier_sub_near(h, &sub, tier->near, longest, in_bytes, out_bytes)
+                        : NULL;
+        dcommi_hier_needs(p, plan);
+        if (plan == NULL || tier->owner < 0) {
+            dcommi_free(plan);
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_hier_order_span(sub.in_place && lies ? out : in, in_bytes);
+        p->out[kind] = dcommi_hier_order_span(sub.in_place && parts ? in : out, out_bytes);
+    }
+}
+
+#endif
+
+/* Whether all hosts are of equal size and one of them is divided. */
+static bool dcommi_hier_digits_fit(const dcommi_hier *h)
+{
+    dcommi_hier_tree t = {.g = h->s->groups, .first = -1};
+    dcommi_hier_node all = {0, h->s->nranks, -1};
+    int level = dcommi_hier_split(&t, all, h->smallest);
+    bool fit = false;
+    for (int at = 0; at < all.end;) {
+        dcommi_hier_node host = dcommi_hier_part_at(&t, all, level, at);
+        if (host.end - host.begin != h->smallest) {
+            return false;
+        }
+        fit = fit || dcommi_hier_split(&t, host, h->smallest) >= 0;
+        at = host.end;
+    }
+    return fit;
+}
+
+typedef struct dcommi_hier_digits {
+    dcommi_hier_order order;
+    int64_t hosts, each; /* ranks of each */
+    dcommi_hier_place buffer[2];
+    dcommi_hier_sorting sort;
+} dcommi_hier_digits;
+
+/* Sort into the first buffer what goes to owner x of host k, as number x * hosts + k. */
+static void dcommi_hier_digits_begin(dcommi_hier_digits *d, dcommi_hier_phase *p)
+{
+    dcommi_hier_order *o = &d->order;
+    const dcommi_shape *s = o->h->s;
+    const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
+    dcommi_hier_place in = {dcommi_input_of(s, 0).space, 0, o->piece};
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t piece = o->offset[kind][1], k = 0;
+        for (int at = 0; at < s->nranks; k++) {
+            dcommi_hier_node host = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
+            for (int64_t x = 0; x < d->each; x++) {
+                int rank = dcommi_hier_owner(&o->tree, host, top->below, (int)x);
+                dcommi_hier_sorting_add(&d->sort, dcommi_shape_bytes(s, s->count) * rank,
+                                        (x * d->hosts + k) * piece, piece);
+            }
+            at = host.end;
+        }
+        dcommi_hier_sorting_phase(&d->sort, o->h->b, in, d->buffer[0], kind, p);
+    }
+}
+
+/* Between two exchanges: [came][next][before] -> [next][came][before], where `before` are the ranks
+ * of a part and [came][before] those of the group, in order. */
+static void dcommi_hier_digits_turn(dcommi_hier_digits *d, int tier, int64_t before,
+                                    dcommi_hier_phase *p)
+{
+    dcommi_hier_order *o = &d->order;
+    int64_t came = o->tree.tier[tier].n, next = o->h->s->nranks / came / before;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t run = before * o->offset[kind][1];
+        for (int64_t i = 0; i < next; i++) {
+            for (int64_t q = 0; q < came; q++) {
+                dcommi_hier_sorting_add(&d->sort, (q * next + i) * run, (i * came + q) * run, run);
+            }
+        }
+        dcommi_hier_sorting_phase(&d->sort, o->h->b, d->buffer[1], d->buffer[0], kind, p);
+    }
+}
+
+static void dcommi_hier_digits_exchange(dcommi_hier_digits *d, const dcommi_hier_tier *tier,
+                                        dcommi_hier_place out, dcommi_hier_phase *p)
+{
+    dcommi_hier_order *o = &d->order;
+    dcommi_hier *h = o->h;
+    p->group = dcommi_hier_tier_table(&o->tree, tier, h->b);
+    p->in_step = d->buffer[0].step;
+    p->out_step = out.step;
+    for (int kind = 0; kind < (o->pipe.odd ? 2 : 1); kind++) {
+        int64_t all = o->offset[kind][h->s->nranks], bytes = all / tier->n;
+        dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALL, tier->place, tier->n, false);
+        sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
+        dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, tier->near, bytes, all, all);
+        dcommi_hier_needs(p, plan);
+        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
+        p->in[kind] = dcommi_hier_order_span(d->buffer[0], all);
+        p->out[kind] = dcommi_hier_order_span(out, all);
+    }
+}
+
+static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_digits d;
+    memset(&d, 0, sizeof d);
+    dcommi_hier_order *o = &d.order;
+    DCOMMI_TRY(dcommi_hier_order_open(h, h->smallest, o));
+    if (!dcommi_hier_sorting_open(&d.sort, s->nranks)) {
+        dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
+        return dcommi_hier_order_close(o);
+    }
+    int last = o->tree.ntiers - 1;
+    dcommi_hier_phase *phase = o->pipe.phase;
+    dcommi_hier_place result = {DCOMM_SPACE_OUT, 0, 0};
+    d.hosts = o->tree.tier[last].n;
+    d.each = h->smallest;
+    d.buffer[0] = dcommi_hier_order_room(o, dcommi_hier_order_all(o));
+    d.buffer[1] = dcommi_hier_order_room(o, dcommi_hier_order_all(o));
+    o->pipe.nphases = 2 * last + 3;
+    dcommi_hier_digits_begin(&d, &phase[0]);
+    if (!dcommi_hier_order_plain(o)) {
+        result = d.buffer[1];
+        dcommi_hier_order_copies(o, DCOMM_SPACE_OUT, result, true, &phase[2 * last + 2]);
+    }
+    int64_t before = 1;
+    for (int i = 0; i < last; i++) {
+        dcommi_hier_digits_turn(&d, i, before, &phase[2 * i + 2]);
+        before *= o->tree.tier[i].n;
+    }
+    for (int i = last; i >= 0; i--) {
+        dcommi_hier_digits_exchange(&d, &o->tree.tier[i], i == last ? result : d.buffer[1],
+                                    &phase[2 * i + 1]);
+        dcommi_hier_reserve(&o->pipe, 2 * i + 1);
+    }
+    dcommi_free(d.sort.from);
+    return dcommi_hier_order_close(o);
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_hier_leader.h ================================================ */
+/* algo_hier_leader.h - reduce-scatter, all-gather and all-to-all through leaders, over any number
+ * of levels: only the first rank of each group talks to other groups.
+ *
+ * Reduce-scatter: in each tier but the last, first ranks reduce all blocks; those of all hosts
+ * reduce-scatter them by hosts, and each tier scatters what is its group's. All-gather: each tier
+ * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all. Both in
+ * chunks, the tiers overlapping (algo_hier_pipe.h). All-to-all: each tier gathers all blocks of its
+ * ranks; those who hold a host's sort them by the host where they go, exchange, sort what came by
+ * the rank that it is for, and each tier scatters. In one chunk. */
+#ifndef DCOMMI_ALGO_HIER_LEADER_H
+#define DCOMMI_ALGO_HIER_LEADER_H
+
+
+/* Reserve for the calls of a tier, coarsest first; back: the tier's second phase. */
+static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back)
+{
+    dcommi_hier_reserve(&o->pipe, phase);
+    if (back != phase) {
+        dcommi_hier_reserve(&o->pipe, back);
+    }
+}
+
+static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_order o;
+    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    int last = o.tree.ntiers - 1;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
+    dcommi_hier_place sum = {DCOMM_SPACE_OUT, 0, 0}, to[DCOMMI_HIER_TIERS];
+    memset(from, 0, sizeof from);
+    memset(to, 0, sizeof to);
+    from[0].space = input;
+    if (!dcommi_hier_order_plain(&o)) {
+        from[0] = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        dcommi_hier_order_copies(&o, input, from[0], false, &o.pipe.phase[0]);
+    }
+    for (int i = 0; i < last; i++) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        bool leads = tier->owner >= 0 && tier->place == 0 && tier->n > 1;
+        if (leads && sum.space == DCOMM_SPACE_OUT) {
+            sum = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        }
+        from[i + 1] = leads ? sum : from[i];
+    }
+    for (int i = 0; i <= last; i++) { /* what a tier's part gets */
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
+        if (part.end - part.begin == 1) {
+            to[i] = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
+        } else if (tier->owner >= 0) {
+            to[i] = dcommi_hier_order_room(&o, part);
+        }
+    }
+    o.pipe.nphases = 2 * last + 2;
+    for (int i = last; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_phase *up = &o.pipe.phase[1 + i], *down = &o.pipe.phase[1 + 2 * last - i];
+        if (i == last) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_REDUCE_SCATTERV, from[i], to[i], up);
+        } else if (tier->n > 1) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_REDUCE, from[i], sum, up);
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_SCATTERV, to[i + 1], to[i], down);
+        }
+        dcommi_hier_leader_reserve(&o, 1 + i, 1 + 2 * last - i);
+    }
+    return dcommi_hier_order_close(&o);
+}
+
+static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_order o;
+    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    int last = o.tree.ntiers - 1;
+    dcommi_hier_place held[DCOMMI_HIER_TIERS], all = {DCOMM_SPACE_OUT, 0, 0};
+    memset(held, 0, sizeof held);
+    if (!dcommi_hier_order_plain(&o)) {
+        all = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        dcommi_hier_order_copies(&o, DCOMM_SPACE_OUT, all, true, &o.pipe.phase[2 * last + 1]);
+    }
+    for (int i = 0; i <= last; i++) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
+        if (part.end - part.begin == 1) {
+            held[i] = dcommi_hier_order_own(&o, dcommi_input_of(s, 0).space, s->in_place);
+        } else if (tier->owner >= 0) {
+            held[i] = dcommi_hier_order_room(&o, part);
+        }
+    }
+    o.pipe.nphases = 2 * last + 2;
+    for (int i = last; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        dcommi_hier_phase *up = &o.pipe.phase[i], *down = &o.pipe.phase[2 * last - i];
+        if (i == last) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_ALLGATHERV, held[i], all, up);
+        } else if (tier->n > 1) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_GATHERV, held[i], held[i + 1], up);
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_BROADCAST, all, all, down);
+        }
+        dcommi_hier_leader_reserve(&o, i, 2 * last - i);
+    }
+    return dcommi_hier_order_close(&o);
+}
+
+/* ---- all-to-all ---- */
+
+/* Blocks of a host's ranks, by rank: to the exchange, by the host where they go; and back. */
+static dcomm_status dcommi_hier_leader_sort(dcommi_hier_order *o, dcommi_hier_node own, bool back,
+                                            dcommi_hier_place in, dcommi_hier_place out,
+                                            dcommi_hier_phase *p)
+{
+    const dcommi_shape *s = o->h->s;
+    const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
+    const int32_t *order = s->groups->order;
+    int64_t n = s->nranks, one = dcommi_shape_bytes(s, s->count), g = own.end - own.begin;
+    dcommi_hier_sorting t;
+    if (!dcommi_hier_sorting_open(&t, n * g)) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int at = 0; at < s->nranks;) {
+        dcommi_hier_node k = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
+        int64_t size = k.end - k.begin;
+        for (int64_t i = 0; i < (back ? size : g); i++) {
+            for (int64_t m = 0; m < (back ? g : size); m++) {
+                if (back) {
+                    dcommi_hier_sorting_add(&t, (g * k.begin + i * g + m) * one,
+                                            (m * n + order[k.begin + i]) * one, one);
+                } else {
+                    dcommi_hier_sorting_add(&t, (i * n + order[k.begin + m]) * one,
+                                            (g * k.begin + i * size + m) * one, one);
+                }
+            }
+        }
+        at = k.end;
+    }
+    dcommi_hier_sorting_phase(&t, o->h->b, in, out, 0, p);
+    dcommi_free(t.from);
+    return DCOMM_OK;
+}
+
+/* The exchange between hosts. */
+static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place in,
+                                        dcommi_hier_place out, dcommi_hier_phase *p)
+{
+    dcommi_hier *h = o->h;
+    const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
+    dcommi_hier_node own = dcommi_hier_order_part(o, top, top->place), k = own;
+    size_t g = (size_t)(own.end - own.begin), block = h->s->count, n = (size_t)top->n;
+    int64_t bytes = dcommi_shape_bytes(h->s, g * (size_t)h->s->nranks * block);
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
+    sub.counts = sub.send_counts = o->counts;
+    sub.displs = sub.send_displs = o->counts + n;
+    for (size_t i = 0; i < n; i++) { /* what goes to a host and what comes from it are as long */
+        k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
+        o->counts[i] = g * (size_t)(k.end - k.begin) * block;
+        o->counts[n + i] = g * (size_t)k.begin * block;
+    }
+    dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, top->near, bytes, bytes, bytes);
+    dcommi_hier_needs(p, plan);
+    if (plan == NULL || top->owner < 0) {
+        dcommi_free(plan);
+        return;
+    }
+    p->group = dcommi_hier_tier_table(&o->tree, top, h->b);
+    p->plan[0] = dcommi_build_adopt(h->b, plan);
+    p->in[0] = dcommi_hier_order_span(in, bytes);
+    p->out[0] = dcommi_hier_order_span(out, bytes);
+}
+
+static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_hier_order o;
+    dcomm_status status = dcommi_hier_order_open(h, shards, &o);
+    if (status < 0) {
+        return status;
+    }
+    int last = o.tree.ntiers - 1;
+    int64_t all = s->nranks * dcommi_shape_bytes(s, s->count);
+    for (int j = 0; j <= s->nranks; j++) { /* a rank has the blocks of all; in one chunk */
+        o.offset[0][j] = o.offset[1][j] = j * all;
+    }
+    o.pipe.chunks = 1;
+    o.pipe.odd = false;
+    dcommi_hier_place held[DCOMMI_HIER_TIERS], got[DCOMMI_HIER_TIERS];
+    dcommi_hier_node own = {0, 0, 0};
+    memset(held, 0, sizeof held);
+    memset(got, 0, sizeof got);
+    for (int i = 0; i <= last; i++) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        own = dcommi_hier_order_part(&o, tier, tier->place);
+        if (own.end - own.begin == 1) {
+            held[i] = (dcommi_hier_place){dcommi_input_of(s, 0).space, 0, 0};
+            got[i] = (dcommi_hier_place){DCOMM_SPACE_OUT, 0, 0};
+        } else if (tier->owner >= 0) {
+            held[i] = dcommi_hier_order_room(&o, own);
+            got[i] = dcommi_hier_order_room(&o, own);
+        }
+    }
+    dcommi_hier_phase *phase = o.pipe.phase;
+    o.pipe.nphases = 2 * last + 3;
+    if (o.tree.tier[last].owner >= 0) {
+        dcommi_hier_place sorted = dcommi_hier_order_room(&o, own);
+        dcommi_hier_place came = dcommi_hier_order_room(&o, own);
+        status = dcommi_hier_leader_sort(&o, own, false, held[last], sorted, &phase[last]);
+        if (status == DCOMM_OK) {
+            status = dcommi_hier_leader_sort(&o, own, true, came, got[last], &phase[last + 2]);
+        }
+        dcommi_hier_leader_exchange(&o, sorted, came, &phase[last + 1]);
+    } else {
+        dcommi_hier_leader_exchange(&o, held[last], held[last], &phase[last + 1]);
+    }
+    if (status < 0) {
+        dcommi_build_error(h->b, status);
+    }
+    dcommi_hier_reserve(&o.pipe, last + 1);
+    for (int i = last - 1; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &o.tree.tier[i];
+        int back = 2 * last + 2 - i;
+        if (tier->n > 1) {
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_GATHERV, held[i], held[i + 1], &phase[i]);
+            dcommi_hier_order_call(&o, tier, DCOMM_COLL_SCATTERV, got[i + 1], got[i], &phase[back]);
+        }
+        dcommi_hier_leader_reserve(&o, i, back);
+    }
+    return dcommi_hier_order_close(&o);
+}
+
+#endif
+
+#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
+#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
 
 /* How the buffer is cut. */
 typedef struct dcommi_hier_cut {
@@ -22066,7 +23345,11 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
     int64_t total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
+    int levels = 0;
+    while (levels < s->groups->nlevels && s->groups->kind[levels] <= DCOMMI_LEVEL_NUMA) {
+        levels++;
+    }
+    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS / dcommi_max64(levels, 1);
     if (wanted <= 0) {
         wanted = DCOMMI_HIER_CHUNK;
         most = DCOMMI_HIER_DEFAULT_CHUNKS;
@@ -22093,307 +23376,208 @@ static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cu
     return begin;
 }
 
-static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+/* ---- what a tier does to a chunk ---- */
+
+/* Bytes of the chunk that owner `owner` of `owners` holds: some shards one after the other. */
+static int64_t dcommi_hier_held(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
+                                int owner, int owners, int64_t *bytes)
 {
-    return p->copies || p->plan[kind] != NULL;
+    int each = cut->shards / owners;
+    int64_t last, begin = dcommi_hier_shard(h, cut, length, owner * each, &last);
+    int64_t end = dcommi_hier_shard(h, cut, length, owner * each + each - 1, &last);
+    *bytes = end + last - begin;
+    return begin;
 }
 
-/* Chunk `first`, `first` + step * i[depth]. */
-static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
-                                       int64_t step, int depth)
-{
-    o.offset = dcommi_plus(o.offset, first * cut->chunk);
-    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
-    return o;
-}
+/* One operation of a tier on the chunks of a kind: all that makes its plan. */
+typedef struct dcommi_hier_work {
+    dcommi_hier *h;
+    const dcommi_hier_cut *cut;
+    const dcommi_hier_tier *tier;
+    dcomm_coll coll;
+    dcomm_space in; /* where the input lies; OUT: in place */
+    int kind;
+    size_t *counts; /* [2 * tier->n] */
+} dcommi_hier_work;
 
-static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
-                                     int depth)
+/* The plan for the part that owner `owner` holds, and where that lies; NULL where it is nothing. */
+static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, dcomm_operand *in,
+                                         dcomm_operand *out)
 {
-    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
-                    : dcommi_const(base + per * first);
-}
-
-/* One phase of the chunks first, first + step, ... */
-static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
-                                   const dcommi_hier_cut *cut, int lane, int64_t first,
-                                   int64_t step, int depth)
-{
-    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
-    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
-    if (p->plan[kind] == NULL) {
-        dcommi_copy(h->b, lane, out, in, 0);
-        return;
-    }
-    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
-                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
-    if (call != NULL) {
-        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
-        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
-        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
-            call->index = dcommi_coded_number(in.offset);
-        }
-    }
-}
-
-/* All phases of every flows-th chunk from `flow` on. */
-static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
-                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
-{
-    dcommi_builder *b = h->b;
-    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
-    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
-    bool last = whole < cut->chunks && whole % flows == flow;
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        int lane = DCOMMI_HIER_PHASES * flow + i;
-        for (int kind = 0; kind < 2; kind++) {
-            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
-                continue;
-            }
-            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
-            int before = i - 1;
-            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
-                before--;
-            }
-            int d = dcommi_loop_many(b, lane, count);
-            if (before >= 0) {
-                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
-                dcommi_await(b, lane, done[before],
-                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
-            }
-            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
-            if (i + 1 < DCOMMI_HIER_PHASES) {
-                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
-            }
-            dcommi_end_many(b, lane, count);
-        }
-    }
-}
-
-/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
- * it needs is the same in groups of any size. */
-static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
-                                         const dcommi_hier_cut *cut)
-{
-    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
-                                                  DCOMMI_HIER_AFTER};
-    dcommi_builder *b = h->b;
-    int flows = cut->chunks > 1 ? 2 : 1;
-    if (b->status < 0) {
-        return b->status;
-    }
-    uint16_t done[2][DCOMMI_HIER_PHASES];
-    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
-        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
-    }
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        dcommi_hier_phase *p = &phase[order[i]];
-        for (int kind = 0; kind < 2; kind++) {
-            const dcomm_plan *plan = p->plan[kind];
-            if (plan != NULL) {
-                p->tags = dcommi_max64(p->tags, plan->ntags);
-                p->counters = dcommi_max64(p->counters, plan->ncounters);
-                p->slots = dcommi_max64(p->slots, plan->nslots);
-            }
-        }
-        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
-        p->counter = b->head.ncounters;
-        p->slot = b->head.nslots;
-        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
-        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
-    }
-    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: %" PRIu32
-                           " exposed regions, more than %d; use a larger chunk_bytes",
-                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
-    }
-    for (int flow = 0; flow < flows; flow++) {
-        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
-    }
-    return b->status;
-}
-
-/* ---- the phases ---- */
-
-/* All of a chunk, from chunk 0 on. */
-static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
-{
-    return dcommi_span(space, 0, cut->length[kind]);
-}
-
-/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
- * broadcast's root. from: where the root's shard lies. */
-static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               const int64_t *owners, int index, int root, dcomm_space from,
-                               dcommi_hier_phase *p)
-{
-    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t longest, bytes, begin;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
-        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
-        sub.root = root;
-        sub.coding = h->s->coding;
-        sub.chunk_bytes = sub.coding != NULL ? 0 : DCOMMI_HIER_GRAIN;
-        sub.in_place = from == DCOMM_SPACE_OUT;
-        /* The first shard is the longest: its counters and slots are enough for all. */
-        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
-        if (plan == NULL) {
-            return;
-        }
-        p->tags = dcommi_max64(p->tags, plan->ntags);
-        p->counters = dcommi_max64(p->counters, plan->ncounters);
-        p->slots = dcommi_max64(p->slots, plan->nslots);
-        bytes = 0;
-        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
-        if (bytes != longest) {
-            dcommi_free(plan);
-            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
-            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
-        }
-        if (plan == NULL) {
-            continue;
-        }
-        p->plan[kind] = dcommi_build_adopt(h->b, plan);
-        p->in[kind] = dcommi_span(from, begin, bytes);
-        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
-    }
-}
-
-/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
- * of the group. in: where the chunk lies before; OUT means in place. */
-static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
-{
-    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+    const dcommi_hier_tier *tier = w->tier;
+    dcommi_hier *h = w->h;
     size_t element = dcomm_dtype_size(h->s->dtype);
-    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
-    if (counts == NULL) {
+    bool top = tier->node.level < 0;
+    int64_t length = w->cut->length[w->kind], bytes, longest, own = 0, at;
+    int64_t begin = dcommi_hier_held(h, w->cut, length, owner, tier->below, &bytes);
+    dcommi_hier_held(h, w->cut, length, 0, tier->below, &longest);
+    dcommi_shape sub = dcommi_hier_shape(h, w->coll, tier->place, tier->n, top);
+    sub.in_place = w->in == DCOMM_SPACE_OUT;
+    sub.count = (size_t)bytes / element;
+    sub.coding = top ? h->s->coding : NULL;
+    sub.chunk_bytes = top && sub.coding == NULL ? DCOMMI_HIER_GRAIN : 0;
+    *in = dcommi_span(w->in, begin, bytes);
+    *out = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    if (w->coll == DCOMM_COLL_REDUCE_SCATTERV || w->coll == DCOMM_COLL_ALLGATHERV ||
+        w->coll == DCOMM_COLL_SCATTERV) {
+        sub.counts = w->counts;
+        sub.displs = w->counts + tier->n;
+        for (int i = 0; i < tier->n; i++) {
+            at = begin + bytes;
+            own = 0;
+            if (i < tier->shares) {
+                at = dcommi_hier_held(h, w->cut, length, owner * tier->shares + i,
+                                      tier->below * tier->shares, &own);
+            }
+            w->counts[i] = (size_t)own / element;
+            w->counts[tier->n + i] = (size_t)(at - begin) / element;
+        }
+        at = begin + dcommi_shape_bytes(&sub, sub.displs[tier->place]);
+        own = dcommi_shape_bytes(&sub, sub.counts[tier->place]);
+        bool root = w->coll == DCOMM_COLL_SCATTERV && tier->place == 0;
+        if (w->coll == DCOMM_COLL_SCATTERV
+                ? !root || !sub.in_place
+                : w->coll == DCOMM_COLL_REDUCE_SCATTERV && !sub.in_place) {
+            *out = dcommi_span(DCOMM_SPACE_OUT, at, own);
+        }
+        if (w->coll == DCOMM_COLL_SCATTERV && !root) {
+            *in = dcommi_span(DCOMM_SPACE_OUT, at, 0);
+        }
+    }
+    return bytes > 0
+               ? dcommi_hier_sub_near(h, &sub, tier->near, longest, in->max_length, out->max_length)
+               : NULL;
+}
+
+/* A phase in which this rank's part of a tier does `coll`. */
+static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
+                                   const dcommi_hier_tree *tree, int number, dcomm_coll coll,
+                                   dcomm_space in, dcommi_hier_phase *p)
+{
+    const dcommi_hier_tier *tier = &tree->tier[number];
+    dcommi_hier *h = pipe->h;
+    dcommi_hier_work w = {.h = h, .cut = cut, .tier = tier, .coll = coll, .in = in};
+    w.counts = dcommi_calloc(2 * (size_t)tier->n, sizeof *w.counts);
+    if (w.counts == NULL) {
         dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
         return;
     }
-    p->group = group;
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t length = cut->length[kind], at = 0, bytes;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
-        sub.root = root;
-        sub.in_place = in == DCOMM_SPACE_OUT;
-        sub.count = (size_t)length / element;
-        if (shards) {
-            for (int i = 0; i < h->size; i++) {
-                bytes = 0;
-                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
-                counts[i] = (size_t)bytes / element;
-                counts[h->size + i] = (size_t)at / element;
-            }
-            sub.counts = counts;
-            sub.displs = counts + h->size;
+    p->group = tier->owner >= 0 ? dcommi_hier_tier_table(tree, tier, h->b) : 0;
+    p->in_step = p->out_step = cut->chunk;
+    for (w.kind = 0; w.kind < 2; w.kind++) {
+        /* All ranks of the group above make room for the longest part and for the shortest. */
+        int others[2] = {0, tier->below - 1};
+        int64_t longest, shortest;
+        dcommi_hier_held(h, cut, cut->length[w.kind], 0, tier->below, &longest);
+        dcommi_hier_held(h, cut, cut->length[w.kind], others[1], tier->below, &shortest);
+        dcomm_operand none[2];
+        for (int i = 0; i < 2 && (longest != shortest || tier->owner < 0); i++) {
+            dcomm_plan *plan = dcommi_hier_work_plan(&w, others[i], &none[0], &none[1]);
+            dcommi_hier_needs(p, plan);
+            dcommi_free(plan);
         }
-        int64_t out = length;
-        p->in[kind] = dcommi_hier_whole(cut, in, kind);
-        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
-        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
-            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
-            out = dcommi_shape_bytes(&sub, counts[h->index]);
-            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
+        if (tier->owner >= 0) {
+            dcomm_plan *plan =
+                dcommi_hier_work_plan(&w, tier->owner, &p->in[w.kind], &p->out[w.kind]);
+            dcommi_hier_needs(p, plan);
+            p->plan[w.kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
         }
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
-        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
     }
-    dcommi_free(counts);
+    dcommi_free(w.counts);
 }
 
-/* ---- all-reduce ---- */
-
-static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
+/* A chunk that is copied as it is. */
+static void dcommi_hier_copy_phase(const dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
+                                   dcomm_space in, dcommi_hier_phase *p)
 {
-    for (int k = 0; k < h->ngroups; k++) {
-        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
+    dcommi_builder *b = pipe->h->b;
+    p->pieces = 1;
+    p->in_step = p->out_step = cut->chunk;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t zero = 0;
+        p->from[kind] = p->to[kind] = dcommi_build_table(b, &zero, 1);
+        p->length[kind] = dcommi_build_table(b, &cut->length[kind], 1);
+        p->in[kind] = dcommi_span(in, 0, cut->length[kind]);
+        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, 0, cut->length[kind]);
     }
+}
+
+/* ---- the operations ---- */
+
+static void dcommi_hier_pipe_begin(dcommi_hier *h, const dcommi_hier_cut *cut, int first,
+                                   dcommi_hier_tree *tree, dcommi_hier_pipe *pipe)
+{
+    memset(pipe, 0, sizeof *pipe);
+    dcommi_hier_tree_make(h->s->groups, h->s->rank, cut->shards, first, tree);
+    pipe->h = h;
+    pipe->chunks = cut->chunks;
+    pipe->odd = cut->length[0] != cut->length[1];
+    pipe->nphases = 2 * tree->ntiers - 1;
 }
 
 static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
 {
     dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
+    dcommi_hier_tree tree;
+    dcommi_hier_pipe pipe;
     dcomm_space in = dcommi_input_of(h->s, 0).space;
-    int index = h->index < cut.shards ? h->index : -1;
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_hier_owners(h, index, owners);
-    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
-                       &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
-    if (h->size > 1) {
-        bool one = cut.shards == 1;
-        int64_t group = dcommi_hier_local_table(h);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
-                           group, before);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
-                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
-    } else if (!h->s->in_place) {
-        before->copies = true;
-        for (int kind = 0; kind < 2; kind++) {
-            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
-            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
+    dcommi_hier_pipe_begin(h, &cut, -1, &tree, &pipe);
+    for (int i = tree.ntiers - 1; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &tree.tier[i];
+        int back = pipe.nphases - 1 - i;
+        dcomm_coll give = tier->shares > 1 ? DCOMM_COLL_REDUCE_SCATTERV : DCOMM_COLL_REDUCE;
+        dcomm_coll take = tier->shares > 1 ? DCOMM_COLL_ALLGATHERV : DCOMM_COLL_BROADCAST;
+        if (i == back) {
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, DCOMM_COLL_ALLREDUCE, DCOMM_SPACE_OUT,
+                                   &pipe.phase[i]);
+        } else if (tier->n > 1) {
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, give, i == 0 ? in : DCOMM_SPACE_OUT,
+                                   &pipe.phase[i]);
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, take, DCOMM_SPACE_OUT, &pipe.phase[back]);
+        } else if (in != DCOMM_SPACE_OUT) {
+            dcommi_hier_copy_phase(&pipe, &cut, in, &pipe.phase[i]);
+        }
+        dcommi_hier_reserve(&pipe, i);
+        if (i != back) {
+            dcommi_hier_reserve(&pipe, back);
         }
     }
-    return dcommi_hier_pipeline(h, phase, &cut);
+    return dcommi_hier_pipe_end(&pipe);
 }
-
-/* ---- broadcast ---- */
 
 static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
     dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
-    int home = 0, place = 0; /* the root's group, and its place there */
-    for (int k = 0; k < h->ngroups; k++) {
-        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
-            if (dcommi_hier_rank(h, k, i) == s->root) {
-                home = k;
-                place = i;
+    dcommi_hier_tree tree;
+    dcommi_hier_pipe pipe;
+    dcommi_hier_pipe_begin(h, &cut, s->root, &tree, &pipe);
+    for (int i = tree.ntiers - 1; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &tree.tier[i];
+        int back = pipe.nphases - 1 - i;
+        bool scattered = false; /* before this tier: then the root goes on in its output */
+        for (int k = 0; k < i; k++) {
+            scattered = scattered || (tree.tier[k].n > 1 && tree.tier[k].shares > 1);
+        }
+        dcomm_space in =
+            s->rank == s->root && !scattered ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
+        if (i == back) {
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, DCOMM_COLL_BROADCAST, in, &pipe.phase[i]);
+        } else if (tier->n > 1) {
+            if (tier->home && tier->shares > 1) {
+                dcommi_hier_tier_phase(&pipe, &cut, &tree, i, DCOMM_COLL_SCATTERV, in,
+                                       &pipe.phase[i]);
             }
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i,
+                                   tier->shares > 1 ? DCOMM_COLL_ALLGATHERV : DCOMM_COLL_BROADCAST,
+                                   DCOMM_SPACE_OUT, &pipe.phase[back]);
+        }
+        dcommi_hier_reserve(&pipe, i);
+        if (i != back) {
+            dcommi_hier_reserve(&pipe, back);
         }
     }
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    bool one = cut.shards == 1, at_home = h->group == home;
-    int index = h->index < cut.shards ? h->index : -1;
-    int leader = at_home ? place : 0;
-    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
-    dcommi_hier_owners(h, index, owners);
-    if (one) { /* the root leads its group */
-        owners[home] = s->root;
-        index = h->index == leader ? 0 : -1;
-    }
-    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
-                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    if (h->size > 1) {
-        int64_t group = dcommi_hier_local_table(h);
-        if (one) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        } else if (at_home) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
-                               &phase[DCOMMI_HIER_BEFORE]);
-        } else {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        }
-    }
-    return dcommi_hier_pipeline(h, phase, &cut);
+    return dcommi_hier_pipe_end(&pipe);
 }
 
 /* ---- what is in the table ---- */
@@ -22443,9 +23627,31 @@ static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder 
     return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
 }
 
+/* In rounds of hosts, unless hosts are divided as well, and alike. */
+static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
+{
+    return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
+                                     : dcommi_hier_alltoall_of(h, shards);
+}
+
 static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
 {
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
 }
 
 /* The hierarchical algorithm of any operation that a group may divide again. */
@@ -22503,21 +23709,25 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 #define DCOMMI_ALGO_CODED_LINEAR_H
 
 
-/* Whether there are several hosts of several ranks each, and of equally many: only then do the
- * ranks' plans need equally many tags, counters and slots, so that a second call has them apart on
- * all. */
+/* Whether there are several hosts of several ranks each, and of equally many, divided alike: only
+ * then do the ranks' plans need equally many tags, counters and slots, so that a second call has
+ * them apart on all. */
 static bool dcommi_coded_linear_even(const dcommi_shape *s)
 {
     const dcommi_groups *g = s->groups;
     int level = dcommi_hier_level(g, s->nranks);
-    for (int r = 0; level >= 0 && r < s->nranks; r++) {
-        int n = 0;
-        for (int q = 0; q < s->nranks; q++) {
-            n += dcommi_group_of(g, level, q) == dcommi_group_of(g, level, r);
+    bool even = level >= 0;
+    for (int l = level; even && l < g->nlevels; l++) {
+        bool divides = l == level || g->kind[l] <= DCOMMI_LEVEL_NUMA;
+        for (int r = 0; divides && even && r < s->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < s->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            even = n * g->count[l] == s->nranks;
         }
-        level = n * g->count[level] == s->nranks ? level : -1;
     }
-    return level >= 0;
+    return even;
 }
 
 /* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
@@ -23012,198 +24222,6 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
-/* algo_misc.h - barrier, gather, scatter, send and receive.
- *
- * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
- * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
- * barrier, direct: everybody signals everybody, one step.
- * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
- * carry whole subtrees, ceil(log2 N) steps. */
-#ifndef DCOMMI_ALGO_MISC_H
-#define DCOMMI_ALGO_MISC_H
-
-
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
-{
-    for (int64_t d = 1; d < s->nranks; d *= 2) {
-        uint16_t step = dcommi_build_counter(b);
-        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
-        dcommi_await(b, 0, step, dcommi_const(1));
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
-{
-    uint16_t all = dcommi_build_counter(b);
-    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
-    return b->status;
-}
-
-/* The peer of a send or receive is shape->root; one message, whatever its length. */
-static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
-    if (s->coll == DCOMM_COLL_SEND) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
-    } else {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
-    }
-    return b->status;
-}
-
-/* ---- linear ---- */
-
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
-    if (s->rank != s->root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-/* ---- binomial ---- */
-
-/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
- * as two where the numbers wrap around, so that the root needs no copy of them. */
-typedef struct dcommi_subtree {
-    int64_t from, to;
-} dcommi_subtree;
-
-static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
-{
-    int64_t low = v == 0 ? s->nranks : v & -v;
-    dcommi_subtree t = {v, dcommi_min64(s->nranks, v + low)};
-    return t;
-}
-
-/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
- * order from its start, the others' scratch in order of the relative rank `first` on. */
-static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
-                                dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
-                                int64_t peer_v, int64_t tag)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count), wrap = n - s->root;
-    dcommi_subtree run[2] = {{t.from, dcommi_min64(t.to, wrap)},
-                             {dcommi_max64(t.from, wrap), t.to}};
-    for (int i = 0; i < 2; i++) {
-        if (run[i].from >= run[i].to) {
-            continue;
-        }
-        int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
-        dcomm_operand blocks =
-            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
-        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
-        if (send) {
-            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        } else {
-            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
-        }
-    }
-}
-
-static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
-    dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0 && leaf) {
-        space = DCOMM_SPACE_IN;
-    } else if (v > 0) {
-        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-    }
-    for (int64_t d = 1; v + d < mine.to; d *= 2) {
-        dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
-    }
-    dcommi_fence(b, 0);
-    if (v > 0) {
-        dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
-    dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
-    dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
-    int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
-    bool leaf = mine.to - mine.from == 1;
-    if (v > 0) {
-        if (leaf) {
-            space = DCOMM_SPACE_OUT;
-        } else {
-            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
-        }
-        dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
-    }
-    while (v + 2 * top < mine.to) {
-        top *= 2;
-    }
-    for (int64_t d = top; d >= 1 && v + d < mine.to; d /= 2) {
-        dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
-    }
-    if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
-    }
-    dcommi_fence(b, 0);
-    return b->status;
-}
-
-#endif
 
 static const dcommi_algo dcommi_algo_table[] = {
     {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
@@ -23237,6 +24255,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false,
+     "within hosts to one rank of each, across, within; each block once from each host",
+     "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
      "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
@@ -23245,6 +24266,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false,
+     "within hosts to one rank of each, across, within; each block once to each host",
+     "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
@@ -23253,6 +24277,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; all blocks but one per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false,
+     "within hosts to one rank of each, across, within; each block once from each host",
+     "Karonis et al. 2000"},
     {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
@@ -23261,6 +24288,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "1 step; N-1 times the own block per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false,
+     "within hosts to one rank of each, across, within; each block once to each host",
+     "Karonis et al. 2000"},
     {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
@@ -23300,6 +24330,9 @@ static const dcommi_algo dcommi_algo_table[] = {
     {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
      "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
      "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false,
+     "within hosts to one rank of each, one message to each other host, within",
+     "Karonis et al. 2000"},
     {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
      "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
@@ -41457,8 +42490,10 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_HIER_GRAIN
 #undef DCOMMI_HIER_MAX_CHUNKS
 #undef DCOMMI_HIER_MESSAGE
+#undef DCOMMI_HIER_PHASES
 #undef DCOMMI_HIER_PIECE
 #undef DCOMMI_HIER_SHARD_MIN
+#undef DCOMMI_HIER_TIERS
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX

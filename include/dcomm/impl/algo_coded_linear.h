@@ -8,21 +8,25 @@
 #include "algo_coded.h"
 #include "algo_hier.h"
 
-/* Whether there are several hosts of several ranks each, and of equally many: only then do the
- * ranks' plans need equally many tags, counters and slots, so that a second call has them apart on
- * all. */
+/* Whether there are several hosts of several ranks each, and of equally many, divided alike: only
+ * then do the ranks' plans need equally many tags, counters and slots, so that a second call has
+ * them apart on all. */
 static bool dcommi_coded_linear_even(const dcommi_shape *s)
 {
     const dcommi_groups *g = s->groups;
     int level = dcommi_hier_level(g, s->nranks);
-    for (int r = 0; level >= 0 && r < s->nranks; r++) {
-        int n = 0;
-        for (int q = 0; q < s->nranks; q++) {
-            n += dcommi_group_of(g, level, q) == dcommi_group_of(g, level, r);
+    bool even = level >= 0;
+    for (int l = level; even && l < g->nlevels; l++) {
+        bool divides = l == level || g->kind[l] <= DCOMMI_LEVEL_NUMA;
+        for (int r = 0; divides && even && r < s->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < s->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            even = n * g->count[l] == s->nranks;
         }
-        level = n * g->count[level] == s->nranks ? level : -1;
     }
-    return level >= 0;
+    return even;
 }
 
 /* The exact sum of `bytes` of f32 at `at` of scratch, in place. */

@@ -1,39 +1,25 @@
-/* algo_hier.h - hierarchical all-reduce and broadcast: the plans of the levels, called chunk by
- * chunk.
+/* algo_hier.h - hierarchical all-reduce and broadcast over any number of levels: the plans of the
+ * tiers (algo_hier_tree.h), called chunk by chunk.
  *
- * hier: within each host the ranks reduce-scatter, so that each owns a shard; the owners of a shard
- * on all hosts all-reduce it, all of them at once; then each host all-gathers. With M hosts, each
- * host sends 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host
- * has ranks; more ranks than that only give and take. Broadcast: the root's host spreads, each
- * shard is broadcast across hosts, and the other hosts all-gather.
- * hier_leader: one shard. Each host reduces to its leader, the leaders all-reduce, and each leader
- * broadcasts.
+ * hier: in each tier but the last the ranks reduce-scatter what they hold, first the ranks of the
+ * lowest groups, then those who hold the same part, and so on, so that within each of the coarsest
+ * groups (hosts) every rank owns a shard; the owners of a shard on all hosts all-reduce it, all of
+ * them at once; then the tiers all-gather in reverse order. With M hosts, each host sends
+ * 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host has ranks;
+ * more ranks than that only give and take. Broadcast: the root's groups scatter, tier by tier, each
+ * shard is broadcast across hosts, and all tiers all-gather.
+ * hier_leader: one shard. Each tier reduces to its first rank, those of all hosts all-reduce, and
+ * each tier broadcasts.
  *
- * The levels overlap: a lane for each phase, which waits for its chunk in the phase before. Two
- * such pipelines take chunks in turn, so that the network never waits for the end of a chunk. */
+ * The tiers overlap, as phases of a pipeline (algo_hier_pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_H
 #define DCOMMI_ALGO_HIER_H
 
-#include "algo_hier_blocks.h"
+#include "algo_hier_digits.h"
+#include "algo_hier_leader.h"
 
-#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
-#define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64    /* also when the caller asks for smaller chunks */
 #define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
 #define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
-
-/* One phase of a chunk: a call within the group or across groups, a copy, or nothing. Index 0:
- * all chunks but the last, 1: the last, which may be shorter. */
-typedef struct dcommi_hier_phase {
-    const dcomm_plan *plan[2];
-    bool copies;
-    int64_t group;
-    dcomm_operand in[2], out[2];   /* of chunk 0 */
-    int64_t tags, counters, slots; /* that a call may need */
-    int64_t tag, counter, slot;    /* of the call for chunk 0 */
-} dcommi_hier_phase;
-
-enum { DCOMMI_HIER_BEFORE, DCOMMI_HIER_ACROSS, DCOMMI_HIER_AFTER, DCOMMI_HIER_PHASES };
 
 /* How the buffer is cut. */
 typedef struct dcommi_hier_cut {
@@ -46,7 +32,11 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
     int64_t total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS;
+    int levels = 0;
+    while (levels < s->groups->nlevels && s->groups->kind[levels] <= DCOMMI_LEVEL_NUMA) {
+        levels++;
+    }
+    int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS / dcommi_max64(levels, 1);
     if (wanted <= 0) {
         wanted = DCOMMI_HIER_CHUNK;
         most = DCOMMI_HIER_DEFAULT_CHUNKS;
@@ -73,307 +63,208 @@ static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cu
     return begin;
 }
 
-static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+/* ---- what a tier does to a chunk ---- */
+
+/* Bytes of the chunk that owner `owner` of `owners` holds: some shards one after the other. */
+static int64_t dcommi_hier_held(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
+                                int owner, int owners, int64_t *bytes)
 {
-    return p->copies || p->plan[kind] != NULL;
+    int each = cut->shards / owners;
+    int64_t last, begin = dcommi_hier_shard(h, cut, length, owner * each, &last);
+    int64_t end = dcommi_hier_shard(h, cut, length, owner * each + each - 1, &last);
+    *bytes = end + last - begin;
+    return begin;
 }
 
-/* Chunk `first`, `first` + step * i[depth]. */
-static dcomm_operand dcommi_hier_moved(dcomm_operand o, const dcommi_hier_cut *cut, int64_t first,
-                                       int64_t step, int depth)
-{
-    o.offset = dcommi_plus(o.offset, first * cut->chunk);
-    o.offset = step > 0 ? dcommi_plus_loop(o.offset, depth, step * cut->chunk) : o.offset;
-    return o;
-}
+/* One operation of a tier on the chunks of a kind: all that makes its plan. */
+typedef struct dcommi_hier_work {
+    dcommi_hier *h;
+    const dcommi_hier_cut *cut;
+    const dcommi_hier_tier *tier;
+    dcomm_coll coll;
+    dcomm_space in; /* where the input lies; OUT: in place */
+    int kind;
+    size_t *counts; /* [2 * tier->n] */
+} dcommi_hier_work;
 
-static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, int64_t first, int64_t step,
-                                     int depth)
+/* The plan for the part that owner `owner` holds, and where that lies; NULL where it is nothing. */
+static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, dcomm_operand *in,
+                                         dcomm_operand *out)
 {
-    return step > 0 ? dcommi_linear(base + per * first, depth, per * step)
-                    : dcommi_const(base + per * first);
-}
-
-/* One phase of the chunks first, first + step, ... */
-static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind,
-                                   const dcommi_hier_cut *cut, int lane, int64_t first,
-                                   int64_t step, int depth)
-{
-    dcomm_operand in = dcommi_hier_moved(p->in[kind], cut, first, step, depth);
-    dcomm_operand out = dcommi_hier_moved(p->out[kind], cut, first, step, depth);
-    if (p->plan[kind] == NULL) {
-        dcommi_copy(h->b, lane, out, in, 0);
-        return;
-    }
-    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in, out,
-                                   dcommi_hier_number(p->tag, p->tags, first, step, depth));
-    if (call != NULL) {
-        call->value = dcommi_hier_number(p->counter, p->counters, first, step, depth);
-        call->peer = dcommi_hier_number(p->slot, p->slots, first, step, depth);
-        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
-            call->index = dcommi_coded_number(in.offset);
-        }
-    }
-}
-
-/* All phases of every flows-th chunk from `flow` on. */
-static void dcommi_hier_flow(dcommi_hier *h, const dcommi_hier_phase *phase,
-                             const dcommi_hier_cut *cut, const uint16_t *done, int flow, int flows)
-{
-    dcommi_builder *b = h->b;
-    int64_t whole = cut->length[0] == cut->length[1] ? cut->chunks : cut->chunks - 1;
-    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
-    bool last = whole < cut->chunks && whole % flows == flow;
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        int lane = DCOMMI_HIER_PHASES * flow + i;
-        for (int kind = 0; kind < 2; kind++) {
-            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
-                continue;
-            }
-            int64_t count = kind == 0 ? trips : 1, first = kind == 0 ? flow : whole;
-            int before = i - 1;
-            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
-                before--;
-            }
-            int d = dcommi_loop_many(b, lane, count);
-            if (before >= 0) {
-                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
-                dcommi_await(b, lane, done[before],
-                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
-            }
-            dcommi_hier_phase_step(h, &phase[i], kind, cut, lane, first, count > 1 ? flows : 0, d);
-            if (i + 1 < DCOMMI_HIER_PHASES) {
-                dcommi_signal(b, lane, done[i], dcommi_const(h->s->rank), dcommi_const(1));
-            }
-            dcommi_end_many(b, lane, count);
-        }
-    }
-}
-
-/* Give each call its tags, counters and slots, and write the lanes. Across groups comes first: what
- * it needs is the same in groups of any size. */
-static dcomm_status dcommi_hier_pipeline(dcommi_hier *h, dcommi_hier_phase *phase,
-                                         const dcommi_hier_cut *cut)
-{
-    static const int order[DCOMMI_HIER_PHASES] = {DCOMMI_HIER_ACROSS, DCOMMI_HIER_BEFORE,
-                                                  DCOMMI_HIER_AFTER};
-    dcommi_builder *b = h->b;
-    int flows = cut->chunks > 1 ? 2 : 1;
-    if (b->status < 0) {
-        return b->status;
-    }
-    uint16_t done[2][DCOMMI_HIER_PHASES];
-    for (int i = 0; i < 2 * DCOMMI_HIER_PHASES; i++) {
-        done[i / DCOMMI_HIER_PHASES][i % DCOMMI_HIER_PHASES] = dcommi_build_counter(b);
-    }
-    for (int i = 0; i < DCOMMI_HIER_PHASES; i++) {
-        dcommi_hier_phase *p = &phase[order[i]];
-        for (int kind = 0; kind < 2; kind++) {
-            const dcomm_plan *plan = p->plan[kind];
-            if (plan != NULL) {
-                p->tags = dcommi_max64(p->tags, plan->ntags);
-                p->counters = dcommi_max64(p->counters, plan->ncounters);
-                p->slots = dcommi_max64(p->slots, plan->nslots);
-            }
-        }
-        p->tag = dcommi_build_tags(b, cut->chunks * p->tags);
-        p->counter = b->head.ncounters;
-        p->slot = b->head.nslots;
-        b->head.ncounters += (uint32_t)(cut->chunks * p->counters);
-        b->head.nslots += (uint32_t)(cut->chunks * p->slots);
-    }
-    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: %" PRIu32
-                           " exposed regions, more than %d; use a larger chunk_bytes",
-                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
-    }
-    for (int flow = 0; flow < flows; flow++) {
-        dcommi_hier_flow(h, phase, cut, done[flow], flow, flows);
-    }
-    return b->status;
-}
-
-/* ---- the phases ---- */
-
-/* All of a chunk, from chunk 0 on. */
-static dcomm_operand dcommi_hier_whole(const dcommi_hier_cut *cut, dcomm_space space, int kind)
-{
-    return dcommi_span(space, 0, cut->length[kind]);
-}
-
-/* The owners' exchange across groups of shard `index` of the chunks. root: the group of a
- * broadcast's root. from: where the root's shard lies. */
-static void dcommi_hier_across(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               const int64_t *owners, int index, int root, dcomm_space from,
-                               dcommi_hier_phase *p)
-{
-    p->group = dcommi_build_table(h->b, owners, (size_t)h->ngroups);
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t longest, bytes, begin;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->group, h->ngroups, true);
-        dcommi_hier_shard(h, cut, cut->length[kind], 0, &longest);
-        sub.root = root;
-        sub.coding = h->s->coding;
-        sub.chunk_bytes = sub.coding != NULL ? 0 : DCOMMI_HIER_GRAIN;
-        sub.in_place = from == DCOMM_SPACE_OUT;
-        /* The first shard is the longest: its counters and slots are enough for all. */
-        sub.count = (size_t)longest / dcomm_dtype_size(sub.dtype);
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, false, longest, longest, longest);
-        if (plan == NULL) {
-            return;
-        }
-        p->tags = dcommi_max64(p->tags, plan->ntags);
-        p->counters = dcommi_max64(p->counters, plan->ncounters);
-        p->slots = dcommi_max64(p->slots, plan->nslots);
-        bytes = 0;
-        begin = index < 0 ? 0 : dcommi_hier_shard(h, cut, cut->length[kind], index, &bytes);
-        if (bytes != longest) {
-            dcommi_free(plan);
-            sub.count = (size_t)bytes / dcomm_dtype_size(sub.dtype);
-            plan = bytes > 0 ? dcommi_hier_sub(h, &sub, false, longest, bytes, bytes) : NULL;
-        }
-        if (plan == NULL) {
-            continue;
-        }
-        p->plan[kind] = dcommi_build_adopt(h->b, plan);
-        p->in[kind] = dcommi_span(from, begin, bytes);
-        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
-    }
-}
-
-/* A phase within the group, on whole chunks. The v-collectives give the shards to the first ranks
- * of the group. in: where the chunk lies before; OUT means in place. */
-static void dcommi_hier_within(dcommi_hier *h, const dcommi_hier_cut *cut, dcomm_coll coll,
-                               int root, dcomm_space in, int64_t group, dcommi_hier_phase *p)
-{
-    bool shards = coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+    const dcommi_hier_tier *tier = w->tier;
+    dcommi_hier *h = w->h;
     size_t element = dcomm_dtype_size(h->s->dtype);
-    size_t *counts = dcommi_calloc(2 * (size_t)h->size, sizeof *counts);
-    if (counts == NULL) {
+    bool top = tier->node.level < 0;
+    int64_t length = w->cut->length[w->kind], bytes, longest, own = 0, at;
+    int64_t begin = dcommi_hier_held(h, w->cut, length, owner, tier->below, &bytes);
+    dcommi_hier_held(h, w->cut, length, 0, tier->below, &longest);
+    dcommi_shape sub = dcommi_hier_shape(h, w->coll, tier->place, tier->n, top);
+    sub.in_place = w->in == DCOMM_SPACE_OUT;
+    sub.count = (size_t)bytes / element;
+    sub.coding = top ? h->s->coding : NULL;
+    sub.chunk_bytes = top && sub.coding == NULL ? DCOMMI_HIER_GRAIN : 0;
+    *in = dcommi_span(w->in, begin, bytes);
+    *out = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    if (w->coll == DCOMM_COLL_REDUCE_SCATTERV || w->coll == DCOMM_COLL_ALLGATHERV ||
+        w->coll == DCOMM_COLL_SCATTERV) {
+        sub.counts = w->counts;
+        sub.displs = w->counts + tier->n;
+        for (int i = 0; i < tier->n; i++) {
+            at = begin + bytes;
+            own = 0;
+            if (i < tier->shares) {
+                at = dcommi_hier_held(h, w->cut, length, owner * tier->shares + i,
+                                      tier->below * tier->shares, &own);
+            }
+            w->counts[i] = (size_t)own / element;
+            w->counts[tier->n + i] = (size_t)(at - begin) / element;
+        }
+        at = begin + dcommi_shape_bytes(&sub, sub.displs[tier->place]);
+        own = dcommi_shape_bytes(&sub, sub.counts[tier->place]);
+        bool root = w->coll == DCOMM_COLL_SCATTERV && tier->place == 0;
+        if (w->coll == DCOMM_COLL_SCATTERV
+                ? !root || !sub.in_place
+                : w->coll == DCOMM_COLL_REDUCE_SCATTERV && !sub.in_place) {
+            *out = dcommi_span(DCOMM_SPACE_OUT, at, own);
+        }
+        if (w->coll == DCOMM_COLL_SCATTERV && !root) {
+            *in = dcommi_span(DCOMM_SPACE_OUT, at, 0);
+        }
+    }
+    return bytes > 0
+               ? dcommi_hier_sub_near(h, &sub, tier->near, longest, in->max_length, out->max_length)
+               : NULL;
+}
+
+/* A phase in which this rank's part of a tier does `coll`. */
+static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
+                                   const dcommi_hier_tree *tree, int number, dcomm_coll coll,
+                                   dcomm_space in, dcommi_hier_phase *p)
+{
+    const dcommi_hier_tier *tier = &tree->tier[number];
+    dcommi_hier *h = pipe->h;
+    dcommi_hier_work w = {.h = h, .cut = cut, .tier = tier, .coll = coll, .in = in};
+    w.counts = dcommi_calloc(2 * (size_t)tier->n, sizeof *w.counts);
+    if (w.counts == NULL) {
         dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
         return;
     }
-    p->group = group;
-    for (int kind = 0; kind < 2; kind++) {
-        int64_t length = cut->length[kind], at = 0, bytes;
-        dcommi_shape sub = dcommi_hier_shape(h, coll, h->index, h->size, false);
-        sub.root = root;
-        sub.in_place = in == DCOMM_SPACE_OUT;
-        sub.count = (size_t)length / element;
-        if (shards) {
-            for (int i = 0; i < h->size; i++) {
-                bytes = 0;
-                at = i < cut->shards ? dcommi_hier_shard(h, cut, length, i, &bytes) : length;
-                counts[i] = (size_t)bytes / element;
-                counts[h->size + i] = (size_t)at / element;
-            }
-            sub.counts = counts;
-            sub.displs = counts + h->size;
+    p->group = tier->owner >= 0 ? dcommi_hier_tier_table(tree, tier, h->b) : 0;
+    p->in_step = p->out_step = cut->chunk;
+    for (w.kind = 0; w.kind < 2; w.kind++) {
+        /* All ranks of the group above make room for the longest part and for the shortest. */
+        int others[2] = {0, tier->below - 1};
+        int64_t longest, shortest;
+        dcommi_hier_held(h, cut, cut->length[w.kind], 0, tier->below, &longest);
+        dcommi_hier_held(h, cut, cut->length[w.kind], others[1], tier->below, &shortest);
+        dcomm_operand none[2];
+        for (int i = 0; i < 2 && (longest != shortest || tier->owner < 0); i++) {
+            dcomm_plan *plan = dcommi_hier_work_plan(&w, others[i], &none[0], &none[1]);
+            dcommi_hier_needs(p, plan);
+            dcommi_free(plan);
         }
-        int64_t out = length;
-        p->in[kind] = dcommi_hier_whole(cut, in, kind);
-        p->out[kind] = dcommi_hier_whole(cut, DCOMM_SPACE_OUT, kind);
-        if (coll == DCOMM_COLL_REDUCE_SCATTERV && in == DCOMM_SPACE_IN) {
-            at = dcommi_shape_bytes(&sub, counts[h->size + h->index]);
-            out = dcommi_shape_bytes(&sub, counts[h->index]);
-            p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, at, out);
+        if (tier->owner >= 0) {
+            dcomm_plan *plan =
+                dcommi_hier_work_plan(&w, tier->owner, &p->in[w.kind], &p->out[w.kind]);
+            dcommi_hier_needs(p, plan);
+            p->plan[w.kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
         }
-        dcomm_plan *plan = dcommi_hier_sub(h, &sub, true, length, length, out);
-        p->plan[kind] = plan != NULL ? dcommi_build_adopt(h->b, plan) : NULL;
     }
-    dcommi_free(counts);
+    dcommi_free(w.counts);
 }
 
-/* ---- all-reduce ---- */
-
-static void dcommi_hier_owners(const dcommi_hier *h, int index, int64_t *owners)
+/* A chunk that is copied as it is. */
+static void dcommi_hier_copy_phase(const dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
+                                   dcomm_space in, dcommi_hier_phase *p)
 {
-    for (int k = 0; k < h->ngroups; k++) {
-        owners[k] = dcommi_hier_rank(h, k, index >= 0 ? index : 0);
+    dcommi_builder *b = pipe->h->b;
+    p->pieces = 1;
+    p->in_step = p->out_step = cut->chunk;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t zero = 0;
+        p->from[kind] = p->to[kind] = dcommi_build_table(b, &zero, 1);
+        p->length[kind] = dcommi_build_table(b, &cut->length[kind], 1);
+        p->in[kind] = dcommi_span(in, 0, cut->length[kind]);
+        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, 0, cut->length[kind]);
     }
+}
+
+/* ---- the operations ---- */
+
+static void dcommi_hier_pipe_begin(dcommi_hier *h, const dcommi_hier_cut *cut, int first,
+                                   dcommi_hier_tree *tree, dcommi_hier_pipe *pipe)
+{
+    memset(pipe, 0, sizeof *pipe);
+    dcommi_hier_tree_make(h->s->groups, h->s->rank, cut->shards, first, tree);
+    pipe->h = h;
+    pipe->chunks = cut->chunks;
+    pipe->odd = cut->length[0] != cut->length[1];
+    pipe->nphases = 2 * tree->ntiers - 1;
 }
 
 static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
 {
     dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
+    dcommi_hier_tree tree;
+    dcommi_hier_pipe pipe;
     dcomm_space in = dcommi_input_of(h->s, 0).space;
-    int index = h->index < cut.shards ? h->index : -1;
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_hier_owners(h, index, owners);
-    dcommi_hier_across(h, &cut, DCOMM_COLL_ALLREDUCE, owners, index, 0, DCOMM_SPACE_OUT,
-                       &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    dcommi_hier_phase *before = &phase[DCOMMI_HIER_BEFORE];
-    if (h->size > 1) {
-        bool one = cut.shards == 1;
-        int64_t group = dcommi_hier_local_table(h);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_REDUCE : DCOMM_COLL_REDUCE_SCATTERV, 0, in,
-                           group, before);
-        dcommi_hier_within(h, &cut, one ? DCOMM_COLL_BROADCAST : DCOMM_COLL_ALLGATHERV, 0,
-                           DCOMM_SPACE_OUT, group, &phase[DCOMMI_HIER_AFTER]);
-    } else if (!h->s->in_place) {
-        before->copies = true;
-        for (int kind = 0; kind < 2; kind++) {
-            before->in[kind] = dcommi_hier_whole(&cut, in, kind);
-            before->out[kind] = dcommi_hier_whole(&cut, DCOMM_SPACE_OUT, kind);
+    dcommi_hier_pipe_begin(h, &cut, -1, &tree, &pipe);
+    for (int i = tree.ntiers - 1; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &tree.tier[i];
+        int back = pipe.nphases - 1 - i;
+        dcomm_coll give = tier->shares > 1 ? DCOMM_COLL_REDUCE_SCATTERV : DCOMM_COLL_REDUCE;
+        dcomm_coll take = tier->shares > 1 ? DCOMM_COLL_ALLGATHERV : DCOMM_COLL_BROADCAST;
+        if (i == back) {
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, DCOMM_COLL_ALLREDUCE, DCOMM_SPACE_OUT,
+                                   &pipe.phase[i]);
+        } else if (tier->n > 1) {
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, give, i == 0 ? in : DCOMM_SPACE_OUT,
+                                   &pipe.phase[i]);
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, take, DCOMM_SPACE_OUT, &pipe.phase[back]);
+        } else if (in != DCOMM_SPACE_OUT) {
+            dcommi_hier_copy_phase(&pipe, &cut, in, &pipe.phase[i]);
+        }
+        dcommi_hier_reserve(&pipe, i);
+        if (i != back) {
+            dcommi_hier_reserve(&pipe, back);
         }
     }
-    return dcommi_hier_pipeline(h, phase, &cut);
+    return dcommi_hier_pipe_end(&pipe);
 }
-
-/* ---- broadcast ---- */
 
 static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
     dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
-    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
-    memset(phase, 0, sizeof phase);
-    int home = 0, place = 0; /* the root's group, and its place there */
-    for (int k = 0; k < h->ngroups; k++) {
-        for (int i = 0; i < dcommi_hier_size(h, k); i++) {
-            if (dcommi_hier_rank(h, k, i) == s->root) {
-                home = k;
-                place = i;
+    dcommi_hier_tree tree;
+    dcommi_hier_pipe pipe;
+    dcommi_hier_pipe_begin(h, &cut, s->root, &tree, &pipe);
+    for (int i = tree.ntiers - 1; i >= 0; i--) {
+        const dcommi_hier_tier *tier = &tree.tier[i];
+        int back = pipe.nphases - 1 - i;
+        bool scattered = false; /* before this tier: then the root goes on in its output */
+        for (int k = 0; k < i; k++) {
+            scattered = scattered || (tree.tier[k].n > 1 && tree.tier[k].shares > 1);
+        }
+        dcomm_space in =
+            s->rank == s->root && !scattered ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
+        if (i == back) {
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i, DCOMM_COLL_BROADCAST, in, &pipe.phase[i]);
+        } else if (tier->n > 1) {
+            if (tier->home && tier->shares > 1) {
+                dcommi_hier_tier_phase(&pipe, &cut, &tree, i, DCOMM_COLL_SCATTERV, in,
+                                       &pipe.phase[i]);
             }
+            dcommi_hier_tier_phase(&pipe, &cut, &tree, i,
+                                   tier->shares > 1 ? DCOMM_COLL_ALLGATHERV : DCOMM_COLL_BROADCAST,
+                                   DCOMM_SPACE_OUT, &pipe.phase[back]);
+        }
+        dcommi_hier_reserve(&pipe, i);
+        if (i != back) {
+            dcommi_hier_reserve(&pipe, back);
         }
     }
-    int64_t *owners = dcommi_calloc((size_t)h->ngroups, sizeof *owners);
-    if (owners == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    bool one = cut.shards == 1, at_home = h->group == home;
-    int index = h->index < cut.shards ? h->index : -1;
-    int leader = at_home ? place : 0;
-    dcomm_space in = s->rank == s->root ? dcommi_input_of(s, 0).space : DCOMM_SPACE_OUT;
-    dcommi_hier_owners(h, index, owners);
-    if (one) { /* the root leads its group */
-        owners[home] = s->root;
-        index = h->index == leader ? 0 : -1;
-    }
-    dcommi_hier_across(h, &cut, DCOMM_COLL_BROADCAST, owners, index, home,
-                       one ? in : DCOMM_SPACE_OUT, &phase[DCOMMI_HIER_ACROSS]);
-    dcommi_free(owners);
-    if (h->size > 1) {
-        int64_t group = dcommi_hier_local_table(h);
-        if (one) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, leader, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        } else if (at_home) {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_BROADCAST, place, in, group,
-                               &phase[DCOMMI_HIER_BEFORE]);
-        } else {
-            dcommi_hier_within(h, &cut, DCOMM_COLL_ALLGATHERV, 0, DCOMM_SPACE_OUT, group,
-                               &phase[DCOMMI_HIER_AFTER]);
-        }
-    }
-    return dcommi_hier_pipeline(h, phase, &cut);
+    return dcommi_hier_pipe_end(&pipe);
 }
 
 /* ---- what is in the table ---- */
@@ -423,9 +314,31 @@ static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder 
     return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
 }
 
+/* In rounds of hosts, unless hosts are divided as well, and alike. */
+static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
+{
+    return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
+                                     : dcommi_hier_alltoall_of(h, shards);
+}
+
 static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
 {
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_of, false);
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
+}
+
+static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
+}
+
+static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
 }
 
 /* The hierarchical algorithm of any operation that a group may divide again. */

@@ -7,7 +7,8 @@
  * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
  * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
  * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message. What a round does within the group overlaps with other rounds' messages. */
+ * message (algo_hier_digits.h: where groups are divided alike). What a round does within the group
+ * overlaps with other rounds' messages. */
 #ifndef DCOMMI_ALGO_HIER_BLOCKS_H
 #define DCOMMI_ALGO_HIER_BLOCKS_H
 
@@ -153,8 +154,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
     sub->counts = r->counts;
     sub->displs = r->counts + h->size;
     if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
-        r->plan =
-            dcommi_hier_sub(h, sub, true, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        r->plan = dcommi_hier_sub(h, sub, dcommi_longest(sub, sub->counts), extent, out_bytes);
         if (r->plan != NULL) {
             r->plan = dcommi_build_adopt(b, r->plan);
         }

@@ -7,12 +7,15 @@
 #include "algo_coded.h"
 #include "algo_direct.h"
 #include "algo_doubling.h"
+#include "algo_misc.h"
 #include "algo_ring.h"
 #include "algo_tree.h"
 
 /* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
  * which beats two steps until many of them cross a package boundary. */
+#ifndef DCOMMI_HIER_DIVIDE_MIN
 #define DCOMMI_HIER_DIVIDE_MIN 8
+#endif
 
 /* The coarsest level that divides the ranks, as one of them sees it. */
 typedef struct dcommi_hier {
@@ -96,20 +99,22 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
         return DCOMM_ERR_NO_MEMORY;
     }
     h->member = h->begin + h->ngroups + 1;
-    int at = 0, most = 0;
-    for (int k = 0; k < h->ngroups; k++) {
-        h->begin[k] = at;
-        for (int r = 0; r < s->nranks; r++) {
-            if (dcommi_group_of(g, level, r) == k) {
-                h->group = r == s->rank ? k : h->group;
-                h->index = r == s->rank ? at - h->begin[k] : h->index;
-                h->member[at++] = r;
-            }
+    /* In the order, where ranks of groups of equal shape have the same places. */
+    for (int i = 0; i < s->nranks; i++) {
+        int r = g->order[i], k = dcommi_group_of(g, level, r);
+        if (i == 0 || k != dcommi_group_of(g, level, g->order[i - 1])) {
+            h->begin[k] = i;
         }
-        h->begin[k + 1] = at;
+        if (r == s->rank) {
+            h->group = k;
+            h->index = i - h->begin[k];
+        }
+        h->member[i] = r;
+        h->begin[k + 1] = i + 1;
+    }
+    for (int k = 0; k < h->ngroups; k++) {
         int size = dcommi_hier_size(h, k);
         h->smallest = k == 0 || size < h->smallest ? size : h->smallest;
-        most = size > most ? size : most;
     }
     h->size = dcommi_hier_size(h, h->group);
     h->inner = dcommi_groups_restrict(g, h->member + h->begin[h->group], h->size);
@@ -120,6 +125,64 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
         dcommi_groups_free(&h->inner);
     }
     return DCOMM_OK;
+}
+
+/* ---- blocks from and to one rank, within a host ---- */
+
+/* Others read their blocks of the root's input where they lie. */
+static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t longest = dcommi_longest(s, s->counts);
+    if (longest < DCOMMI_PEER_READ_MIN) {
+        return dcommi_scatter_linear(s, b);
+    }
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root) {
+        dcommi_copy(b, 0, out,
+                    dcommi_peer(dcommi_const(s->root), slot, dcommi_const(begin), length), 0);
+        dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
+    dcommi_expose(b, 0, dcommi_span(input, 0, end), slot, dcommi_const(DCOMM_ALL_PEERS));
+    if (!s->in_place) {
+        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+    }
+    dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+    return b->status;
+}
+
+/* The root reads the others' blocks where they lie. */
+static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
+    if (longest < DCOMMI_PEER_READ_MIN) {
+        return dcommi_gather_linear(s, b);
+    }
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root) {
+        dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
+        dcommi_await(b, 0, done, dcommi_const(1));
+        return b->status;
+    }
+    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+    theirs.length = dcommi_block_length(&blocks, peer);
+    dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    dcommi_fence(b, 0);
+    dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    return b->status;
 }
 
 /* ---- the plans of the levels ---- */
@@ -168,6 +231,12 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
         DCOMMI_HIER_CHOICE(near && (few || !small), "linear", dcommi_linear_broadcast)
         DCOMMI_HIER_CHOICE(bytes <= 65536, "binomial", dcommi_tree_broadcast_binomial)
         DCOMMI_HIER_CHOICE(true, "tree", dcommi_tree_broadcast)
+    case DCOMM_COLL_SCATTERV:
+        DCOMMI_HIER_CHOICE(near, "direct", dcommi_hier_scatter_near)
+        DCOMMI_HIER_CHOICE(true, "linear", dcommi_scatter_linear)
+    case DCOMM_COLL_GATHERV:
+        DCOMMI_HIER_CHOICE(near, "direct", dcommi_hier_gather_near)
+        DCOMMI_HIER_CHOICE(true, "linear", dcommi_gather_linear)
     default:
         DCOMMI_HIER_CHOICE(near, "linear", dcommi_a2a_linear)
         DCOMMI_HIER_CHOICE(true, "pairwise", dcommi_a2a_pairwise)
@@ -206,32 +275,20 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     return s;
 }
 
-/* Make a sub-plan, to be adopted or freed; NULL after an error. `bytes` chooses the algorithm;
- * `inside`: of this rank's group, else across groups. */
-static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool inside,
-                                   int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
+static dcomm_plan *dcommi_hier_sub_of(dcommi_hier *h, const dcommi_shape *s,
+                                      dcommi_hier_choice choice, int64_t in_bytes,
+                                      int64_t out_bytes)
 {
     dcommi_builder b;
     dcomm_plan *plan = NULL;
-    dcommi_shape s = *sub;
-    dcommi_hier_choice choice = dcommi_hier_plain(&s, inside || !h->between_hosts, bytes);
-    if (inside && h->inner != NULL &&
-        (s.coll == DCOMM_COLL_REDUCE_SCATTERV || s.coll == DCOMM_COLL_ALLGATHERV)) {
-        s.groups = h->inner;
-        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
-    }
-    if (s.coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
-        choice = s.nranks == 2 || s.coding->whole
-                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
-                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
-    }
     if (h->b->status < 0) {
         return NULL;
     }
-    dcommi_build_begin(&b, choice.name, s.rank, s.nranks, s.dtype, s.op);
+    dcommi_build_begin(&b, choice.name, s->rank, s->nranks, s->dtype, s->op);
     b.head.in_bytes = in_bytes;
     b.head.out_bytes = out_bytes;
-    dcomm_status status = choice.make(&s, &b);
+    dcomm_status status = choice.make(s, &b);
     if (status < 0) {
         dcommi_build_discard(&b);
     } else {
@@ -241,6 +298,32 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, bool
         dcommi_build_error(h->b, status);
     }
     return plan;
+}
+
+/* The sub-plan of one tier. `bytes` chooses the algorithm. */
+static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, bool near,
+                                        int64_t bytes, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_hier_choice choice = dcommi_hier_plain(s, near, bytes);
+    if (s->coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
+        choice = s->nranks == 2 || s->coding->whole
+                     ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
+                     : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
+    }
+    return dcommi_hier_sub_of(h, s, choice, in_bytes, out_bytes);
+}
+
+/* The sub-plan of this rank's group, which may be divided again. */
+static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int64_t bytes,
+                                   int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_shape s = *sub;
+    dcommi_hier_choice choice = dcommi_hier_plain(&s, true, bytes);
+    if (h->inner != NULL && s.coll != DCOMM_COLL_ALLTOALLV) {
+        s.groups = h->inner;
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
+    }
+    return dcommi_hier_sub_of(h, &s, choice, in_bytes, out_bytes);
 }
 
 /* This rank's group as a table for CALL. */

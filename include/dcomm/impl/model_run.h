@@ -80,8 +80,9 @@ static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     f->caller = lane;
     f->group = parent->plan->table + step->group;
     f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
-    f->counter_base = parent->counter_base + step->slot;
-    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0);
+    f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
+    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0) +
+                   dcommi_sim_value(s, lane, &step->peer);
     if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
         dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
                                        "%s: rank %d calls %s as its rank %d, which is another",

@@ -1,0 +1,562 @@
+/* test_levels.c - hierarchical algorithms over two, three and four levels: proved for equal and
+ * unequal groups in any order of ranks, what crosses each level counted, the levels seen at work at
+ * once, and run by processes whose places are made up. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#define DCOMMI_HIER_DIVIDE_MIN 2 /* small groups are divided as well */
+#include "conformance.h"
+
+#define RANKS_MAX 64
+#define LEVELS 3 /* of groups, the ranks not counted */
+
+/* How large the parts of a group are, and how ranks are numbered. */
+typedef enum sizes { EQUAL, NEARLY, GROWING, RANDOM, SIZES } sizes;
+typedef enum numbers { BLOCK, CYCLIC, SHUFFLED, NUMBERS } numbers;
+
+typedef struct call {
+    dcomm_coll coll;
+    const char *name;
+    int n, levels, parts[LEVELS], root;
+    sizes sizes;
+    numbers numbers;
+    size_t count;
+    int64_t chunk;
+    bool in_place;
+} call;
+
+static const char *text_of(const call *c)
+{
+    static char text[256];
+    snprintf(text, sizeof text,
+             "%s of %s, %d ranks, %d levels of %d, %d and %d parts, sizes %d, numbers %d, count "
+             "%zu, chunk %" PRId64 ", root %d, in place %d",
+             c->name, dcomm_coll_name(c->coll), c->n, c->levels, c->parts[0], c->parts[1],
+             c->parts[2], c->sizes, c->numbers, c->count, c->chunk, c->root, c->in_place);
+    return text;
+}
+
+/* Which of `parts` parts of a group of `size` has its rank number i. */
+static int part_of(const call *c, int level, int i, int size, int parts)
+{
+    if (parts > size) {
+        parts = size;
+    }
+    switch (c->sizes) {
+    case GROWING:
+        for (int k = 0, end = 0; k < parts; k++) {
+            end += (int)dcommi_max64(1, 2 * (k + 1) * size / (parts * (parts + 1)));
+            if (i < end) {
+                return k;
+            }
+        }
+        return parts - 1;
+    case RANDOM:
+        return (int)(dcommi_mix((uint64_t)(level + 5), (uint64_t)i) % (uint64_t)parts);
+    default:
+        return i * parts / size;
+    }
+}
+
+static dcommi_groups *groups_of(const call *c)
+{
+    static const uint8_t kinds[LEVELS] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                          DCOMMI_LEVEL_NUMA};
+    int64_t at[LEVELS][RANKS_MAX], ids[LEVELS * RANKS_MAX];
+    int rank[RANKS_MAX];
+    for (int l = 0; l < c->levels; l++) { /* by place in the tree */
+        for (int i = 0; i < c->n; i++) {
+            int before = 0, size = 0;
+            for (int j = 0; j < c->n; j++) {
+                bool same = l == 0 || at[l - 1][j] == at[l - 1][i];
+                size += same;
+                before += same && j < i;
+            }
+            int64_t part = part_of(c, l, before, size, c->parts[l]);
+            at[l][i] = (l > 0 ? at[l - 1][i] * 100 : 0) + part;
+        }
+    }
+    for (int i = 0; i < c->n; i++) {
+        rank[i] = i;
+    }
+    if (c->numbers == CYCLIC) { /* deal the ranks round the hosts */
+        int next = 0;
+        for (int turn = 0; turn < c->n; turn++) {
+            for (int host = 0; host < c->n; host++) {
+                for (int i = 0, seen = 0; i < c->n; i++) {
+                    if (at[0][i] == host && seen++ == turn) {
+                        rank[i] = next++;
+                    }
+                }
+            }
+        }
+    } else if (c->numbers == SHUFFLED) {
+        for (int i = c->n - 1; i > 0; i--) {
+            int j = (int)(dcommi_mix(99, (uint64_t)i) % (uint64_t)(i + 1)), r = rank[i];
+            rank[i] = rank[j];
+            rank[j] = r;
+        }
+    }
+    for (int l = 0; l < c->levels; l++) {
+        for (int i = 0; i < c->n; i++) {
+            ids[l * c->n + rank[i]] = at[l][i];
+        }
+    }
+    dcommi_groups *g = dcommi_groups_make(c->n, c->levels, kinds, ids);
+    cr_assert(g != NULL);
+    return g;
+}
+
+static bool is_v(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+}
+
+static bool whole(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;
+}
+
+static size_t counts[RANKS_MAX], displs[RANKS_MAX];
+
+static dcommi_shape shape_of(const call *c, const dcommi_groups *groups)
+{
+    size_t at = 0;
+    for (int r = 0; r < c->n; r++) {
+        counts[r] =
+            is_v(c->coll) ? (c->count * (size_t)(r + 2)) % 1999 * (size_t)(r % 5 != 3) : c->count;
+        displs[r] = at;
+        at += counts[r];
+    }
+    return (dcommi_shape){.coll = c->coll,
+                          .nranks = c->n,
+                          .root = c->root,
+                          .dtype = DCOMM_F32,
+                          .op = DCOMM_SUM,
+                          .count = c->count,
+                          .in_place = c->in_place,
+                          .lanes = 1,
+                          .chunk_bytes = c->chunk,
+                          .groups = groups,
+                          .counts = is_v(c->coll) ? counts : NULL,
+                          .displs = is_v(c->coll) ? displs : NULL};
+}
+
+static void make_plans(const call *c, const dcommi_groups *groups, dcomm_plan **plans)
+{
+    const dcommi_algo *algo = dcommi_algo_find(c->coll, c->name);
+    dcommi_shape s = shape_of(c, groups);
+    cr_assert(algo != NULL, "%s", text_of(c));
+    for (s.rank = 0; s.rank < c->n; s.rank++) {
+        cr_assert_eq(dcommi_plan_make(&s, algo, &plans[s.rank]), DCOMM_OK, "%s: %s", text_of(c),
+                     dcomm_last_error());
+    }
+}
+
+/* Prove the plans, and count the bytes that cross each level: by the coarsest at which the two
+ * ranks are apart. */
+static void examine(const call *c, const dcommi_groups *groups, int64_t crossed[LEVELS + 1])
+{
+    dcomm_plan *plans[RANKS_MAX];
+    make_plans(c, groups, plans);
+    dcomm_check_spec spec = {.coll = c->coll,
+                             .count = c->count,
+                             .dtype = DCOMM_F32,
+                             .root = c->root,
+                             .in_place = c->in_place,
+                             .counts = is_v(c->coll) ? counts : NULL};
+    dcommi_check_trace trace = {0};
+    dcomm_check_report report;
+    dcomm_status status =
+        dcommi_check_plans((const dcomm_plan *const *)plans, c->n, &spec, &report, &trace);
+    cr_assert_eq(status, DCOMM_OK, "%s: %s", text_of(c), report.message);
+    memset(crossed, 0, (LEVELS + 1) * sizeof *crossed);
+    for (size_t i = 0; i < trace.n; i++) {
+        const dcommi_check_event *e = &trace.event[i];
+        if (e->peer >= 0 && e->kind != DCOMM_STEP_EXPOSE && e->kind != DCOMM_STEP_SIGNAL) {
+            crossed[dcommi_groups_depth(groups, e->rank, e->peer)] += e->bytes;
+        }
+    }
+    dcommi_free(trace.event);
+    drop(plans, c->n);
+}
+
+static const struct {
+    dcomm_coll coll;
+    const char *name;
+} algorithms[] = {
+    {DCOMM_COLL_ALLREDUCE, "hier"},       {DCOMM_COLL_ALLREDUCE, "hier_leader"},
+    {DCOMM_COLL_BROADCAST, "hier"},       {DCOMM_COLL_BROADCAST, "hier_leader"},
+    {DCOMM_COLL_REDUCE_SCATTER, "hier"},  {DCOMM_COLL_REDUCE_SCATTER, "hier_leader"},
+    {DCOMM_COLL_ALLGATHER, "hier"},       {DCOMM_COLL_ALLGATHER, "hier_leader"},
+    {DCOMM_COLL_REDUCE_SCATTERV, "hier"}, {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
+    {DCOMM_COLL_ALLGATHERV, "hier"},      {DCOMM_COLL_ALLGATHERV, "hier_leader"},
+    {DCOMM_COLL_ALLTOALL, "hier"},        {DCOMM_COLL_ALLTOALL, "hier_leader"},
+};
+enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+
+/* ---- proofs ---- */
+
+static void prove(int from, int to, int step, int every)
+{
+    static const int shapes[][LEVELS] = {{2, 2, 2}, {3, 2, 2}, {2, 4, 2}, {4, 2, 4},
+                                         {1, 2, 3}, {2, 1, 3}, {5, 3, 2}, {8, 2, 2}};
+    enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+    int64_t crossed[LEVELS + 1];
+    int pick = 0;
+    for (int n = from; n <= to; n += step) {
+        for (int a = 0; a < ALGORITHMS; a++) {
+            for (int k = 0; k < SHAPES * SIZES * NUMBERS * LEVELS; k++) {
+                if ((k + 7 * a + 13 * n) % every != 0) {
+                    continue;
+                }
+                const int *parts = shapes[k % SHAPES];
+                bool big = whole(algorithms[a].coll);
+                size_t counted[] = {1, 300, big ? 40000 : 1500, big ? 3001 : 7};
+                pick++;
+                call c = {.coll = algorithms[a].coll,
+                          .name = algorithms[a].name,
+                          .n = n,
+                          .levels = 1 + k / (SHAPES * SIZES * NUMBERS),
+                          .parts = {parts[0], parts[1], parts[2]},
+                          .sizes = (sizes)(k / SHAPES % SIZES),
+                          .numbers = (numbers)(k / (SHAPES * SIZES) % NUMBERS),
+                          .count = counted[pick % 4],
+                          .chunk = pick % 3 == 0   ? 10000
+                                   : pick % 3 == 1 ? 0
+                                                   : 1500,
+                          .root = algorithms[a].coll == DCOMM_COLL_BROADCAST ? pick % n : 0,
+                          .in_place = pick % 5 < 2};
+                dcommi_groups *groups = groups_of(&c);
+                examine(&c, groups, crossed);
+                dcommi_groups_free(&groups);
+            }
+        }
+    }
+}
+
+Test(levels, proved_up_to_12_ranks, .timeout = 240)
+{
+    prove(1, 12, 1, 11);
+}
+
+Test(levels, proved_up_to_32_ranks, .timeout = 240)
+{
+    prove(13, 32, DCOMM_TEST_RANK_STEP, 31);
+}
+
+Test(levels, proved_up_to_64_ranks, .timeout = 240)
+{
+    prove(36, 64, 4 * DCOMM_TEST_RANK_STEP, 71);
+}
+
+/* ---- bytes ---- */
+
+/* What the documentation says of a group: `size` ranks in n parts, `first` of them in the part that
+ * leads. S: bytes of the buffer, or of all blocks; the group's own ones are size/N of these. */
+static int64_t formula(const call *c, int size, int n, int first, bool top, bool home)
+{
+    int64_t all = 4 * (int64_t)c->count * (whole(c->coll) ? 1 : c->n), own = all / c->n * size;
+    bool leader = strcmp(c->name, "hier_leader") == 0;
+    int64_t inward = all / c->n * (size - first); /* the group's blocks from or to who leads it */
+    switch (c->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        return 2 * (n - 1) * all;
+    case DCOMM_COLL_BROADCAST:
+        return (n - 1) * all + (!leader && home && !top ? all / n * (n - 1) : 0);
+    case DCOMM_COLL_ALLTOALL: /* a rank has N blocks; the group is cut in equal parts, if not led */
+        if (leader && !top) {
+            return 2 * inward * c->n;
+        }
+        return own * c->n / n * (n - 1);
+    default:
+        return (n - 1) * all + (leader && !top ? inward : 0);
+    }
+}
+
+/* Add what a group and all in it should send, by the level at which its parts are apart. */
+static void expect(const call *c, const dcommi_groups *g, int begin, int end, int level,
+                   int64_t wanted[LEVELS + 1])
+{
+    int starts[RANKS_MAX + 1], n = 0, at = level;
+    bool home = false;
+    for (; at < g->nlevels && n <= 1; at++) {
+        n = 0;
+        for (int i = begin; i < end; i++) {
+            if (i == begin ||
+                dcommi_group_of(g, at, g->order[i]) != dcommi_group_of(g, at, g->order[i - 1])) {
+                starts[n++] = i;
+            }
+        }
+    }
+    if (n <= 1 || n == end - begin) { /* ranks, which part at the first level where they do */
+        n = end - begin;
+        for (int i = 0; i < n; i++) {
+            starts[i] = begin + i;
+        }
+    }
+    starts[n] = end;
+    for (int i = begin; i < end; i++) {
+        home = home || g->order[i] == c->root;
+    }
+    if (n > 1) {
+        int depth = dcommi_groups_depth(g, g->order[begin], g->order[starts[1]]);
+        wanted[depth] += formula(c, end - begin, n, starts[1] - begin, level == 0, home);
+        for (int i = 0; i < n; i++) {
+            expect(c, g, starts[i], starts[i + 1], depth + 1, wanted);
+        }
+    }
+}
+
+/* Equal groups, so that all forms divide them: as much as the documentation says, to the byte. */
+Test(levels, each_level_carries_what_is_written, .timeout = 60)
+{
+    static const struct {
+        int n, levels, parts[LEVELS];
+    } trees[] = {{8, 1, {2}},     {8, 2, {2, 2}},     {16, 2, {4, 2}},    {16, 3, {2, 2, 2}},
+                 {12, 2, {3, 2}}, {24, 3, {3, 2, 2}}, {32, 3, {4, 2, 2}}, {16, 3, {1, 2, 4}}};
+    for (size_t i = 0; i < sizeof trees / sizeof trees[0]; i++) {
+        for (int a = 0; a < ALGORITHMS; a++) {
+            for (int k = 0; k < NUMBERS && !is_v(algorithms[a].coll); k++) {
+                int64_t crossed[LEVELS + 1], wanted[LEVELS + 1] = {0};
+                bool big = whole(algorithms[a].coll);
+                call c = {.coll = algorithms[a].coll,
+                          .name = algorithms[a].name,
+                          .n = trees[i].n,
+                          .levels = trees[i].levels,
+                          .parts = {trees[i].parts[0], trees[i].parts[1], trees[i].parts[2]},
+                          .numbers = (numbers)k,
+                          .root = algorithms[a].coll == DCOMM_COLL_BROADCAST ? 3 : 0,
+                          .count = big ? 3 << 18 : 24000};
+                dcommi_groups *groups = groups_of(&c);
+                expect(&c, groups, 0, c.n, 0, wanted);
+                examine(&c, groups, crossed);
+                for (int l = 0; l <= groups->nlevels; l++) {
+                    cr_expect_eq(crossed[l], wanted[l],
+                                 "%s: %" PRId64 " bytes cross level %d, not %" PRId64, text_of(&c),
+                                 crossed[l], l, wanted[l]);
+                }
+                dcommi_groups_free(&groups);
+            }
+        }
+    }
+}
+
+/* ---- levels at work at once ---- */
+
+/* The coarsest level that the ranks of a call are apart at; more is nearer. */
+static int level_of(const dcommi_groups *g, const dcommi_sim_actor *a, const dcomm_step *step)
+{
+    int level = g->nlevels;
+    const int64_t *rank = a->plan->table + step->group;
+    for (int i = 1; i < a->plan->subs[step->sub]->nranks; i++) {
+        int depth = dcommi_groups_depth(g, (int)rank[0], (int)rank[i]);
+        level = depth < level ? depth : level;
+    }
+    return level;
+}
+
+/* Of a lane that is in a call: the chunk, where the plan is a pipeline of two flows; else -1. */
+static int64_t chunk_of(const dcommi_sim_actor *a, uint32_t lane)
+{
+    const dcommi_sim_lane *l = &a->root->lanes[lane];
+    return l->depth > 0 ? lane % 2 + 2 * l->index[0] : -1;
+}
+
+static dcomm_status plan_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    *plan_p = ((dcomm_plan **)user)[rank];
+    return DCOMM_OK;
+}
+
+static void plan_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    (void)plan;
+}
+
+/* Whether a rank works at two levels at once. Rounds of blocks have messages of their own between
+ * hosts, whose lanes are at a fence; else both lanes are in calls. */
+static bool overlap_of(const dcommi_groups *g, const dcommi_sim_actor *a)
+{
+    for (uint32_t i = 0; i < a->plan->nlanes; i++) {
+        const dcommi_sim_lane *far = &a->root->lanes[i];
+        bool calls = far->state == DCOMMI_SIM_CALLING;
+        if (calls ? level_of(g, a, &far->steps[far->pc - 1]) > 0
+                  : far->state != DCOMMI_SIM_FENCED || far->pending == 0) {
+            continue;
+        }
+        for (uint32_t k = 0; k < a->plan->nlanes; k++) {
+            const dcommi_sim_lane *near = &a->root->lanes[k];
+            if (near->state == DCOMMI_SIM_CALLING &&
+                level_of(g, a, &near->steps[near->pc - 1]) > 0 &&
+                (!calls || chunk_of(a, k) != chunk_of(a, i))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Run plans on the model's network, and count how often a rank is at the same time at a chunk that
+ * crosses level 0 and at another one in a nearer level. */
+static int64_t overlaps(const call *c)
+{
+    dcomm_plan *plans[RANKS_MAX];
+    dcommi_groups *groups = groups_of(c);
+    dcommi_terrain t;
+    dcomm_tuning tuning;
+    int64_t seen = 0;
+    make_plans(c, groups, plans);
+    cr_assert_eq(dcomm_tuning_uniform(1, 0.1, 0.02, &tuning), DCOMM_OK);
+    cr_assert_eq(dcommi_terrain_make(groups, c->n, &tuning, false, &t), DCOMM_OK);
+    dcommi_plans source = {plan_get, plan_put, plans};
+    dcommi_sim s = {.terrain = &t, .period = c->n, .limit = INT64_MAX >> 2, .budget = 1 << 28};
+    cr_assert_eq(dcommi_sim_open(&s, &source), DCOMM_OK, "%s", dcomm_last_error());
+    while (s.nheap > 0 && s.status == DCOMM_OK) {
+        dcommi_sim_event e = dcommi_sim_pop(&s);
+        s.now = e.time;
+        if (e.kind == DCOMMI_SIM_LANE) {
+            dcommi_sim_lane_run(&s, e.at.lane);
+        } else if (e.kind == DCOMMI_SIM_SIGNAL) {
+            dcommi_sim_signal(&s, &s.actor[e.at.signal.actor], e.at.signal.counter, e.value);
+        } else {
+            dcommi_sim_happen(&s, e.kind, e.at.msg);
+        }
+        for (int r = 0; r < c->n && s.left == c->n; r++) {
+            seen += overlap_of(groups, &s.actor[r]);
+        }
+    }
+    cr_assert(s.status == DCOMM_OK && s.left == 0, "%s: %d left, %s", text_of(c), (int)s.left,
+              dcomm_last_error());
+    dcommi_sim_close(&s, &source);
+    dcommi_groups_free(&groups);
+    drop(plans, c->n);
+    return seen;
+}
+
+Test(levels, work_at_once, .timeout = 60)
+{
+    for (int a = 0; a < ALGORITHMS; a++) {
+        for (int levels = 1; levels <= LEVELS && !is_v(algorithms[a].coll); levels++) {
+            call c = {.coll = algorithms[a].coll,
+                      .name = algorithms[a].name,
+                      .n = 16,
+                      .levels = levels,
+                      .parts = {2, 2, 2},
+                      .count = whole(algorithms[a].coll) ? 1 << 21 : 1 << 17,
+                      .chunk = 512 << 10};
+            bool once = c.coll == DCOMM_COLL_ALLTOALL && strcmp(c.name, "hier_leader") == 0;
+            int64_t seen = overlaps(&c);
+            cr_expect(once ? seen == 0 : seen > 0, "%s: %" PRId64 " times", text_of(&c), seen);
+        }
+    }
+}
+
+/* ---- run ---- */
+
+static float value(int rank, size_t i)
+{
+    return (float)((int)(i * 7 + (size_t)rank * 31) % 201 - 100);
+}
+
+/* One operation, in place or not, and a look at every element. */
+static void run_once(dcomm_comm *comm, int rank, const call *c)
+{
+    size_t n = (size_t)c->n, me = (size_t)rank, count = c->count, all = n * count;
+    bool gathers = c->coll == DCOMM_COLL_ALLGATHER, at_own = false;
+    float *given = malloc(all * sizeof *given), *got = malloc(all * sizeof *got);
+    PROCS_TRUE(given != NULL && got != NULL);
+    float *in = c->in_place ? got : given;
+    for (size_t i = 0; i < all; i++) {
+        got[i] = -1e9f;
+    }
+    for (size_t i = 0; i < all; i++) {
+        in[i] = value(rank, i);
+    }
+    dcomm_coll_opts opts = {.algo = c->name, .chunk_bytes = (size_t)c->chunk};
+    switch (c->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        RANKS_OK(dcomm_allreduce(comm, in, got, count, DCOMM_F32, DCOMM_SUM, &opts));
+        break;
+    case DCOMM_COLL_BROADCAST:
+        RANKS_OK(dcomm_broadcast(comm, in, got, count, DCOMM_F32, c->root, &opts));
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+        at_own = c->in_place;
+        RANKS_OK(dcomm_reduce_scatter(comm, in, got + (at_own ? me * count : 0), count, DCOMM_F32,
+                                      DCOMM_SUM, &opts));
+        break;
+    case DCOMM_COLL_ALLGATHER:
+        RANKS_OK(dcomm_allgather(comm, in + me * count, got, count, DCOMM_F32, &opts));
+        break;
+    default:
+        RANKS_OK(dcomm_alltoall(comm, in, got, count, DCOMM_F32, &opts));
+        break;
+    }
+    bool blocks = gathers || c->coll == DCOMM_COLL_ALLTOALL;
+    for (size_t i = 0; i < (blocks ? all : count); i++) {
+        int from = (int)(i / count);
+        float want = c->coll == DCOMM_COLL_BROADCAST ? value(c->root, i)
+                     : gathers                       ? value(from, i)
+                                                     : value(from, me * count + i % count);
+        if (!blocks && c->coll != DCOMM_COLL_BROADCAST) {
+            want = 0;
+            for (int r = 0; r < c->n; r++) {
+                want += value(r, i + (c->coll == DCOMM_COLL_REDUCE_SCATTER ? me * count : 0));
+            }
+        }
+        float is = got[i + (at_own ? me * count : 0)];
+        PROCS_CHECK(is == want, "rank %d, %s: [%zu] %g, not %g", rank, text_of(c), i, (double)is,
+                    (double)want);
+    }
+    free(given);
+    free(got);
+}
+
+/* Packages and nodes are made up, and of sixteen ranks on few cores hosts as well, which all plans
+ * allow: TCP's connections would time out. */
+static int run_all(int rank, int n, procs_shared *s, void *arg)
+{
+    static const size_t counted[] = {1, 1100, 30000};
+    const call *tree = arg;
+    dcommi_groups *groups = groups_of(tree);
+    char host[16];
+    ranks_settle(rank, n, RANKS_LOCAL);
+    snprintf(host, sizeof host, "h%d", (int)dcommi_group_of(groups, 0, rank));
+    if (n < 16) {
+        setenv("DCOMM_HOSTID", host, 1);
+    }
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcommi_groups *real = comm->groups;
+    comm->groups = groups;
+    for (int a = 0; a < ALGORITHMS; a++) {
+        for (int k = 0; k < 6 && !is_v(algorithms[a].coll); k++) {
+            call c = *tree;
+            c.coll = algorithms[a].coll;
+            c.name = algorithms[a].name;
+            c.count = counted[k % 3];
+            c.in_place = k >= 3;
+            c.chunk = k % 2 == 0 ? 20000 : 0;
+            c.root = (k + a) % n;
+            run_once(comm, rank, &c);
+        }
+    }
+    comm->groups = real;
+    dcommi_groups_free(&groups);
+    return ranks_leave(&comm);
+}
+
+Test(levels, right_when_run, .timeout = 240)
+{
+    static call trees[] = {
+        {.n = 8, .levels = 2, .parts = {2, 2, 1}},
+        {.n = 8, .levels = 2, .parts = {2, 2, 1}, .numbers = CYCLIC},
+        {.n = 9, .levels = 2, .parts = {2, 2, 1}, .numbers = SHUFFLED, .sizes = GROWING},
+        {.n = 12, .levels = 3, .parts = {1, 3, 2}, .numbers = SHUFFLED},
+        {.n = 16, .levels = 3, .parts = {2, 2, 2}, .numbers = CYCLIC}};
+    for (size_t i = 0; i < sizeof trees / sizeof trees[0]; i++) {
+        int ended[PROCS_MAX];
+        cr_assert_eq(procs_run(trees[i].n, 100, run_all, &trees[i], ended), 0, "%s",
+                     text_of(&trees[i]));
+    }
+}
