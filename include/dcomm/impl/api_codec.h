@@ -228,8 +228,16 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
     DCOMMI_TRY(codec->ops->encode(codec, &plain));
     DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
-    for (size_t i = 0; i < call->count; i++) {
-        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    for (size_t from = 0, n; from < call->count; from += n) {
+        n = call->count - from < DCOMMI_TALLY_ZEROS ? call->count - from : DCOMMI_TALLY_ZEROS;
+        for (size_t i = from; i < from + n; i++) {
+            call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+        }
+        if (call->tally != NULL) {
+            dcommi_tally_compare(call->tally, from, sent + from, n);
+            dcommi_tally_held(call->tally, sent + from, call->next + from, n);
+            call->tally->done = true;
+        }
     }
     call->bytes = plain.bytes;
     call->report = plain.report;

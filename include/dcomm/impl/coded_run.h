@@ -41,7 +41,8 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     if (c->begun) {
         return DCOMM_OK;
     }
-    c->begins.x = src - first;
+    /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
+    c->begins.x = c->begins.partly ? src : src - first;
     DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
     return DCOMM_OK;
