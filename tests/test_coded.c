@@ -2,9 +2,8 @@
  * functions compute, with the same bits on every rank; error feedback loses nothing; ranks that
  * disagree, bad numbers and bad bytes are errors on every rank. */
 #define _GNU_SOURCE
-#include "ranks.h"
+#include "coded_ranks.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
 typedef struct setting {
@@ -14,13 +13,6 @@ typedef struct setting {
     dcomm_op op;
     bool in_place;
 } setting;
-
-static dcomm_codec *make_codec(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    RANKS_OK(dcomm_codec_create(spec, &codec));
-    return codec;
-}
 
 /* A gradient: normal numbers, other ones on each rank and in each step. */
 static void fill(float *x, size_t count, int rank, int step)
@@ -70,12 +62,6 @@ static double error_of(const float *y, size_t count, int n, int step, double fac
     free(sum);
     free(x);
     return all > 0 ? wrong / all : 0;
-}
-
-static void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    cr_assert_eq(procs_run(n, 50, fn, arg, ended), 0);
 }
 
 /* ---- the values ---- */

@@ -63,6 +63,33 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
     return DCOMM_OK;
 }
 
+/* Where option k begins in the spec of a codec; NULL: it has none. */
+static const char *dcommi_codec_find_k(const dcomm_codec *codec)
+{
+    const char *at = strstr(codec->spec, "k=");
+    while (at != NULL && at > codec->spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    return at;
+}
+
+/* Option k: below 1 a share of the elements, else their number; below 0: it has none. */
+static double dcommi_codec_k(const dcomm_codec *codec)
+{
+    const char *at = dcommi_codec_find_k(codec);
+    return at != NULL ? strtod(at + 2, NULL) : -1;
+}
+
+/* The codec with another k. */
+static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    const char *at = dcommi_codec_find_k(codec);
+    snprintf(spec, sizeof spec, "%.*sk=%.8g%s", (int)(at - codec->spec), codec->spec, k,
+             at + strcspn(at, ","));
+    return dcomm_codec_create(spec, codec_p);
+}
+
 /* ---- what is known of it ---- */
 
 DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
