@@ -176,13 +176,16 @@ typedef struct dcomm_codec_key {
 /* What an encoding did. */
 typedef struct dcomm_codec_report {
     size_t bytes;           /* written to the wire */
-    size_t kept;            /* elements that were sent; fewer than all with sparse codecs only */
+    size_t kept;            /* elements that the codec selected, zeros among them included: fewer
+                               than all with sparse codecs only */
     size_t clipped;         /* finite, but beyond the largest number of the format */
     size_t nonfinite;       /* NaN or infinite */
     size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
-    /* Of an all-reduce by a sparse codec: elements of the result that are not 0, and those of the
-     * sum of all that ranks selected, before any of it was left out (0: not known). Divided by
-     * `kept`, what one rank selected, that is how far the sum fills in; at most nranks. */
+    /* Of an all-reduce by a sparse codec; 0 otherwise. `nonzero`: elements of the result that are
+     * not 0. `summed`: those of the sum of all that ranks selected, before owners left any of it
+     * out (coded_sparse: also those whose sum is 0; 0: not known, where an owner has encoded the
+     * sum again). summed / kept is how far the sum fills in, at most nranks where `kept` is of one
+     * encoding. */
     size_t nonzero;
     size_t summed;
 } dcomm_codec_report;
@@ -1127,9 +1130,14 @@ typedef struct dcomm_coll_opts {
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
-    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until
-                                         the operation is complete; may differ by rank
-                                         (default: NULL) */
+    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
+                                         `bytes` are sums over them; `nonzero` and `summed` are of
+                                         the result); written until the operation is complete; may
+                                         differ by rank (default: NULL) */
+    dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
+                                   what it sends, and with feedback what it holds back (instead of
+                                   the state's own ledger). In use until the operation is complete;
+                                   may differ by rank (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
@@ -10778,7 +10786,8 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
     for (size_t at = 0, n; at < c->count; at += n) {
         n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
         for (size_t i = 0; i < n; i++) {
-            next[i] = c->estimates ? held[at + i] + sent[at + i] : e[at + i] - sent[at + i];
+            float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
+            next[i] = c->estimates ? held[at + i] + gone : e[at + i] - gone;
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -10987,7 +10996,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
         while (k < nagreed && agreed[k] < index[i]) {
             k++;
         }
-        if (k < nagreed && agreed[k] == index[i]) {
+        if ((k < nagreed && agreed[k] == index[i]) || dcommi_f32_nonfinite(value[i])) {
             continue;
         }
         DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
@@ -25136,6 +25145,8 @@ typedef struct dcommi_coded {
     bool begun;
     uint32_t rank;
     dcomm_codec_report *report; /* NULL: not wanted */
+    dcomm_ledger *ledger;       /* likewise */
+    dcomm_ledger *replaced;     /* what the feedback state had instead */
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
@@ -25165,7 +25176,21 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     c->begins.x = c->begins.partly ? src : src - first;
     DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
+    c->replaced = c->feedback->ledger;
+    c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
     return DCOMM_OK;
+}
+
+/* An encoding without feedback. */
+static dcomm_status dcommi_coded_plain(dcommi_coded *c, const float *x, size_t count,
+                                       const dcomm_codec_key *key, void *wire, size_t room,
+                                       size_t *bytes, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+    return c->ledger == NULL
+               ? dcomm_encode(c->codec, x, count, key, wire, room, bytes, c->workspace, report)
+               : dcomm_encode_ledger(c->codec, x, NULL, NULL, count, key, wire, room, bytes,
+                                     c->workspace, report, c->ledger);
 }
 
 /* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
@@ -25296,16 +25321,22 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
 static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    if (c->feedback == NULL) {
+    if (c->feedback == NULL && c->ledger == NULL) {
         return DCOMM_OK;
     }
-    dcommi_free(c->room);
-    c->room = dcommi_alloc_raw(c->count * sizeof(float));
-    if (c->room == NULL) {
+    float *sent = dcommi_alloc_raw(c->count * sizeof *sent);
+    dcomm_status status = DCOMM_OK;
+    if (sent == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), c->room, 0);
-    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), sent, 0);
+    if (c->feedback == NULL) {
+        dcomm_ledger_compare(c->ledger, c->whole, sent, c->count);
+    } else {
+        status = dcomm_feedback_keep(c->feedback, 0, c->count, sent);
+    }
+    dcommi_free(sent);
+    return status;
 }
 
 static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
@@ -25320,7 +25351,16 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
         c->report->kept += place->round == 0 ? count : 0;
     }
     if (place->round == 0) {
-        return dcommi_linear_first(c, src, count, dst);
+        DCOMMI_TRY(dcommi_linear_first(c, src, count, dst));
+    }
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (ledger != NULL && place->round % 2 == 0) {
+        const bool first = place->round == 0;
+        dcomm_codec_report report = {.bytes = dst_len, .kept = first ? count : 0};
+        dcomm_ledger_encoded(ledger, first ? count : 0, &report);
+    }
+    if (place->round == 0) {
+        return DCOMM_OK;
     }
     if (place->round % 2 == 0) {
         dcommi_linear_p(c, dst);
@@ -25686,8 +25726,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status = dcomm_encode(c->codec, x, count, &key, wire, room, bytes, c->workspace, &report);
+        status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
     report.bytes = 0; /* it stays here */
     dcommi_coded_tell(c, &all, &report);
@@ -25980,9 +26019,7 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         status = dcommi_feedback_encode_of(c->feedback, src, place->first, count, dst, dst_len,
                                            encoded, &report);
     } else {
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status =
-            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+        status = dcommi_coded_plain(c, src, count, &key, dst, dst_len, encoded, &report);
     }
     dcommi_coded_tell(c, place, &report);
     return status;
@@ -26068,6 +26105,9 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
         DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
         status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
                               dst_len, encoded, c->workspace, &report);
+        if (status >= 0 && c->ledger != NULL) { /* what is to be compared, nobody has */
+            dcomm_ledger_encoded(c->ledger, count, &report);
+        }
     }
     if (status >= 0) {
         dcommi_coded_tell(c, place, &report);
@@ -26200,6 +26240,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->begun = false;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
+    c->ledger = opts->codec_ledger;
     if (c->report != NULL) {
         *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
     }
@@ -26227,6 +26268,9 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
     if (c->feedback == NULL) {
         return;
+    }
+    if (c->begun) {
+        c->feedback->ledger = c->replaced;
     }
     if (status < 0) {
         dcomm_feedback_fail(c->feedback);

@@ -53,6 +53,10 @@ typedef struct dcomm_coll_opts {
                                          `bytes` are sums over them; `nonzero` and `summed` are of
                                          the result); written until the operation is complete; may
                                          differ by rank (default: NULL) */
+    dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
+                                   what it sends, and with feedback what it holds back (instead of
+                                   the state's own ledger). In use until the operation is complete;
+                                   may differ by rank (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==

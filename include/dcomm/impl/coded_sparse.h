@@ -82,8 +82,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status = dcomm_encode(c->codec, x, count, &key, wire, room, bytes, c->workspace, &report);
+        status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
     report.bytes = 0; /* it stays here */
     dcommi_coded_tell(c, &all, &report);

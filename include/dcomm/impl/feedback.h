@@ -243,7 +243,8 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
     for (size_t at = 0, n; at < c->count; at += n) {
         n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
         for (size_t i = 0; i < n; i++) {
-            next[i] = c->estimates ? held[at + i] + sent[at + i] : e[at + i] - sent[at + i];
+            float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
+            next[i] = c->estimates ? held[at + i] + gone : e[at + i] - gone;
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -452,7 +453,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
         while (k < nagreed && agreed[k] < index[i]) {
             k++;
         }
-        if (k < nagreed && agreed[k] == index[i]) {
+        if ((k < nagreed && agreed[k] == index[i]) || dcommi_f32_nonfinite(value[i])) {
             continue;
         }
         DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
