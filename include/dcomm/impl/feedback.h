@@ -526,8 +526,9 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
     const double held = fb->held;
     dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
     float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
-    fb->held =
-        fb->opts.variant == DCOMM_FEEDBACK_EF21 ? fb->held : held; /* else it joins the rest */
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        fb->held = held; /* it joins what the worker holds */
+    }
     for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
         dcommi_feedback_raise(fb, first + i, back, lost[i]);
     }
