@@ -5,6 +5,8 @@
 #define DCOMM_IMPLEMENTATION
 #include "../include/dcomm/all.h"
 
+#include "speed.h"
+
 #include <getopt.h>
 #include <sys/mman.h>
 
@@ -90,18 +92,6 @@ static void fill(float *x, size_t count, const char *data)
     }
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *t, size_t n)
-{
-    qsort(t, n, sizeof *t, by_value);
-    return t[n / 2];
-}
-
 static dcomm_status once(const dcomm_codec *codec, int kind, const settings *set, const arrays *a,
                          size_t *bytes)
 {
@@ -180,17 +170,17 @@ static bool measure(const settings *set, const char *spec, arrays *a, bool first
         fprintf(stderr, "codec-speed: %s: %s\n", spec, dcomm_last_error());
     } else {
         double bits = 8.0 * (double)bytes[0] / (double)set->count;
-        printf("%-34s %7.3f %7.2f", spec, bits, median(copied, set->rounds));
+        printf("%-34s %7.3f %7.2f", spec, bits, speed_median(copied, set->rounds));
         if (set->json != NULL) {
             fprintf(
                 set->json,
                 "%s\n{\"codec\":\"%s\",\"data\":\"%s\",\"count\":%zu,\"wires\":%zu,\"bits\":%.4f,"
                 "\"memcpy_GBps\":%.3f",
                 first ? "" : ",", dcomm_codec_spec(codec), set->data, set->count, set->wires, bits,
-                median(copied, set->rounds));
+                speed_median(copied, set->rounds));
         }
         for (int kind = 0; kind < KINDS; kind++) {
-            double per_memcpy = median(ratio[kind], set->rounds);
+            double per_memcpy = speed_median(ratio[kind], set->rounds);
             printf(" %8.2f", per_memcpy);
             if (set->json != NULL) {
                 fprintf(set->json, ",\"%s_per_memcpy\":%.4f", kind_names[kind], per_memcpy);
@@ -204,22 +194,6 @@ static bool measure(const settings *set, const char *spec, arrays *a, bool first
     }
     dcomm_codec_destroy(&codec);
     return status == DCOMM_OK;
-}
-
-static bool parse_size(const char *text, size_t least, size_t most, size_t *value)
-{
-    char *end;
-    errno = 0;
-    unsigned long long x = strtoull(text, &end, 10);
-    unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : 0;
-    end += shift != 0;
-    if (end == text || *end != '\0' || errno != 0 || text[0] == '-' || x > most >> shift ||
-        x << shift < least) {
-        fprintf(stderr, "codec-speed: %s is not a number from %zu to %zu\n", text, least, most);
-        return false;
-    }
-    *value = (size_t)x << shift;
-    return true;
 }
 
 /* 0: go on, 1: done (help), 2: usage error. */
@@ -237,13 +211,13 @@ static int parse(int argc, char **argv, settings *set)
             }
             break;
         case 'e':
-            good = parse_size(optarg, 1, (size_t)1 << 30, &set->count);
+            good = speed_size(optarg, 1, (size_t)1 << 30, &set->count);
             break;
         case 's':
-            good = parse_size(optarg, 1, MOST_WIRES, &set->wires);
+            good = speed_size(optarg, 1, MOST_WIRES, &set->wires);
             break;
         case 'n':
-            good = parse_size(optarg, 1, MOST_ROUNDS, &set->rounds);
+            good = speed_size(optarg, 1, MOST_ROUNDS, &set->rounds);
             break;
         case 'd':
             set->data = optarg;
@@ -254,11 +228,7 @@ static int parse(int argc, char **argv, settings *set)
             }
             break;
         case 'j':
-            set->json = fopen(optarg, "w");
-            good = set->json != NULL;
-            if (!good) {
-                fprintf(stderr, "codec-speed: cannot write %s: %s\n", optarg, strerror(errno));
-            }
+            good = speed_json(optarg, &set->json);
             break;
         case 'h':
             fputs(usage, stdout);
@@ -267,11 +237,7 @@ static int parse(int argc, char **argv, settings *set)
             good = false;
         }
     }
-    if (good && optind < argc) {
-        fprintf(stderr, "codec-speed: what is %s?\n", argv[optind]);
-        good = false;
-    }
-    return good ? 0 : 2;
+    return speed_parsed(good, optind, argc, argv);
 }
 
 int main(int argc, char **argv)

@@ -3,6 +3,8 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../include/dcomm/impl/device_host.h"
 
+#include "speed.h"
+
 #include <getopt.h>
 #include <sys/mman.h>
 
@@ -23,7 +25,9 @@ static const char usage[] =
     "DCOMM_ISA=portable|avx2|avx512 chooses the kernels.\n"
     "\n"
     "reduce: bytes of output per second. traffic: bytes read and written per second, over twice\n"
-    "the bytes that memcpy copies per second: 1 is as busy with memory as memcpy.\n";
+    "the bytes that memcpy copies per second: 1 is as busy with memory as memcpy. operands: bytes\n"
+    "of all operands per second, over the bytes that memcpy copies; median of the rounds' "
+    "ratios.\n";
 
 enum { MOST_SOURCES = 16, MOST_ROUNDS = 1000 };
 
@@ -35,22 +39,10 @@ typedef struct settings {
     bool comma;
 } settings;
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *t, size_t n)
-{
-    qsort(t, n, sizeof *t, by_value);
-    return t[n / 2];
-}
-
 static bool measure(settings *set, unsigned char *memory, size_t len, dcomm_dtype dtype,
                     dcomm_op op, size_t nsrc)
 {
-    static double reduce_s[MOST_ROUNDS], copy_s[MOST_ROUNDS];
+    static double reduce_s[MOST_ROUNDS], copy_s[MOST_ROUNDS], ratio[MOST_ROUNDS];
     size_t stride = ((len + 4095) & ~(size_t)4095) + 4096 + 320; /* not at one cache set */
     size_t inner = len < ((size_t)1 << 20) ? ((size_t)1 << 20) / len : 1;
     const void *src[MOST_SOURCES];
@@ -74,37 +66,23 @@ static bool measure(settings *set, unsigned char *memory, size_t len, dcomm_dtyp
         }
         reduce_s[r] = (middle - start) / (double)inner;
         copy_s[r] = (dcommi_now() - middle) / (double)inner;
+        ratio[r] = (double)nsrc * copy_s[r] / reduce_s[r];
     }
-    double reduce = 1e-9 * (double)len / median(reduce_s, set->rounds);
-    double copy = 1e-9 * (double)len / median(copy_s, set->rounds);
+    double reduce = 1e-9 * (double)len / speed_median(reduce_s, set->rounds);
+    double copy = 1e-9 * (double)len / speed_median(copy_s, set->rounds);
     double traffic = reduce * (double)(nsrc + 1) / (2 * copy);
-    printf("%-5s %-4s %2zu %10zu %12.2f %12.2f %8.2f\n", dcomm_dtype_name(dtype), dcomm_op_name(op),
-           nsrc, len, reduce, copy, traffic);
+    double operands = speed_median(ratio, set->rounds);
+    printf("%-5s %-4s %2zu %10zu %12.2f %12.2f %8.2f %8.2f\n", dcomm_dtype_name(dtype),
+           dcomm_op_name(op), nsrc, len, reduce, copy, traffic, operands);
     if (set->json != NULL) {
         fprintf(set->json,
                 "%s\n{\"dtype\":\"%s\",\"redop\":\"%s\",\"sources\":%zu,\"bytes\":%zu,"
                 "\"inplace\":%s,\"reduce_GBps\":%.3f,\"memcpy_GBps\":%.3f,"
-                "\"traffic_per_memcpy\":%.3f}",
+                "\"traffic_per_memcpy\":%.3f,\"operands_per_memcpy\":%.3f}",
                 set->comma ? "," : "", dcomm_dtype_name(dtype), dcomm_op_name(op), nsrc, len,
-                set->in_place ? "true" : "false", reduce, copy, traffic);
+                set->in_place ? "true" : "false", reduce, copy, traffic, operands);
         set->comma = true;
     }
-    return true;
-}
-
-static bool parse_size(const char *text, size_t least, size_t most, size_t *value)
-{
-    char *end;
-    errno = 0;
-    unsigned long long x = strtoull(text, &end, 10);
-    unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-    end += shift != 0;
-    if (end == text || *end != '\0' || errno != 0 || text[0] == '-' || x > most >> shift ||
-        x << shift < least) {
-        fprintf(stderr, "dcomm-reduce: %s is not a number from %zu to %zu\n", text, least, most);
-        return false;
-    }
-    *value = (size_t)x << shift;
     return true;
 }
 
@@ -138,13 +116,13 @@ static int parse(int argc, char **argv, settings *set)
     for (int c; good && (c = getopt_long(argc, argv, "b:e:f:d:o:s:n:i", longs, NULL)) != -1;) {
         switch (c) {
         case 'b':
-            good = parse_size(optarg, 8, (size_t)1 << 32, &set->least);
+            good = speed_size(optarg, 8, (size_t)1 << 32, &set->least);
             break;
         case 'e':
-            good = parse_size(optarg, 8, (size_t)1 << 32, &set->most);
+            good = speed_size(optarg, 8, (size_t)1 << 32, &set->most);
             break;
         case 'f':
-            good = parse_size(optarg, 2, 1 << 20, &set->factor);
+            good = speed_size(optarg, 2, 1 << 20, &set->factor);
             break;
         case 'd':
             good = parse_name(optarg, name_of_dtype, DCOMM_DTYPE_COUNT, &set->dtype);
@@ -153,20 +131,16 @@ static int parse(int argc, char **argv, settings *set)
             good = parse_name(optarg, name_of_op, DCOMM_PREMUL_SUM, &set->op);
             break;
         case 's':
-            good = parse_size(optarg, 0, MOST_SOURCES, &set->sources);
+            good = speed_size(optarg, 0, MOST_SOURCES, &set->sources);
             break;
         case 'n':
-            good = parse_size(optarg, 1, MOST_ROUNDS, &set->rounds);
+            good = speed_size(optarg, 1, MOST_ROUNDS, &set->rounds);
             break;
         case 'i':
             set->in_place = true;
             break;
         case 'j':
-            set->json = fopen(optarg, "w");
-            good = set->json != NULL;
-            if (!good) {
-                fprintf(stderr, "dcomm-reduce: cannot write %s: %s\n", optarg, strerror(errno));
-            }
+            good = speed_json(optarg, &set->json);
             break;
         case 'h':
             fputs(usage, stdout);
@@ -175,11 +149,7 @@ static int parse(int argc, char **argv, settings *set)
             good = false;
         }
     }
-    if (good && optind < argc) {
-        fprintf(stderr, "dcomm-reduce: what is %s?\n", argv[optind]);
-        good = false;
-    }
-    return good ? 0 : 2;
+    return speed_parsed(good, optind, argc, argv);
 }
 
 int main(int argc, char **argv)
@@ -204,9 +174,9 @@ int main(int argc, char **argv)
     }
     madvise(memory, bytes, MADV_HUGEPAGE);
     memset(memory, 0, bytes);
-    printf("# %s kernels%s\n%-5s %-4s %2s %10s %12s %12s %8s\n", dcommi_isa_names[dcommi_isa_get()],
-           set.in_place ? ", in place" : "", "dtype", "op", "n", "bytes", "reduce_GBps",
-           "memcpy_GBps", "traffic");
+    printf("# %s kernels%s\n%-5s %-4s %2s %10s %12s %12s %8s %8s\n",
+           dcommi_isa_names[dcommi_isa_get()], set.in_place ? ", in place" : "", "dtype", "op", "n",
+           "bytes", "reduce_GBps", "memcpy_GBps", "traffic", "operands");
     if (set.json != NULL) {
         fprintf(set.json, "{\"schema\":1,\"isa\":\"%s\",\"results\":[",
                 dcommi_isa_names[dcommi_isa_get()]);

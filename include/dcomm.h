@@ -176,13 +176,16 @@ typedef struct dcomm_codec_key {
 /* What an encoding did. */
 typedef struct dcomm_codec_report {
     size_t bytes;           /* written to the wire */
-    size_t kept;            /* elements that were sent; fewer than all with sparse codecs only */
+    size_t kept;            /* elements that the codec selected, zeros among them included: fewer
+                               than all with sparse codecs only */
     size_t clipped;         /* finite, but beyond the largest number of the format */
     size_t nonfinite;       /* NaN or infinite */
     size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
-    /* Of an all-reduce by a sparse codec: elements of the result that are not 0, and those of the
-     * sum of all that ranks selected, before any of it was left out (0: not known). Divided by
-     * `kept`, what one rank selected, that is how far the sum fills in; at most nranks. */
+    /* Of an all-reduce by a sparse codec; 0 otherwise. `nonzero`: elements of the result that are
+     * not 0. `summed`: those of the sum of all that ranks selected, before owners left any of it
+     * out (coded_sparse: also those whose sum is 0; 0: not known, where an owner has encoded the
+     * sum again). summed / kept is how far the sum fills in, at most nranks where `kept` is of one
+     * encoding. */
     size_t nonzero;
     size_t summed;
 } dcomm_codec_report;
@@ -312,9 +315,10 @@ DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, c
                                         size_t count);
 /* dcomm_encode, or where residual is not NULL dcomm_encode_feedback, and in the same pass what it
  * did into the ledger: what arrives is compared with x, and with feedback the residual and the
- * contraction are counted. Sums are the same from every instruction set. randk and powersgd, and
- * any codec where numbers were not finite or were clipped by topk, take a decoding and a second
- * pass. Errors: as these two; of non-finite inputs the ledger has counted the others. */
+ * contraction are counted. Sums are the same from every instruction set. powersgd knows what
+ * arrives only after its last product, so that it is compared as the residual is taken; sparse
+ * codecs take a decoding and a second pass where numbers were not finite or were clipped. Errors:
+ * as these two; of non-finite inputs the ledger has counted the others. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,
                                            const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -432,7 +436,8 @@ DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* The most bytes that one encoding of `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
 /* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
- * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, in a further pass. */
+ * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, as the residual is
+ * written. Its residual_norm follows what is given back. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */
@@ -1125,9 +1130,14 @@ typedef struct dcomm_coll_opts {
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
-    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until
-                                         the operation is complete; may differ by rank
-                                         (default: NULL) */
+    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
+                                         `bytes` are sums over them; `nonzero` and `summed` are of
+                                         the result); written until the operation is complete; may
+                                         differ by rank (default: NULL) */
+    dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
+                                   what it sends, and with feedback what it holds back (instead of
+                                   the state's own ledger). In use until the operation is complete;
+                                   may differ by rank (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
@@ -2132,10 +2142,11 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
 }
 
 #endif
-/* ==== include/dcomm/impl/tally.h =========================================================== */
-/* tally.h - the sums of a ledger, piece by piece: of what lies in the cache as it is encoded. */
-#ifndef DCOMMI_TALLY_H
-#define DCOMMI_TALLY_H
+/* ==== kernels/tally_pieces.h =============================================================== */
+/* tally_pieces.h - the sums of a ledger, piece by piece: of what lies in the cache as it is
+ * encoded. */
+#ifndef DCOMMI_TALLY_PIECES_H
+#define DCOMMI_TALLY_PIECES_H
 
 /* ==== kernels/codec_isa.h ================================================================== */
 /* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
@@ -2817,6 +2828,8 @@ DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
     return a.v[0];
 }
 
+#define DCOMMI_vport_CHAINS 1 /* groups whose random numbers are worked on in turn */
+
 /* The words of group `group` that elements with k < 4 share, and those with k >= 4. */
 typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];
@@ -3267,6 +3280,8 @@ DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
     return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
 }
 
+#define DCOMMI_v256_CHAINS 1
+
 typedef struct dcommi_v256_random {
     dcommi_v256_i word[2];
 } dcommi_v256_random;
@@ -3404,11 +3419,16 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
+/* Bits of a byte are skipped by multiplying: more shifts would wait for the units that add. */
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
                                            unsigned bits)
 {
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(line, _mm512_set1_epi32((int)(bits * k))),
-                                 *table);
+    const unsigned down = k * bits % 8;
+    line = _mm512_srlv_epi32(line, _mm512_set1_epi32((int)(k * bits - down)));
+    if (down != 0) {
+        line = _mm512_mulhi_epu16(line, _mm512_set1_epi16((short)(1 << (16 - down))));
+    }
+    return _mm512_permutexvar_ps(line, *table);
 }
 
 /* ---- memory ---- */
@@ -3537,6 +3557,8 @@ DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
     return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
 }
 
+#define DCOMMI_v512_CHAINS 4
+
 typedef struct dcommi_v512_random {
     __m512i word[2];
 } dcommi_v512_random;
@@ -3586,6 +3608,7 @@ DCOMMI_v512_INLINE dcommi_v512_random dcommi_v512_philox_end(dcommi_v512_philox 
 /* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
  * and the first cache are slower. */
 #define DCOMMI_CODEC_AHEAD 3072
+#define DCOMMI_CODEC_SOON 4     /* groups whose random numbers are made together */
 #define DCOMMI_DEQUANT_WIRES 64 /* summed at once, at most */
 
 /* The encoding of a bucket, or for casts of a block. */
@@ -3604,8 +3627,8 @@ typedef struct dcommi_quant {
     float *ahead_sum;
     float *next;
     bool stream, stream_next;
-    uint64_t soon_group; /* whose random numbers are already in soon; UINT64_MAX: none */
-    _Alignas(64) uint32_t soon[32];
+    uint64_t soon_group; /* the first of those whose random numbers are in soon */
+    _Alignas(64) uint32_t soon[DCOMMI_CODEC_SOON][32];
 } dcommi_quant;
 
 typedef struct dcommi_dequant {
@@ -3647,6 +3670,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_L(name) dcommi_vport_##name
 #define DCOMMI_MARKS DCOMMI_vport_MARKS
+#define DCOMMI_CHAINS DCOMMI_vport_CHAINS
 #if defined(__x86_64__) /* hardly ever run: half the time to compile */
 #define DCOMMI_LANE __attribute__((noinline, unused)) static
 #else
@@ -3788,6 +3812,33 @@ DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t
     return DCOMMI_L(philox_end)(s);
 }
 
+/* Of DCOMMI_CODEC_SOON groups from `group` on. Ten rounds are one long chain of dependent
+ * operations; those of several groups are worked on in turn. */
+DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
+{
+    enum { CHAINS = DCOMMI_CHAINS };
+    for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
+        DCOMMI_L(philox) s[CHAINS];
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            s[c] = DCOMMI_L(philox_begin)(q->rng, group + g + c);
+        }
+        for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+            DCOMMI_UNROLL_8
+            for (unsigned c = 0; c < CHAINS; c++) {
+                s[c] = DCOMMI_L(philox_round)(s[c], q->rng, i);
+            }
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            const DCOMMI_L(random) r = DCOMMI_L(philox_end)(s[c]);
+            DCOMMI_L(store_i)(q->soon[g + c], r.word[0], false);
+            DCOMMI_L(store_i)(q->soon[g + c] + 16, r.word[1], false);
+        }
+    }
+    q->soon_group = group;
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -3858,35 +3909,24 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
-    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = sums || q->rng != NULL;
     const bool stream = q->stream, stream_next = q->stream_next;
-    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
-     * operations. */
-    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
-    if (!sign && stochastic && q->soon_group == q->group) {
-        soon.word[0] = DCOMMI_L(load_i)(q->soon);
-        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
-    } else if (!sign && stochastic) {
-        soon = DCOMMI_L(random_of)(rng, q->group);
-    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        const DCOMMI_L(random) random = soon;
-        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            if (group - q->soon_group >= DCOMMI_CODEC_SOON) {
+                DCOMMI_L(random_soon)(q, group);
+            }
+            random.word[0] = DCOMMI_L(load_i)(q->soon[group - q->soon_group]);
+            random.word[1] = DCOMMI_L(load_i)(q->soon[group - q->soon_group] + 16);
+        }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            if (!sign && stochastic) { /* ten rounds among eight vectors */
-                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
-                if (k % 4 == 3) {
-                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
-                }
-            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -3955,19 +3995,11 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox_end)(rounds);
-        }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
             line = DCOMMI_L(set_i)(0);
         }
-    }
-    if (!sign && stochastic) {
-        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
-        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
-        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
     }
     if (!measures) {
         return 0;
@@ -4080,7 +4112,7 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
 }
 
 /* x = factor * the sum of d->n wires; *measured is its measure. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format, bool plain,
                                    uint32_t *measured)
 {
     const unsigned bits = dcommi_format_bits[format];
@@ -4090,7 +4122,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream, scaled = d->factor != 1;
+    const bool stream = !plain && d->stream, scaled = !plain && d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -4149,7 +4181,8 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     }                                                                                              \
     DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
     {                                                                                              \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
+        return d->stream || d->factor != 1 ? DCOMMI_L(sum_any)(d, FORMAT, false, measured)         \
+                                           : DCOMMI_L(sum_any)(d, FORMAT, true, measured);         \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4217,39 +4250,62 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     return DCOMMI_L(most)(most);
 }
 
+/* 64 numbers of wire w added to the sum of those before; *most: the largest of them. */
+DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_t w, bool half,
+                                       bool ahead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const unsigned char *wire = d->wires[w] + 2 * at;
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < 4; k++) {
+        DCOMMI_L(h) packed = DCOMMI_L(load_h)(wire + 32 * k);
+        DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+        *most = DCOMMI_L(max_i)(*most, DCOMMI_L(and_i)(wide, magnitude));
+        DCOMMI_L(f)
+        v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+        sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
+        if (ahead && k % 2 == 0) {
+            DCOMMI_L(ahead)(wire + 32 * k + 4 * DCOMMI_CODEC_AHEAD);
+        }
+    }
+}
+
 /* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
  * add. The largest |number| as 16 bits. */
 DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
 {
-    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
-    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool add = d->add, stream = d->stream;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    const size_t n = one ? 1 : d->n;
     for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
+        DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add, sum, &most);
+        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        if (n > 1) {
+            DCOMMI_L(uncast_wire)(d, at, 1, half, false, sum, &most);
+        }
+        if (n > 2) {
+            DCOMMI_L(uncast_wire)(d, at, 2, half, false, sum, &most);
+        }
+        if (n > 3) {
+            DCOMMI_L(uncast_wire)(d, at, 3, half, false, sum, &most);
+        }
+        for (size_t w = 4; w < n; w++) {
+            DCOMMI_L(uncast_wire)(d, at, w, half, false, sum, &most);
+        }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 4; k++) {
-            const size_t i = at + 16 * k;
-            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
-                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
-                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
-                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
-                DCOMMI_L(f)
-                v = half ? DCOMMI_L(from_f16)(packed)
-                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
-                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
-                if (k % 2 == 0) {
-                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
-                }
-            }
+            float *x = d->x + at + 16 * k;
+            DCOMMI_L(f) v = sum[k];
             if (!one) {
-                sum = DCOMMI_L(mul_f)(sum, factor);
+                v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
-                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+                v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
-            DCOMMI_L(store_f)(d->x + i, sum, stream);
+            DCOMMI_L(store_f)(x, v, stream);
         }
     }
     return DCOMMI_L(most)(most);
@@ -4292,6 +4348,7 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
 #undef DCOMMI_LOOP
 #undef DCOMMI_UNROLL_8
 
@@ -4304,6 +4361,7 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #if defined(__x86_64__)
 #define DCOMMI_L(name) dcommi_v256_##name
 #define DCOMMI_MARKS DCOMMI_v256_MARKS
+#define DCOMMI_CHAINS DCOMMI_v256_CHAINS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
 /* ==== kernels/tally_loops.h ================================================================ */
@@ -4441,6 +4499,33 @@ DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t
     return DCOMMI_L(philox_end)(s);
 }
 
+/* Of DCOMMI_CODEC_SOON groups from `group` on. Ten rounds are one long chain of dependent
+ * operations; those of several groups are worked on in turn. */
+DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
+{
+    enum { CHAINS = DCOMMI_CHAINS };
+    for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
+        DCOMMI_L(philox) s[CHAINS];
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            s[c] = DCOMMI_L(philox_begin)(q->rng, group + g + c);
+        }
+        for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+            DCOMMI_UNROLL_8
+            for (unsigned c = 0; c < CHAINS; c++) {
+                s[c] = DCOMMI_L(philox_round)(s[c], q->rng, i);
+            }
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            const DCOMMI_L(random) r = DCOMMI_L(philox_end)(s[c]);
+            DCOMMI_L(store_i)(q->soon[g + c], r.word[0], false);
+            DCOMMI_L(store_i)(q->soon[g + c] + 16, r.word[1], false);
+        }
+    }
+    q->soon_group = group;
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -4511,35 +4596,24 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
-    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = sums || q->rng != NULL;
     const bool stream = q->stream, stream_next = q->stream_next;
-    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
-     * operations. */
-    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
-    if (!sign && stochastic && q->soon_group == q->group) {
-        soon.word[0] = DCOMMI_L(load_i)(q->soon);
-        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
-    } else if (!sign && stochastic) {
-        soon = DCOMMI_L(random_of)(rng, q->group);
-    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        const DCOMMI_L(random) random = soon;
-        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            if (group - q->soon_group >= DCOMMI_CODEC_SOON) {
+                DCOMMI_L(random_soon)(q, group);
+            }
+            random.word[0] = DCOMMI_L(load_i)(q->soon[group - q->soon_group]);
+            random.word[1] = DCOMMI_L(load_i)(q->soon[group - q->soon_group] + 16);
+        }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            if (!sign && stochastic) { /* ten rounds among eight vectors */
-                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
-                if (k % 4 == 3) {
-                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
-                }
-            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -4608,19 +4682,11 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox_end)(rounds);
-        }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
             line = DCOMMI_L(set_i)(0);
         }
-    }
-    if (!sign && stochastic) {
-        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
-        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
-        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
     }
     if (!measures) {
         return 0;
@@ -4733,7 +4799,7 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
 }
 
 /* x = factor * the sum of d->n wires; *measured is its measure. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format, bool plain,
                                    uint32_t *measured)
 {
     const unsigned bits = dcommi_format_bits[format];
@@ -4743,7 +4809,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream, scaled = d->factor != 1;
+    const bool stream = !plain && d->stream, scaled = !plain && d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -4802,7 +4868,8 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     }                                                                                              \
     DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
     {                                                                                              \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
+        return d->stream || d->factor != 1 ? DCOMMI_L(sum_any)(d, FORMAT, false, measured)         \
+                                           : DCOMMI_L(sum_any)(d, FORMAT, true, measured);         \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -4870,39 +4937,62 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     return DCOMMI_L(most)(most);
 }
 
+/* 64 numbers of wire w added to the sum of those before; *most: the largest of them. */
+DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_t w, bool half,
+                                       bool ahead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const unsigned char *wire = d->wires[w] + 2 * at;
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < 4; k++) {
+        DCOMMI_L(h) packed = DCOMMI_L(load_h)(wire + 32 * k);
+        DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+        *most = DCOMMI_L(max_i)(*most, DCOMMI_L(and_i)(wide, magnitude));
+        DCOMMI_L(f)
+        v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+        sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
+        if (ahead && k % 2 == 0) {
+            DCOMMI_L(ahead)(wire + 32 * k + 4 * DCOMMI_CODEC_AHEAD);
+        }
+    }
+}
+
 /* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
  * add. The largest |number| as 16 bits. */
 DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
 {
-    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
-    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool add = d->add, stream = d->stream;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    const size_t n = one ? 1 : d->n;
     for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
+        DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add, sum, &most);
+        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        if (n > 1) {
+            DCOMMI_L(uncast_wire)(d, at, 1, half, false, sum, &most);
+        }
+        if (n > 2) {
+            DCOMMI_L(uncast_wire)(d, at, 2, half, false, sum, &most);
+        }
+        if (n > 3) {
+            DCOMMI_L(uncast_wire)(d, at, 3, half, false, sum, &most);
+        }
+        for (size_t w = 4; w < n; w++) {
+            DCOMMI_L(uncast_wire)(d, at, w, half, false, sum, &most);
+        }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 4; k++) {
-            const size_t i = at + 16 * k;
-            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
-                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
-                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
-                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
-                DCOMMI_L(f)
-                v = half ? DCOMMI_L(from_f16)(packed)
-                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
-                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
-                if (k % 2 == 0) {
-                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
-                }
-            }
+            float *x = d->x + at + 16 * k;
+            DCOMMI_L(f) v = sum[k];
             if (!one) {
-                sum = DCOMMI_L(mul_f)(sum, factor);
+                v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
-                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+                v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
-            DCOMMI_L(store_f)(d->x + i, sum, stream);
+            DCOMMI_L(store_f)(x, v, stream);
         }
     }
     return DCOMMI_L(most)(most);
@@ -4945,10 +5035,12 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
 #undef DCOMMI_LOOP
 
 #define DCOMMI_L(name) dcommi_v512_##name
 #define DCOMMI_MARKS DCOMMI_v512_MARKS
+#define DCOMMI_CHAINS DCOMMI_v512_CHAINS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
 /* ==== kernels/tally_loops.h ================================================================ */
@@ -5086,6 +5178,33 @@ DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t
     return DCOMMI_L(philox_end)(s);
 }
 
+/* Of DCOMMI_CODEC_SOON groups from `group` on. Ten rounds are one long chain of dependent
+ * operations; those of several groups are worked on in turn. */
+DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
+{
+    enum { CHAINS = DCOMMI_CHAINS };
+    for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
+        DCOMMI_L(philox) s[CHAINS];
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            s[c] = DCOMMI_L(philox_begin)(q->rng, group + g + c);
+        }
+        for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+            DCOMMI_UNROLL_8
+            for (unsigned c = 0; c < CHAINS; c++) {
+                s[c] = DCOMMI_L(philox_round)(s[c], q->rng, i);
+            }
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            const DCOMMI_L(random) r = DCOMMI_L(philox_end)(s[c]);
+            DCOMMI_L(store_i)(q->soon[g + c], r.word[0], false);
+            DCOMMI_L(store_i)(q->soon[g + c] + 16, r.word[1], false);
+        }
+    }
+    q->soon_group = group;
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -5156,35 +5275,24 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
-    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = sums || q->rng != NULL;
     const bool stream = q->stream, stream_next = q->stream_next;
-    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
-     * operations. */
-    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
-    if (!sign && stochastic && q->soon_group == q->group) {
-        soon.word[0] = DCOMMI_L(load_i)(q->soon);
-        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
-    } else if (!sign && stochastic) {
-        soon = DCOMMI_L(random_of)(rng, q->group);
-    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        const DCOMMI_L(random) random = soon;
-        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            if (group - q->soon_group >= DCOMMI_CODEC_SOON) {
+                DCOMMI_L(random_soon)(q, group);
+            }
+            random.word[0] = DCOMMI_L(load_i)(q->soon[group - q->soon_group]);
+            random.word[1] = DCOMMI_L(load_i)(q->soon[group - q->soon_group] + 16);
+        }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            if (!sign && stochastic) { /* ten rounds among eight vectors */
-                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
-                if (k % 4 == 3) {
-                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
-                }
-            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -5253,19 +5361,11 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox_end)(rounds);
-        }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
             line = DCOMMI_L(set_i)(0);
         }
-    }
-    if (!sign && stochastic) {
-        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
-        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
-        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
     }
     if (!measures) {
         return 0;
@@ -5378,7 +5478,7 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
 }
 
 /* x = factor * the sum of d->n wires; *measured is its measure. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format, bool plain,
                                    uint32_t *measured)
 {
     const unsigned bits = dcommi_format_bits[format];
@@ -5388,7 +5488,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream, scaled = d->factor != 1;
+    const bool stream = !plain && d->stream, scaled = !plain && d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -5447,7 +5547,8 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     }                                                                                              \
     DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
     {                                                                                              \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
+        return d->stream || d->factor != 1 ? DCOMMI_L(sum_any)(d, FORMAT, false, measured)         \
+                                           : DCOMMI_L(sum_any)(d, FORMAT, true, measured);         \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -5515,39 +5616,62 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     return DCOMMI_L(most)(most);
 }
 
+/* 64 numbers of wire w added to the sum of those before; *most: the largest of them. */
+DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_t w, bool half,
+                                       bool ahead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const unsigned char *wire = d->wires[w] + 2 * at;
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < 4; k++) {
+        DCOMMI_L(h) packed = DCOMMI_L(load_h)(wire + 32 * k);
+        DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+        *most = DCOMMI_L(max_i)(*most, DCOMMI_L(and_i)(wide, magnitude));
+        DCOMMI_L(f)
+        v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+        sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
+        if (ahead && k % 2 == 0) {
+            DCOMMI_L(ahead)(wire + 32 * k + 4 * DCOMMI_CODEC_AHEAD);
+        }
+    }
+}
+
 /* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
  * add. The largest |number| as 16 bits. */
 DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
 {
-    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
-    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool add = d->add, stream = d->stream;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    const size_t n = one ? 1 : d->n;
     for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
+        DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add, sum, &most);
+        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        if (n > 1) {
+            DCOMMI_L(uncast_wire)(d, at, 1, half, false, sum, &most);
+        }
+        if (n > 2) {
+            DCOMMI_L(uncast_wire)(d, at, 2, half, false, sum, &most);
+        }
+        if (n > 3) {
+            DCOMMI_L(uncast_wire)(d, at, 3, half, false, sum, &most);
+        }
+        for (size_t w = 4; w < n; w++) {
+            DCOMMI_L(uncast_wire)(d, at, w, half, false, sum, &most);
+        }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 4; k++) {
-            const size_t i = at + 16 * k;
-            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
-                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
-                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
-                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
-                DCOMMI_L(f)
-                v = half ? DCOMMI_L(from_f16)(packed)
-                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
-                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
-                if (k % 2 == 0) {
-                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
-                }
-            }
+            float *x = d->x + at + 16 * k;
+            DCOMMI_L(f) v = sum[k];
             if (!one) {
-                sum = DCOMMI_L(mul_f)(sum, factor);
+                v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
-                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+                v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
-            DCOMMI_L(store_f)(d->x + i, sum, stream);
+            DCOMMI_L(store_f)(x, v, stream);
         }
     }
     return DCOMMI_L(most)(most);
@@ -5590,6 +5714,7 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
 #undef DCOMMI_LOOP
 #endif
 
@@ -5610,6 +5735,9 @@ static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
 }
 
 #endif
+
+#include <math.h>
+#include <string.h>
 
 #define DCOMMI_TALLY_PIECE ((size_t)1 << 16) /* elements that one loop takes */
 
@@ -5642,6 +5770,57 @@ static void dcommi_tally_compare(dcommi_tally *t, size_t at, const float *y, siz
 static void dcommi_tally_held(dcommi_tally *t, const float *sent, const float *next, size_t n)
 {
     dcommi_tally_by(dcommi_codec_kernels_get()->held, t, sent, next, n);
+}
+
+/* ---- of codecs that send some elements: sums as if nothing were sent, then what was ---- */
+
+#define DCOMMI_TALLY_ZEROS 1024
+
+/* Elements [at, at + n), n <= DCOMMI_TALLY_ZEROS, of which nothing is sent; with feedback, all of e
+ * is held back. */
+static void dcommi_tally_nothing(dcommi_tally *t, size_t at, const float *e, size_t n)
+{
+    static const float zeros[DCOMMI_TALLY_ZEROS];
+    dcommi_tally_compare(t, at, zeros, n);
+    if (e != NULL) {
+        dcommi_tally_held(t, zeros, e, n);
+    }
+}
+
+/* Element `index` is sent as y after all. */
+static void dcommi_tally_sent(dcommi_tally *t, size_t index, float y)
+{
+    const size_t lane = index % DCOMMI_LEDGER_LANES;
+    if (t->x != NULL) {
+        const float a = t->x[index];
+        const double x = (double)a, e = (double)(y - a), sign = a < 0 ? -1 : a > 0 ? 1 : 0;
+        t->sum[DCOMMI_LEDGER_YY][lane] += (double)y * (double)y;
+        t->sum[DCOMMI_LEDGER_XY][lane] += x * (double)y;
+        t->sum[DCOMMI_LEDGER_EE][lane] -= x * x;
+        t->sum[DCOMMI_LEDGER_EE][lane] += e * e;
+        t->sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
+    }
+}
+
+/* Of e, which is y + next to rounding, not all of it but `next` is held back. */
+static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, float next)
+{
+    const size_t lane = index % DCOMMI_LEDGER_LANES;
+    const float again = y + next;
+    t->sum[DCOMMI_LEDGER_RESIDUAL][lane] -= (double)e * (double)e;
+    t->sum[DCOMMI_LEDGER_RESIDUAL][lane] += (double)next * (double)next;
+    t->sum[DCOMMI_LEDGER_ENCODED][lane] -= (double)e * (double)e;
+    t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
+}
+
+/* Sums of squares that were rounded below nothing. */
+static void dcommi_tally_whole(dcommi_tally *t)
+{
+    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
+        t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
+        t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+    }
+    t->done = true;
 }
 
 #endif
@@ -5765,7 +5944,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->sum[0] = room;
     en->sum[1] = room + padded;
     en->lines = (unsigned char *)(room + 2 * padded);
-    en->quant.soon_group = UINT64_MAX;
+    en->quant.soon_group = en->rng.group - DCOMMI_CODEC_SOON;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
         /* A random fraction, but for its last ten bits, or one half. */
@@ -7072,7 +7251,7 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 #define DCOMMI_CODEC_READ_H
 
 
-enum { DCOMMI_READ_BLOCK = 1024, DCOMMI_READ_LINE = 16 };
+enum { DCOMMI_READ_BLOCK = DCOMMI_TALLY_ZEROS, DCOMMI_READ_LINE = 16 };
 
 static void dcommi_read_one(dcommi_encoding *call, size_t i)
 {
@@ -7090,7 +7269,8 @@ static void dcommi_read_one(dcommi_encoding *call, size_t i)
     }
 }
 
-/* Count what is not finite. With a residual, next = x + residual, where such numbers count as 0. */
+/* Count what is not finite. With a residual, next = x + residual, where such numbers count as 0.
+ * With a ledger, its sums as if nothing were sent. */
 static void dcommi_read_all(dcommi_encoding *call)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
@@ -7112,6 +7292,9 @@ static void dcommi_read_all(dcommi_encoding *call)
                 }
             }
         }
+        if (call->tally != NULL) { /* while they are in the cache */
+            dcommi_tally_nothing(call->tally, i, adds ? call->next + i : NULL, n);
+        }
     }
 }
 
@@ -7120,6 +7303,7 @@ static void dcommi_read_count(dcommi_encoding *call)
 {
     dcommi_encoding plain = *call;
     plain.residual = NULL;
+    plain.tally = NULL;
     dcommi_read_all(&plain);
     call->report = plain.report;
 }
@@ -8051,31 +8235,15 @@ static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcomm
         n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
         dcommi_topk_values(codec, &w, at, n, value);
         for (size_t i = 0; i < n; i++) {
-            const size_t lane = t->index[at + i] % DCOMMI_LEDGER_LANES;
-            const double y = (double)value[i];
-            if (tally->x != NULL) {
-                double x = (double)tally->x[t->index[at + i]];
-                double e = (double)(value[i] - tally->x[t->index[at + i]]);
-                double sign = x < 0 ? -1 : x > 0 ? 1 : 0;
-                sum[DCOMMI_LEDGER_YY][lane] += y * y;
-                sum[DCOMMI_LEDGER_XY][lane] += x * y;
-                sum[DCOMMI_LEDGER_EE][lane] -= x * x;
-                sum[DCOMMI_LEDGER_EE][lane] += e * e;
-                sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
-            }
+            const uint32_t index = t->index[at + i];
+            dcommi_tally_sent(tally, index, value[i]);
             if (call->residual != NULL) {
-                double r = (double)call->next[t->index[at + i]];
-                double e = (double)dcommi_f32_from_bits(t->bits[at + i]);
-                sum[DCOMMI_LEDGER_RESIDUAL][lane] -= e * e;
-                sum[DCOMMI_LEDGER_RESIDUAL][lane] += r * r;
+                dcommi_tally_left(tally, index, dcommi_f32_from_bits(t->bits[at + i]), value[i],
+                                  call->next[index]);
             }
         }
     }
-    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) { /* rounded below nothing */
-        sum[DCOMMI_LEDGER_EE][lane] = fmax(sum[DCOMMI_LEDGER_EE][lane], 0);
-        sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
-    }
-    tally->done = true;
+    dcommi_tally_whole(tally);
     return DCOMM_OK;
 }
 
@@ -8330,11 +8498,13 @@ static bool dcommi_randk_next(dcommi_randk_walk *w)
     return true;
 }
 
-/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+/* One value: denormals become 0, what exceeds f32 becomes its largest. Multiplied in f64, where it
+ * is exact, so that no compiler fuses it with what is subtracted afterwards. */
 static float dcommi_randk_value(float x, float factor, size_t *clipped)
 {
     uint32_t bits = dcommi_f32_bits(x);
-    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u)
+                                            : (float)((double)x * (double)factor);
     bits = dcommi_f32_bits(value);
     if ((bits & 0x7fffffffu) == 0x7f800000u) {
         ++*clipped;
@@ -8353,6 +8523,12 @@ static float dcommi_randk_take(dcommi_encoding *call, const dcommi_randk_walk *w
     if (adds) {
         call->next[w->index] = x - value;
     }
+    if (call->tally != NULL && !dcommi_f32_nonfinite(call->x[w->index])) {
+        dcommi_tally_sent(call->tally, w->index, value);
+    }
+    if (call->tally != NULL && adds) {
+        dcommi_tally_left(call->tally, w->index, x, value, x - value);
+    }
     return value;
 }
 
@@ -8364,6 +8540,8 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
     bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
     dcommi_randk_walk w =
         dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    dcommi_tally *tally = call->tally;
+    call->tally = NULL; /* whole parts are not compared: the library decodes and counts */
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         bool odd = false;
         for (uint64_t at = w.begin; at < w.end; at++) {
@@ -8380,6 +8558,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
             odd ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
     }
+    call->tally = tally;
 }
 
 /* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
@@ -8400,6 +8579,9 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         float value = dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
+    }
+    if (call->tally != NULL) {
+        dcommi_tally_whole(call->tally);
     }
 }
 
@@ -8792,18 +8974,24 @@ static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *
     }
 }
 
-/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
-static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
-                                  int how)
+/* Rows [from, to) of P Q^T to x (how 0), added to it (1), subtracted from it (-1). */
+static void dcommi_matrix_some(const dcommi_matrix *m, const float *p, const float *q, size_t from,
+                               size_t to, float *x, int how)
 {
     dcommi_matrix_kernels kernels = dcommi_matrix_get();
-    for (size_t i = 0; i < m->rows; i++) {
+    for (size_t i = from; i < to; i++, x += m->cols) {
         double weight[DCOMMI_MATRIX_RANK];
         for (size_t j = 0; j < m->rank; j++) {
             weight[j] = (double)p[j * m->rows + i];
         }
-        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
+        kernels.expand(x, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
     }
+}
+
+static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
+                                  int how)
+{
+    dcommi_matrix_some(m, p, q, 0, m->rows, x, how);
 }
 
 static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
@@ -8946,11 +9134,22 @@ static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
     return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
 }
 
+/* Rows that are compared together: they end where a ledger's sums can be cut. */
+static size_t dcommi_powersgd_strip(const dcommi_matrix *m)
+{
+    size_t strip = 16;
+    while (strip > 1 && m->cols * (strip / 2) % 16 == 0) {
+        strip /= 2;
+    }
+    return strip < m->rows ? strip : m->rows;
+}
+
 static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
 {
     dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
     return dcommi_powersgd_scratch(&m) +
-           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m) +
+                dcommi_powersgd_strip(&m) * m.cols);
 }
 
 /* What is remembered from step to step: Q. */
@@ -8987,6 +9186,24 @@ static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
     }
 }
 
+/* What is held back, and the ledger's sums, strip by strip: what arrives is known last. */
+static void dcommi_powersgd_tally(const dcommi_matrix *m, dcommi_encoding *call, const float *p,
+                                  const float *q, float *sent)
+{
+    const size_t strip = dcommi_powersgd_strip(m);
+    for (size_t from = 0; from < m->rows; from += strip) {
+        size_t to = m->rows - from < strip ? m->rows : from + strip, at = from * m->cols;
+        size_t n = (to == m->rows ? m->count : to * m->cols) - at;
+        dcommi_matrix_some(m, p, q, from, to, sent, 0);
+        dcommi_tally_compare(call->tally, at, sent, n);
+        if (call->residual != NULL) {
+            dcommi_matrix_some(m, p, q, from, to, call->next + at, -1);
+            dcommi_tally_held(call->tally, sent, call->next + at, n);
+        }
+    }
+    call->tally->done = true;
+}
+
 static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
     dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
@@ -8998,7 +9215,10 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
                              dcommi_powersgd_poisoned(call, p_count + q_count))) {
         return DCOMM_OK;
     }
+    dcommi_tally *tally = call->tally;
+    call->tally = NULL; /* not yet */
     dcommi_read_all(call);
+    call->tally = tally;
     const float *x = call->residual != NULL ? call->next : call->x;
     if (call->state != NULL) {
         memcpy(q, call->state, 4 * q_count);
@@ -9016,7 +9236,9 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
     if (call->state != NULL) {
         memcpy(call->state, q, 4 * q_count);
     }
-    if (call->residual != NULL) {
+    if (call->tally != NULL) {
+        dcommi_powersgd_tally(&m, call, p, q, q + q_count);
+    } else if (call->residual != NULL) {
         dcommi_matrix_product(&m, p, q, call->next, -1);
     }
     return DCOMM_OK;
@@ -9382,15 +9604,6 @@ DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
     dcommi_ledger_derive(ledger);
 }
 
-/* Count what an encoding with feedback held back: of e, `next` is left. */
-static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
-                               size_t count)
-{
-    dcommi_tally t = {.x = NULL};
-    dcommi_tally_held(&t, sent, next, count);
-    dcommi_ledger_add(ledger, &t);
-}
-
 DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)
 {
     ledger->count += other->count;
@@ -9463,6 +9676,33 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
         *codec_p = NULL;
     }
     return DCOMM_OK;
+}
+
+/* Where option k begins in the spec of a codec; NULL: it has none. */
+static const char *dcommi_codec_find_k(const dcomm_codec *codec)
+{
+    const char *at = strstr(codec->spec, "k=");
+    while (at != NULL && at > codec->spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    return at;
+}
+
+/* Option k: below 1 a share of the elements, else their number; below 0: it has none. */
+static double dcommi_codec_k(const dcomm_codec *codec)
+{
+    const char *at = dcommi_codec_find_k(codec);
+    return at != NULL ? strtod(at + 2, NULL) : -1;
+}
+
+/* The codec with another k. */
+static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    const char *at = dcommi_codec_find_k(codec);
+    snprintf(spec, sizeof spec, "%.*sk=%.8g%s", (int)(at - codec->spec), codec->spec, k,
+             at + strcspn(at, ","));
+    return dcomm_codec_create(spec, codec_p);
 }
 
 /* ---- what is known of it ---- */
@@ -9630,8 +9870,16 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
     DCOMMI_TRY(codec->ops->encode(codec, &plain));
     DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
-    for (size_t i = 0; i < call->count; i++) {
-        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    for (size_t from = 0, n; from < call->count; from += n) {
+        n = call->count - from < DCOMMI_TALLY_ZEROS ? call->count - from : DCOMMI_TALLY_ZEROS;
+        for (size_t i = from; i < from + n; i++) {
+            call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+        }
+        if (call->tally != NULL) {
+            dcommi_tally_compare(call->tally, from, sent + from, n);
+            dcommi_tally_held(call->tally, sent + from, call->next + from, n);
+            call->tally->done = true;
+        }
     }
     call->bytes = plain.bytes;
     call->report = plain.report;
@@ -10100,27 +10348,20 @@ static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
 
 /* ---- which codec ---- */
 
-/* The codec's spec with another k; *codec_p is NULL where that would not be denser. */
+/* The codec with another k; *codec_p is NULL where that would not be denser. */
 static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
                                            dcomm_codec **codec_p)
 {
-    const char *spec = dcomm_codec_spec(fb->codec), *at = strstr(spec, "k=");
-    while (at != NULL && at > spec && at[-1] != ':' && at[-1] != ',') {
-        at = strstr(at + 1, "k=");
-    }
-    if (at == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "DGC's warm-up changes option k, which %s does not have", spec);
-    }
-    char *end;
-    double own = strtod(at + 2, &end);
+    double own = dcommi_codec_k(fb->codec);
     *codec_p = NULL;
-    if (own >= 1 ? own >= k * (double)fb->count : own >= k) {
-        return DCOMM_OK;
+    if (own < 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "DGC's warm-up changes option k, which %s does not have",
+                           dcomm_codec_spec(fb->codec));
     }
-    char denser[DCOMMI_CODEC_SPEC_MAX];
-    snprintf(denser, sizeof denser, "%.*sk=%.8g%s", (int)(at - spec), spec, k, end);
-    return dcomm_codec_create(denser, codec_p);
+    return (own >= 1 ? own >= k * (double)fb->count : own >= k)
+               ? DCOMM_OK
+               : dcommi_codec_with_k(fb->codec, k, codec_p);
 }
 
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
@@ -10323,8 +10564,7 @@ typedef struct dcommi_feedback_call {
     size_t capacity, bytes;
     dcomm_codec_report report;
     bool estimates;     /* EF21: the store is an estimate of x, not a residual */
-    const float *sent;  /* what was decoded, where that was needed; NULL: not */
-    dcommi_tally tally; /* for the ledger, of codecs that do all in one pass */
+    dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
 
 /* ---- the beginning ---- */
@@ -10341,6 +10581,12 @@ static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback 
     return DCOMM_OK;
 }
 
+/* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
+static inline float dcommi_feedback_plus(float a, float b, float c)
+{
+    return (float)((double)a + (double)b * (double)c);
+}
+
 /* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
  * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
 static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
@@ -10350,7 +10596,8 @@ static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
     float factor = (float)(sign / fb->owner_factor);
     for (size_t i = 0; i < o->count; i++) {
         size_t at = fb->own_first + i;
-        float sum = dcommi_feedback_get(w, w->now, at) + dcommi_feedback_get(o, o->now, i) * factor;
+        float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
+                                         dcommi_feedback_get(o, o->now, i));
         sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
         dcommi_feedback_set(w, w->now, at, sum);
         dcommi_feedback_set(w, w->next, at, sum);
@@ -10482,11 +10729,34 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
     return e;
 }
 
-/* Add to what the next step will hold back. */
-static void dcommi_feedback_raise(dcommi_feedback_store *s, size_t at, float by)
+/* What the worker holds back of element `at` after this step. With EF21 that is what its estimate
+ * lacks; where the gradient is not known, nothing. */
+static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
 {
-    float sum = dcommi_feedback_get(s, s->next, at) + by;
+    double next = (double)dcommi_feedback_get(&fb->worker, fb->worker.next, at);
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        return next;
+    }
+    float x = fb->now.partly ? NAN : fb->now.x[at - fb->now.first];
+    return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
+}
+
+/* Add factor * by to the worker's next residual. */
+static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, float by)
+{
+    dcommi_feedback_store *s = &fb->worker;
+    double before = dcommi_feedback_held(fb, at);
+    float sum = dcommi_feedback_plus(dcommi_feedback_get(s, s->next, at), factor, by);
     dcommi_feedback_set(s, s->next, at, dcommi_feedback_bounded(sum, &(dcomm_codec_report){0}));
+    double after = dcommi_feedback_held(fb, at);
+    fb->held += after * after - before * before;
+}
+
+static inline void dcommi_feedback_raised(dcomm_feedback *fb)
+{
+    if (fb->ledger != NULL) {
+        fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
+    }
 }
 
 /* x and the store become e, in the scratch array INPUT; counts what is not finite. */
@@ -10502,6 +10772,36 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
             e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
                                            report);
         }
+    }
+}
+
+#define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that stay in the first cache; whole vectors */
+
+/* What the store holds after `sent` has gone out of e, and the ledger's sums (tally may be NULL).
+ */
+static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e, const float *held,
+                                   const float *sent, dcommi_tally *tally)
+{
+    float next[DCOMMI_FEEDBACK_BLOCK];
+    for (size_t at = 0, n; at < c->count; at += n) {
+        n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
+        for (size_t i = 0; i < n; i++) {
+            float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
+            next[i] = c->estimates ? held[at + i] + gone : e[at + i] - gone;
+        }
+        dcommi_feedback_write(c->store, c->at + at, n, next);
+        if (tally == NULL) {
+            continue;
+        }
+        if (c->store->bf16) { /* as it was rounded */
+            dcommi_feedback_read(c->store, c->store->next, c->at + at, n, next);
+        }
+        dcommi_tally_compare(tally, at, c->estimates ? next : sent + at, n);
+        for (size_t i = 0; c->estimates && i < n; i++) { /* what the estimate lacks is held back */
+            float x = c->x[at + i];
+            next[i] = dcommi_f32_nonfinite(x) ? 0 : x - next[i];
+        }
+        dcommi_tally_held(tally, sent + at, next, n);
     }
 }
 
@@ -10533,11 +10833,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
                             fb->workspace, &c->report));
     DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
-    for (size_t i = 0; i < c->count; i++) {
-        next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
-    }
-    c->sent = sent;
-    dcommi_feedback_write(s, c->at, c->count, next);
+    dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
     c->report.first_nonfinite = seen.first_nonfinite;
@@ -10550,39 +10846,12 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     return DCOMM_OK;
 }
 
-/* The sums of an encoding that was not one pass. */
-static dcomm_status dcommi_feedback_tally(dcomm_feedback *fb, dcommi_feedback_call *c)
+static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 {
-    const dcommi_feedback_store *s = c->store;
-    const float *x = c->tally.x;
-    float *left = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-    if (left == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, left);
-    dcommi_tally_compare(&c->tally, 0, c->estimates ? next : c->sent, c->count);
-    if (c->estimates) { /* what is held back is what the estimate lacks */
-        for (size_t i = 0; i < c->count; i++) {
-            left[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
-        }
-        next = left;
-    }
-    dcommi_tally_held(&c->tally, c->sent, next, c->count);
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, dcommi_feedback_call *c)
-{
-    dcomm_ledger *ledger = fb->ledger;
-    if (c->sent != NULL) {
-        DCOMMI_TRY(dcommi_feedback_tally(fb, c));
-    }
-    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-    dcommi_ledger_add(ledger, &c->tally);
-    dcomm_ledger_encoded(ledger, c->count, &c->report);
-    fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-    ledger->residual_norm = sqrt(fb->held);
-    return DCOMM_OK;
+    double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_add(fb->ledger, tally);
+    fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    fb->ledger->residual_norm = sqrt(fb->held);
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -10602,7 +10871,8 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
         *report = c->report;
     }
     if (fb->ledger != NULL) {
-        DCOMMI_TRY(dcommi_feedback_note(fb, c));
+        dcommi_feedback_note(fb, &c->tally);
+        dcomm_ledger_encoded(fb->ledger, c->count, &c->report);
     }
     return status;
 }
@@ -10643,7 +10913,8 @@ static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_
     const float *before = dcommi_feedback_read(s, s->now, at, count, u);
     float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
     for (size_t i = 0; i < count; i++) {
-        u[i] = m * before[i] + (dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i]);
+        float clipped = dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i];
+        u[i] = dcommi_feedback_plus(clipped, m, before[i]);
     }
     return u;
 }
@@ -10719,21 +10990,20 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
                            : value == NULL ? "value"
                                            : "agreed");
     }
-    dcommi_feedback_store *s = &fb->worker;
     float sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     size_t k = 0;
     for (size_t i = 0; i < n; i++) {
         while (k < nagreed && agreed[k] < index[i]) {
             k++;
         }
-        if (k < nagreed && agreed[k] == index[i]) {
+        if ((k < nagreed && agreed[k] == index[i]) || dcommi_f32_nonfinite(value[i])) {
             continue;
         }
         DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
                                          fb->now.first, fb->now.count, 0));
-        size_t at = first + index[i];
-        dcommi_feedback_raise(s, at, sign * value[i]);
+        dcommi_feedback_raise(fb, first + index[i], sign, value[i]);
     }
+    dcommi_feedback_raised(fb);
     return DCOMM_OK;
 }
 
@@ -10796,12 +11066,16 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
                               .key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER),
                               .wire = wire,
                               .capacity = capacity};
+    const double held = fb->held;
     dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
-    dcommi_feedback_store *s = &fb->worker;
     float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
-    for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
-        dcommi_feedback_raise(s, first + i, back * lost[i]);
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        fb->held = held; /* it joins what the worker holds */
     }
+    for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
+        dcommi_feedback_raise(fb, first + i, back, lost[i]);
+    }
+    dcommi_feedback_raised(fb);
     return status;
 }
 
@@ -10874,32 +11148,25 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
     dcommi_feedback_store *s = &fb->worker;
-    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, count);
     float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
-    if (fb->gathered == NULL || part == NULL || next == NULL || room == NULL) {
+    if (fb->gathered == NULL || part == NULL || room == NULL) {
         return fb->gathered != NULL && part != NULL
                    ? DCOMM_ERR_NO_MEMORY
                    : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
                                  part == NULL ? "part is NULL" : "gather comes first");
     }
-    const float *e = fb->gathered + (first - fb->now.first);
-    bool estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const size_t at = first - fb->now.first;
+    dcommi_feedback_call c = {.x = fb->now.x + at,
+                              .store = s,
+                              .at = first,
+                              .count = count,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
+                              .tally = {.x = fb->now.x + at}};
     const float *held = dcommi_feedback_read(s, s->now, first, count, room);
-    for (size_t i = 0; i < count; i++) {
-        next[i] = estimates ? held[i] + part[i] : e[i] - part[i];
-    }
+    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
     if (fb->ledger != NULL) {
-        dcomm_ledger_compare(fb->ledger, fb->now.x + (first - fb->now.first),
-                             estimates ? next : part, count);
-        for (size_t i = 0; i < count; i++) {
-            room[i] = e[i] - part[i];
-        }
-        double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-        dcommi_ledger_held(fb->ledger, part, room, count);
-        fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-        fb->ledger->residual_norm = sqrt(fb->held);
+        dcommi_feedback_note(fb, &c.tally);
     }
-    dcommi_feedback_write(s, first, count, next);
     fb->encoded += count;
     return DCOMM_OK;
 }
@@ -11651,6 +11918,19 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
 #define DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc) \
     dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar))
 
+/* Four vectors of source s. For the first eight of them this is code of its own: processors guess
+ * what an instruction reads next from what it read before, and one that takes turns between streams
+ * has them guess wrong. */
+#define DCOMMI_SIMD_NEXT(ISA, KIND, OP, s)                    \
+    from = src[s] + i;                                        \
+    a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));            \
+    a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));     \
+    a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide)); \
+    a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide)); \
+    if (how & DCOMMI_FOLD_AHEAD) {                            \
+        dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);       \
+    }
+
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
         unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
@@ -11693,16 +11973,39 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
             if (how & DCOMMI_FOLD_AHEAD) {                                                        \
                 dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
             }                                                                                     \
-            for (size_t s = 1; s < nsrc; s++) {                                                   \
-                from = src[s] + i;                                                                \
-                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
-                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
-                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
-                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
-                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
-                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
+            do {                                                                                  \
+                if (nsrc == 1) {                                                                  \
+                    break;                                                                        \
                 }                                                                                 \
-            }                                                                                     \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 1);                                               \
+                if (nsrc == 2) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 2);                                               \
+                if (nsrc == 3) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 3);                                               \
+                if (nsrc == 4) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 4);                                               \
+                if (nsrc == 5) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 5);                                               \
+                if (nsrc == 6) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 6);                                               \
+                if (nsrc == 7) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 7);                                               \
+                for (size_t s = 8; s < nsrc; s++) {                                               \
+                    DCOMMI_SIMD_NEXT(ISA, KIND, OP, s);                                           \
+                }                                                                                 \
+            } while (0);                                                                          \
             dcommi_##ISA##_raw r0 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a0);                      \
             dcommi_##ISA##_raw r1 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a1);                      \
             dcommi_##ISA##_raw r2 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a2);                      \
@@ -12223,8 +12526,9 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
  * there, and each line of them would first be read from memory. Shorter ones are soon read again,
  * by a send or the next step. */
 #define DCOMMI_STREAM_MIN ((size_t)4 << 20)
-/* One or two sources from this length on are asked for ahead of time; below it, and with more
- * streams, the processor's own prefetching is better left alone (measured on Zen 5). */
+/* One or two sources of wide elements from this length on are asked for ahead of time; below it,
+ * with more streams and with halves, the processor's own prefetching is better left alone (measured
+ * on Zen 5). */
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
@@ -12247,7 +12551,7 @@ static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *c
             how = 0;
         }
     }
-    bool ahead = nsrc <= 2 || element == 2; /* more streams of wide elements fetch themselves */
+    bool ahead = nsrc <= 2 && element > 2;
     if (ahead && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
         how |= DCOMMI_FOLD_AHEAD;
     }
@@ -25888,6 +26192,8 @@ typedef struct dcommi_coded {
     bool begun;
     uint32_t rank;
     dcomm_codec_report *report; /* NULL: not wanted */
+    dcomm_ledger *ledger;       /* likewise */
+    dcomm_ledger *replaced;     /* what the feedback state had instead */
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
@@ -25913,10 +26219,25 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     if (c->begun) {
         return DCOMM_OK;
     }
-    c->begins.x = src - first;
+    /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
+    c->begins.x = c->begins.partly ? src : src - first;
     DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
+    c->replaced = c->feedback->ledger;
+    c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
     return DCOMM_OK;
+}
+
+/* An encoding without feedback. */
+static dcomm_status dcommi_coded_plain(dcommi_coded *c, const float *x, size_t count,
+                                       const dcomm_codec_key *key, void *wire, size_t room,
+                                       size_t *bytes, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+    return c->ledger == NULL
+               ? dcomm_encode(c->codec, x, count, key, wire, room, bytes, c->workspace, report)
+               : dcomm_encode_ledger(c->codec, x, NULL, NULL, count, key, wire, room, bytes,
+                                     c->workspace, report, c->ledger);
 }
 
 /* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
@@ -26047,16 +26368,22 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
 static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    if (c->feedback == NULL) {
+    if (c->feedback == NULL && c->ledger == NULL) {
         return DCOMM_OK;
     }
-    dcommi_free(c->room);
-    c->room = dcommi_alloc_raw(c->count * sizeof(float));
-    if (c->room == NULL) {
+    float *sent = dcommi_alloc_raw(c->count * sizeof *sent);
+    dcomm_status status = DCOMM_OK;
+    if (sent == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), c->room, 0);
-    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), sent, 0);
+    if (c->feedback == NULL) {
+        dcomm_ledger_compare(c->ledger, c->whole, sent, c->count);
+    } else {
+        status = dcomm_feedback_keep(c->feedback, 0, c->count, sent);
+    }
+    dcommi_free(sent);
+    return status;
 }
 
 static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
@@ -26071,7 +26398,16 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
         c->report->kept += place->round == 0 ? count : 0;
     }
     if (place->round == 0) {
-        return dcommi_linear_first(c, src, count, dst);
+        DCOMMI_TRY(dcommi_linear_first(c, src, count, dst));
+    }
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (ledger != NULL && place->round % 2 == 0) {
+        const bool first = place->round == 0;
+        dcomm_codec_report report = {.bytes = dst_len, .kept = first ? count : 0};
+        dcomm_ledger_encoded(ledger, first ? count : 0, &report);
+    }
+    if (place->round == 0) {
+        return DCOMM_OK;
     }
     if (place->round % 2 == 0) {
         dcommi_linear_p(c, dst);
@@ -26373,8 +26709,8 @@ struct dcommi_spread {
     size_t *end;     /* [nranks] */
     size_t regions;  /* begin and end have room for */
     uint64_t *keys;
-    size_t keys_room;
-    float *lost; /* values for the residual */
+    size_t keys_room; /* bytes */
+    float *lost;      /* values for the residual */
     size_t lost_room;
     float *out;
 };
@@ -26393,24 +26729,28 @@ static void dcommi_spread_free(struct dcommi_spread *s)
     }
 }
 
+/* An array of at least `need` bytes; what was in a shorter one is lost. */
+static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
+{
+    void *array;
+    memcpy(&array, array_p, sizeof array);
+    if (need > *room) {
+        dcommi_free(array);
+        array = dcommi_alloc_raw(need);
+        memcpy(array_p, &array, sizeof array);
+        *room = array != NULL ? need : 0;
+    }
+    return need <= *room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
 static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
 {
-    if (n > s->keys_room) {
-        dcommi_free(s->keys);
-        s->keys = dcommi_alloc_raw(n * sizeof *s->keys);
-        s->keys_room = s->keys != NULL ? n : 0;
-    }
-    return n <= s->keys_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    return dcommi_spread_room(&s->keys, &s->keys_room, n * sizeof *s->keys);
 }
 
 static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
 {
-    if (n > s->lost_room) {
-        dcommi_free(s->lost);
-        s->lost = dcommi_alloc_raw(n * sizeof *s->lost);
-        s->lost_room = s->lost != NULL ? n : 0;
-    }
-    return n <= s->lost_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    return dcommi_spread_room(&s->lost, &s->lost_room, n * sizeof *s->lost);
 }
 
 /* ---- encode ---- */
@@ -26433,8 +26773,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status = dcomm_encode(c->codec, x, count, &key, wire, room, bytes, c->workspace, &report);
+        status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
     report.bytes = 0; /* it stays here */
     dcommi_coded_tell(c, &all, &report);
@@ -26508,7 +26847,8 @@ static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pa
 {
     struct dcommi_spread *s = c->spread;
     for (size_t i = 0; i < sent->n; i++) {
-        float lost = sums[i] - dcommi_f32_from_bits(sent->bits[i]) * (float)divisor;
+        float lost =
+            dcommi_feedback_plus(sums[i], -(float)divisor, dcommi_f32_from_bits(sent->bits[i]));
         s->lost[i] = dcommi_f32_nonfinite(lost) ? 0 : lost;
     }
     return dcomm_feedback_give_back(c->feedback, base, sent->index, s->lost, sent->n, NULL, 0);
@@ -26618,13 +26958,15 @@ static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_plac
     DCOMMI_TRY(dcommi_exchange_read(c->codec, (const unsigned char *)src + 4, src_len - 4,
                                     end - base, kept, kept, &s->read));
     float *out = s->out + base;
+    size_t nonzero = 0;
     for (size_t i = 0; i < s->read.n; i++) {
         out[s->read.index[i]] = dcommi_f32_from_bits(s->read.bits[i]);
         s->agreed.index[s->agreed.n++] = base + s->read.index[i];
+        nonzero += (s->read.bits[i] & DCOMMI_ABS_BITS) != 0;
     }
     if (c->report != NULL) {
         c->report->summed += summed;
-        c->report->nonzero += kept;
+        c->report->nonzero += nonzero;
     }
     if (place->first + 1 < s->nranks || c->feedback == NULL) {
         return DCOMM_OK;
@@ -26724,9 +27066,7 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         status = dcommi_feedback_encode_of(c->feedback, src, place->first, count, dst, dst_len,
                                            encoded, &report);
     } else {
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status =
-            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+        status = dcommi_coded_plain(c, src, count, &key, dst, dst_len, encoded, &report);
     }
     dcommi_coded_tell(c, place, &report);
     return status;
@@ -26812,6 +27152,9 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
         DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
         status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
                               dst_len, encoded, c->workspace, &report);
+        if (status >= 0 && c->ledger != NULL) { /* what is to be compared, nobody has */
+            dcomm_ledger_encoded(c->ledger, count, &report);
+        }
     }
     if (status >= 0) {
         dcommi_coded_tell(c, place, &report);
@@ -26944,6 +27287,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->begun = false;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
+    c->ledger = opts->codec_ledger;
     if (c->report != NULL) {
         *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
     }
@@ -26971,6 +27315,9 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
     if (c->feedback == NULL) {
         return;
+    }
+    if (c->begun) {
+        c->feedback->ledger = c->replaced;
     }
     if (status < 0) {
         dcomm_feedback_fail(c->feedback);
@@ -40123,14 +40470,11 @@ static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
+/* By arrays of random numbers. */
+static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdict_work *w)
 {
     size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
     w->capacity = dcomm_codec_max_bytes(codec, w->count);
-    if (w->capacity == SIZE_MAX) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
-                           w->count);
-    }
     w->x = dcommi_alloc(w->count * sizeof(float));
     w->y = dcommi_alloc(w->count * sizeof(float));
     w->wire = dcommi_alloc(w->capacity + 1);
@@ -40144,6 +40488,27 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verd
     dcommi_free(w->y);
     dcommi_free(w->wire);
     dcommi_free(w->workspace);
+    return status;
+}
+
+/* A number k of elements is the same share of those that are measured. */
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count,
+                                           dcommi_verdict_work *w)
+{
+    const double k = dcommi_codec_k(codec);
+    if (dcomm_codec_max_bytes(codec, count) == SIZE_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
+                           count);
+    }
+    w->count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT;
+    if (k < 1 || w->count == count) {
+        return dcommi_verdict_arrays(codec, w);
+    }
+    dcomm_codec *share;
+    const double all = (double)(count - 1); /* a share of all would be a number again */
+    DCOMMI_TRY(dcommi_codec_with_k(codec, fmin(k, all) / (double)count, &share));
+    dcomm_status status = dcommi_verdict_arrays(share, w);
+    dcomm_codec_destroy(&share);
     return status;
 }
 
@@ -40174,13 +40539,14 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     const char *algo;
     memset(v, 0, sizeof *v);
     DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
-    dcommi_verdict_work w = {.count =
-                                 s.count < DCOMMI_VERDICT_COUNT ? s.count : DCOMMI_VERDICT_COUNT};
-    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
+    dcommi_verdict_work w = {0};
+    DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, &w));
     double scale = (double)s.count / (double)w.count;
     v->encode_seconds = w.encode * scale;
     v->decode_seconds = w.decode * scale;
-    v->bits = 8 * (double)w.bytes / (double)w.count;
+    /* Not all wires grow as arrays do; how full they are is as measured. */
+    double full = (double)w.bytes / (double)w.capacity;
+    v->bits = 8 * full * (double)dcomm_codec_max_bytes(codec, s.count) / (double)s.count;
     dcommi_comm_lock(comm);
     double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[false].copy,
                                                   (int64_t)(w.count * sizeof(float)));
@@ -40188,7 +40554,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
         coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
         coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
     }
-    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.cost_length = (uint32_t)(1024.0 * full);
     /* Without it nobody would send so little; but "auto" does not know whether a call has it. */
     coding.feedback = coding.spread != NULL && !codec->automatic;
     coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
@@ -42457,6 +42823,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CODEC_AHEAD
 #undef DCOMMI_CODEC_KERNELS
 #undef DCOMMI_CODEC_LOOPS
+#undef DCOMMI_CODEC_SOON
 #undef DCOMMI_CODED_CHUNK
 #undef DCOMMI_CODED_CHUNKS
 #undef DCOMMI_CODED_MIN
@@ -42473,6 +42840,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FEEDBACK_BLOCK
 #undef DCOMMI_FEEDBACK_MAGIC
 #undef DCOMMI_FEEDBACK_OWNER
 #undef DCOMMI_FIFO_AHEAD
@@ -42636,6 +43004,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_SIMD_FOLD
 #undef DCOMMI_SIMD_GET
 #undef DCOMMI_SIMD_INTS
+#undef DCOMMI_SIMD_NEXT
 #undef DCOMMI_SIMD_PACK
 #undef DCOMMI_SIMD_PAIR
 #undef DCOMMI_SIMD_PAIR_END
@@ -42655,6 +43024,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
 #undef DCOMMI_TALLY_PIECE
+#undef DCOMMI_TALLY_ZEROS
 #undef DCOMMI_TEXT_MAX
 #undef DCOMMI_TOPK_AHEAD
 #undef DCOMMI_TOPK_BINS
@@ -42713,12 +43083,15 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_avx2_TARGET
 #undef DCOMMI_avx512_INLINE
 #undef DCOMMI_avx512_TARGET
+#undef DCOMMI_v256_CHAINS
 #undef DCOMMI_v256_INLINE
 #undef DCOMMI_v256_MARKS
 #undef DCOMMI_v256_TARGET
+#undef DCOMMI_v512_CHAINS
 #undef DCOMMI_v512_INLINE
 #undef DCOMMI_v512_MARKS
 #undef DCOMMI_v512_TARGET
+#undef DCOMMI_vport_CHAINS
 #undef DCOMMI_vport_INLINE
 #undef DCOMMI_vport_MARKS
 #undef DCOMMI_vport_TARGET

@@ -15,6 +15,7 @@
 /* Elements that inputs are asked for ahead of their use: into the second cache, where 3 KiB or less
  * and the first cache are slower. */
 #define DCOMMI_CODEC_AHEAD 3072
+#define DCOMMI_CODEC_SOON 4     /* groups whose random numbers are made together */
 #define DCOMMI_DEQUANT_WIRES 64 /* summed at once, at most */
 
 /* The encoding of a bucket, or for casts of a block. */
@@ -33,8 +34,8 @@ typedef struct dcommi_quant {
     float *ahead_sum;
     float *next;
     bool stream, stream_next;
-    uint64_t soon_group; /* whose random numbers are already in soon; UINT64_MAX: none */
-    _Alignas(64) uint32_t soon[32];
+    uint64_t soon_group; /* the first of those whose random numbers are in soon */
+    _Alignas(64) uint32_t soon[DCOMMI_CODEC_SOON][32];
 } dcommi_quant;
 
 typedef struct dcommi_dequant {
@@ -76,6 +77,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_L(name) dcommi_vport_##name
 #define DCOMMI_MARKS DCOMMI_vport_MARKS
+#define DCOMMI_CHAINS DCOMMI_vport_CHAINS
 #if defined(__x86_64__) /* hardly ever run: half the time to compile */
 #define DCOMMI_LANE __attribute__((noinline, unused)) static
 #else
@@ -87,6 +89,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
 #undef DCOMMI_LOOP
 #undef DCOMMI_UNROLL_8
 
@@ -99,6 +102,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #if defined(__x86_64__)
 #define DCOMMI_L(name) dcommi_v256_##name
 #define DCOMMI_MARKS DCOMMI_v256_MARKS
+#define DCOMMI_CHAINS DCOMMI_v256_CHAINS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
 #include "tally_loops.h"
@@ -106,10 +110,12 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
 #undef DCOMMI_LOOP
 
 #define DCOMMI_L(name) dcommi_v512_##name
 #define DCOMMI_MARKS DCOMMI_v512_MARKS
+#define DCOMMI_CHAINS DCOMMI_v512_CHAINS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
 #include "tally_loops.h"
@@ -117,6 +123,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
 #undef DCOMMI_LOOP
 #endif
 

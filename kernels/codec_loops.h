@@ -56,6 +56,33 @@ DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t
     return DCOMMI_L(philox_end)(s);
 }
 
+/* Of DCOMMI_CODEC_SOON groups from `group` on. Ten rounds are one long chain of dependent
+ * operations; those of several groups are worked on in turn. */
+DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
+{
+    enum { CHAINS = DCOMMI_CHAINS };
+    for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
+        DCOMMI_L(philox) s[CHAINS];
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            s[c] = DCOMMI_L(philox_begin)(q->rng, group + g + c);
+        }
+        for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+            DCOMMI_UNROLL_8
+            for (unsigned c = 0; c < CHAINS; c++) {
+                s[c] = DCOMMI_L(philox_round)(s[c], q->rng, i);
+            }
+        }
+        DCOMMI_UNROLL_8
+        for (unsigned c = 0; c < CHAINS; c++) {
+            const DCOMMI_L(random) r = DCOMMI_L(philox_end)(s[c]);
+            DCOMMI_L(store_i)(q->soon[g + c], r.word[0], false);
+            DCOMMI_L(store_i)(q->soon[g + c] + 16, r.word[1], false);
+        }
+    }
+    q->soon_group = group;
+}
+
 /* ---- floats of few bits ---- */
 
 /* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
@@ -126,35 +153,24 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
     const DCOMMI_L(i) half = DCOMMI_L(set_i)((int32_t)q->half);
     const DCOMMI_L(f) f8_step =
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
-    static const dcommi_rng none = {{0}, {0}, 0};
     const bool stochastic = sums || q->rng != NULL;
     const bool stream = q->stream, stream_next = q->stream_next;
-    const dcommi_rng *rng = stochastic ? q->rng : &none;
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-    /* Random numbers are made one group ahead: ten rounds are one long chain of dependent
-     * operations. */
-    DCOMMI_L(random) soon = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
-    if (!sign && stochastic && q->soon_group == q->group) {
-        soon.word[0] = DCOMMI_L(load_i)(q->soon);
-        soon.word[1] = DCOMMI_L(load_i)(q->soon + 16);
-    } else if (!sign && stochastic) {
-        soon = DCOMMI_L(random_of)(rng, q->group);
-    }
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
-        const DCOMMI_L(random) random = soon;
-        DCOMMI_L(philox) rounds = DCOMMI_L(philox_begin)(rng, group + 1);
+        DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
+        if (!sign && stochastic) {
+            if (group - q->soon_group >= DCOMMI_CODEC_SOON) {
+                DCOMMI_L(random_soon)(q, group);
+            }
+            random.word[0] = DCOMMI_L(load_i)(q->soon[group - q->soon_group]);
+            random.word[1] = DCOMMI_L(load_i)(q->soon[group - q->soon_group] + 16);
+        }
         DCOMMI_L(i) code[4];
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            if (!sign && stochastic) { /* ten rounds among eight vectors */
-                rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4);
-                if (k % 4 == 3) {
-                    rounds = DCOMMI_L(philox_round)(rounds, rng, k + k / 4 + 1);
-                }
-            }
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
@@ -223,19 +239,11 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
             }
         }
-        if (!sign && stochastic) {
-            soon = DCOMMI_L(philox_end)(rounds);
-        }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
             DCOMMI_L(store_i)(out, line, stream);
             out += DCOMMI_WIRE_LINE;
             line = DCOMMI_L(set_i)(0);
         }
-    }
-    if (!sign && stochastic) {
-        DCOMMI_L(store_i)(q->soon, soon.word[0], false);
-        DCOMMI_L(store_i)(q->soon + 16, soon.word[1], false);
-        q->soon_group = q->group + q->count / DCOMMI_RNG_GROUP;
     }
     if (!measures) {
         return 0;
@@ -348,7 +356,7 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
 }
 
 /* x = factor * the sum of d->n wires; *measured is its measure. */
-DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format,
+DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format, bool plain,
                                    uint32_t *measured)
 {
     const unsigned bits = dcommi_format_bits[format];
@@ -358,7 +366,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
-    const bool stream = d->stream, scaled = d->factor != 1;
+    const bool stream = !plain && d->stream, scaled = !plain && d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
@@ -417,7 +425,8 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     }                                                                                              \
     DCOMMI_LOOP bool DCOMMI_L(sum_##NAME)(const dcommi_dequant *d, uint32_t *measured)             \
     {                                                                                              \
-        return DCOMMI_L(sum_any)(d, FORMAT, measured);                                             \
+        return d->stream || d->factor != 1 ? DCOMMI_L(sum_any)(d, FORMAT, false, measured)         \
+                                           : DCOMMI_L(sum_any)(d, FORMAT, true, measured);         \
     }
 
 DCOMMI_LOOPS_OF(q1, DCOMMI_FORMAT_Q1)
@@ -485,39 +494,62 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     return DCOMMI_L(most)(most);
 }
 
+/* 64 numbers of wire w added to the sum of those before; *most: the largest of them. */
+DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_t w, bool half,
+                                       bool ahead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
+{
+    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
+    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
+    const unsigned char *wire = d->wires[w] + 2 * at;
+    DCOMMI_UNROLL_8
+    for (unsigned k = 0; k < 4; k++) {
+        DCOMMI_L(h) packed = DCOMMI_L(load_h)(wire + 32 * k);
+        DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
+        *most = DCOMMI_L(max_i)(*most, DCOMMI_L(and_i)(wide, magnitude));
+        DCOMMI_L(f)
+        v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
+        sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
+        if (ahead && k % 2 == 0) {
+            DCOMMI_L(ahead)(wire + 32 * k + 4 * DCOMMI_CODEC_AHEAD);
+        }
+    }
+}
+
 /* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
  * add. The largest |number| as 16 bits. */
 DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
 {
-    const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
-    const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool add = d->add, stream = d->stream;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
+    const size_t n = one ? 1 : d->n;
     for (size_t at = 0; at < d->count; at += 64) {
+        DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
+        DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add, sum, &most);
+        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        if (n > 1) {
+            DCOMMI_L(uncast_wire)(d, at, 1, half, false, sum, &most);
+        }
+        if (n > 2) {
+            DCOMMI_L(uncast_wire)(d, at, 2, half, false, sum, &most);
+        }
+        if (n > 3) {
+            DCOMMI_L(uncast_wire)(d, at, 3, half, false, sum, &most);
+        }
+        for (size_t w = 4; w < n; w++) {
+            DCOMMI_L(uncast_wire)(d, at, w, half, false, sum, &most);
+        }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 4; k++) {
-            const size_t i = at + 16 * k;
-            DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
-            for (size_t w = 0; w < (one ? 1 : d->n); w++) {
-                DCOMMI_L(h) packed = DCOMMI_L(load_h)(d->wires[w] + 2 * i);
-                DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
-                most = DCOMMI_L(max_i)(most, DCOMMI_L(and_i)(wide, magnitude));
-                DCOMMI_L(f)
-                v = half ? DCOMMI_L(from_f16)(packed)
-                         : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
-                sum = w == 0 ? v : DCOMMI_L(add_f)(sum, v);
-                if (k % 2 == 0) {
-                    DCOMMI_L(ahead)(d->wires[w] + 2 * i + 4 * DCOMMI_CODEC_AHEAD);
-                }
-            }
+            float *x = d->x + at + 16 * k;
+            DCOMMI_L(f) v = sum[k];
             if (!one) {
-                sum = DCOMMI_L(mul_f)(sum, factor);
+                v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(d->x + i + DCOMMI_CODEC_AHEAD);
-                sum = DCOMMI_L(add_f)(DCOMMI_L(load_f)(d->x + i), sum);
+                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+                v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
-            DCOMMI_L(store_f)(d->x + i, sum, stream);
+            DCOMMI_L(store_f)(x, v, stream);
         }
     }
     return DCOMMI_L(most)(most);

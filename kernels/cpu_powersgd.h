@@ -292,18 +292,24 @@ static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *
     }
 }
 
-/* x = P Q^T (how 0), x += P Q^T (1), x -= P Q^T (-1). */
-static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
-                                  int how)
+/* Rows [from, to) of P Q^T to x (how 0), added to it (1), subtracted from it (-1). */
+static void dcommi_matrix_some(const dcommi_matrix *m, const float *p, const float *q, size_t from,
+                               size_t to, float *x, int how)
 {
     dcommi_matrix_kernels kernels = dcommi_matrix_get();
-    for (size_t i = 0; i < m->rows; i++) {
+    for (size_t i = from; i < to; i++, x += m->cols) {
         double weight[DCOMMI_MATRIX_RANK];
         for (size_t j = 0; j < m->rank; j++) {
             weight[j] = (double)p[j * m->rows + i];
         }
-        kernels.expand(x + i * m->cols, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
+        kernels.expand(x, dcommi_matrix_row(m, i), q, m->cols, weight, m->rank, how);
     }
+}
+
+static void dcommi_matrix_product(const dcommi_matrix *m, const float *p, const float *q, float *x,
+                                  int how)
+{
+    dcommi_matrix_some(m, p, q, 0, m->rows, x, how);
 }
 
 static double dcommi_matrix_dot(const float *a, const float *b, size_t n)

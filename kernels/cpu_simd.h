@@ -37,6 +37,19 @@
 #define DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc) \
     dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar))
 
+/* Four vectors of source s. For the first eight of them this is code of its own: processors guess
+ * what an instruction reads next from what it read before, and one that takes turns between streams
+ * has them guess wrong. */
+#define DCOMMI_SIMD_NEXT(ISA, KIND, OP, s)                    \
+    from = src[s] + i;                                        \
+    a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));            \
+    a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));     \
+    a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide)); \
+    a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide)); \
+    if (how & DCOMMI_FOLD_AHEAD) {                            \
+        dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);       \
+    }
+
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
         unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
@@ -79,16 +92,39 @@
             if (how & DCOMMI_FOLD_AHEAD) {                                                        \
                 dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
             }                                                                                     \
-            for (size_t s = 1; s < nsrc; s++) {                                                   \
-                from = src[s] + i;                                                                \
-                a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));                                    \
-                a1 = OP(a1, DCOMMI_SIMD_GET(ISA, KIND, from + wide));                             \
-                a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide));                         \
-                a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide));                         \
-                if (how & DCOMMI_FOLD_AHEAD) {                                                    \
-                    dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                               \
+            do {                                                                                  \
+                if (nsrc == 1) {                                                                  \
+                    break;                                                                        \
                 }                                                                                 \
-            }                                                                                     \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 1);                                               \
+                if (nsrc == 2) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 2);                                               \
+                if (nsrc == 3) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 3);                                               \
+                if (nsrc == 4) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 4);                                               \
+                if (nsrc == 5) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 5);                                               \
+                if (nsrc == 6) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 6);                                               \
+                if (nsrc == 7) {                                                                  \
+                    break;                                                                        \
+                }                                                                                 \
+                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 7);                                               \
+                for (size_t s = 8; s < nsrc; s++) {                                               \
+                    DCOMMI_SIMD_NEXT(ISA, KIND, OP, s);                                           \
+                }                                                                                 \
+            } while (0);                                                                          \
             dcommi_##ISA##_raw r0 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a0);                      \
             dcommi_##ISA##_raw r1 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a1);                      \
             dcommi_##ISA##_raw r2 = DCOMMI_SIMD_PACK(ISA, KIND, FINISH, a2);                      \

@@ -10,7 +10,7 @@
 #define DCOMMI_CPU_TOPK_H
 
 #include "cpu_topk_scan.h"
-#include "../include/dcomm/impl/tally.h"
+#include "tally_pieces.h"
 
 #include <math.h>
 

@@ -312,6 +312,8 @@ DCOMMI_v256_INLINE double dcommi_v256_sum_squares(dcommi_v256_d a)
     return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
 }
 
+#define DCOMMI_v256_CHAINS 1
+
 typedef struct dcommi_v256_random {
     dcommi_v256_i word[2];
 } dcommi_v256_random;

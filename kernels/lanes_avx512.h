@@ -85,11 +85,16 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
+/* Bits of a byte are skipped by multiplying: more shifts would wait for the units that add. */
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
                                            unsigned bits)
 {
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(line, _mm512_set1_epi32((int)(bits * k))),
-                                 *table);
+    const unsigned down = k * bits % 8;
+    line = _mm512_srlv_epi32(line, _mm512_set1_epi32((int)(k * bits - down)));
+    if (down != 0) {
+        line = _mm512_mulhi_epu16(line, _mm512_set1_epi16((short)(1 << (16 - down))));
+    }
+    return _mm512_permutexvar_ps(line, *table);
 }
 
 /* ---- memory ---- */
@@ -217,6 +222,8 @@ DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
     __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
     return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
 }
+
+#define DCOMMI_v512_CHAINS 4
 
 typedef struct dcommi_v512_random {
     __m512i word[2];

@@ -311,6 +311,8 @@ DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
     return a.v[0];
 }
 
+#define DCOMMI_vport_CHAINS 1 /* groups whose random numbers are worked on in turn */
+
 /* The words of group `group` that elements with k < 4 share, and those with k >= 4. */
 typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];

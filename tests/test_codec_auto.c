@@ -1,25 +1,11 @@
 /* test_codec_auto.c - codec "auto": its spec; every rank takes rank 0's decision; within a host
  * nothing is compressed, over a network that the tuning calls slow it is; decisions are kept. */
 #define _GNU_SOURCE
-#include "ranks.h"
+#include "coded_ranks.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
 #define COUNT ((size_t)300000)
-
-static void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    cr_assert_eq(procs_run(n, 50, fn, arg, ended), 0);
-}
-
-static dcomm_codec *make_codec(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    RANKS_OK(dcomm_codec_create(spec, &codec));
-    return codec;
-}
 
 /* ---- the spec ---- */
 
@@ -237,6 +223,32 @@ Test(codec_auto, rank_0s_tuning_file, .timeout = 60)
     cr_assert_eq(dcomm_tuning_save(&tuning, path), DCOMM_OK);
     run(3, by_file, path);
     unlink(path);
+}
+
+/* Of more elements than are measured: what does not grow as the array does is not scaled so. */
+static int of_many(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { MANY = 1 << 22 };
+    static const char *const specs[] = {"topk:k=1000",  "topk:k=3000000",  "topk:k=0.01",
+                                        "randk:k=5000", "powersgd:rank=2", "qsgd:bits=4"};
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+        dcomm_codec *codec = make_codec(specs[s]);
+        dcomm_verdict verdict;
+        double bits = 8.0 * (double)dcomm_codec_max_bytes(codec, MANY) / MANY;
+        RANKS_OK(dcomm_codec_verdict(comm, codec, MANY, &verdict));
+        PROCS_CHECK(fabs(verdict.bits - bits) < 1e-3 * bits, "%s: %g bits, not %g", specs[s],
+                    verdict.bits, bits);
+        dcomm_codec_destroy(&codec);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(codec_auto, of_more_elements_than_are_measured, .timeout = 60)
+{
+    run(2, of_many, NULL);
 }
 
 /* Calls that must not block are refused until it is decided, on every rank alike. */

@@ -2,9 +2,9 @@
  * functions compute, with the same bits on every rank; error feedback loses nothing; ranks that
  * disagree, bad numbers and bad bytes are errors on every rank. */
 #define _GNU_SOURCE
-#include "ranks.h"
+#include "coded_ranks.h"
 
-#include <criterion/criterion.h>
+#include <inttypes.h>
 #include <math.h>
 
 typedef struct setting {
@@ -14,13 +14,6 @@ typedef struct setting {
     dcomm_op op;
     bool in_place;
 } setting;
-
-static dcomm_codec *make_codec(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    RANKS_OK(dcomm_codec_create(spec, &codec));
-    return codec;
-}
 
 /* A gradient: normal numbers, other ones on each rank and in each step. */
 static void fill(float *x, size_t count, int rank, int step)
@@ -70,12 +63,6 @@ static double error_of(const float *y, size_t count, int n, int step, double fac
     free(sum);
     free(x);
     return all > 0 ? wrong / all : 0;
-}
-
-static void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    cr_assert_eq(procs_run(n, 50, fn, arg, ended), 0);
 }
 
 /* ---- the values ---- */
@@ -138,6 +125,70 @@ static int one_call(int rank, int n, procs_shared *shared, void *arg)
     }
     dcomm_codec_destroy(&codec);
     return ranks_leave(&comm);
+}
+
+/* ---- the ledger of a call ---- */
+
+/* What a rank's own encodings did, with a codec of its own and with a state, whose ledger waits. */
+static int ledgers(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 40000 };
+    static const struct {
+        const char *spec, *algo;
+    } calls[] = {{"topk:k=0.02", "coded_allgather"},         {"topk:k=0.02", "coded_sparse"},
+                 {"qsgd:bits=8", "coded_two_shot"},          {"bf16", "coded_ring"},
+                 {"randk:k=0.1,scale=none", "coded_linear"}, {"powersgd:rank=2", "coded_linear"}};
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    float *x = floats(COUNT), *y = floats(COUNT);
+    fill(x, COUNT, rank, 0);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        dcomm_codec *codec = make_codec(calls[i].spec);
+        dcomm_ledger own = {0}, call = {0}, state = {0};
+        size_t room = dcomm_codec_max_bytes(codec, COUNT), bytes;
+        unsigned char *wire = malloc(room);
+        RANKS_OK(dcomm_encode_ledger(codec, x, NULL, NULL, COUNT, NULL, wire, room, &bytes, NULL,
+                                     NULL, &own));
+        dcomm_coll_opts opts = {.algo = calls[i].algo, .codec = codec, .codec_ledger = &call};
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        PROCS_CHECK(call.nmse > 0.2 * own.nmse && call.nmse < 5 * own.nmse,
+                    "%s by %s: NMSE %g, of one encoding %g", calls[i].spec, calls[i].algo,
+                    call.nmse, own.nmse);
+        PROCS_CHECK(call.count > 0 && call.encoded >= call.count && call.wire_bytes > 0 &&
+                        call.bits > 0.5 * own.bits && call.bits < 2 * own.bits,
+                    "%s by %s: %g bits, of one encoding %g", calls[i].spec, calls[i].algo,
+                    call.bits, own.bits);
+        if (strcmp(calls[i].algo, "coded_ring") != 0) { /* which has no feedback */
+            dcomm_feedback *fb = NULL;
+            RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
+            RANKS_OK(dcomm_feedback_set_ledger(fb, &state));
+            call = (dcomm_ledger){0};
+            opts = (dcomm_coll_opts){.algo = calls[i].algo, .feedback = fb, .codec_ledger = &call};
+            RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+            PROCS_CHECK(call.count == COUNT && call.residual_norm > 0 && call.contraction > 0 &&
+                            call.bits > 0,
+                        "%s by %s: residual %g, contraction %g", calls[i].spec, calls[i].algo,
+                        call.residual_norm, call.contraction);
+            PROCS_CHECK(state.encoded == 0, "%s: the state's ledger has %" PRIu64, calls[i].spec,
+                        state.encoded);
+            opts.codec_ledger = NULL;
+            RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+            PROCS_CHECK(state.count == COUNT, "%s: the state's ledger is lost", calls[i].spec);
+            dcomm_feedback_destroy(&fb);
+        }
+        free(wire);
+        dcomm_codec_destroy(&codec);
+    }
+    free(x);
+    free(y);
+    return ranks_leave(&comm);
+}
+
+Test(coded, ledgers_of_calls, .timeout = 60)
+{
+    run(2, ledgers, NULL);
+    run(3, ledgers, NULL);
 }
 
 static void values(const char *spec, const char *algo, ranks_place place, int most)

@@ -518,6 +518,42 @@ Test(feedback, what_is_not_finite_enters_no_residual)
     }
 }
 
+/* Nor what a caller gives back or keeps. */
+Test(feedback, what_is_given_back_is_finite)
+{
+    enum { N = 64 };
+    static const uint32_t index[] = {1, 2, 3};
+    const float value[] = {NAN, 0.5f, -INFINITY};
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    codec_input in;
+    size_t bytes;
+    const float *e;
+    float part[N] = {0}, before[N];
+    input(&in, "gaussian");
+    input_fill(&in, 0, 0, 0, N, gradient[0]);
+    GOOD(dcomm_codec_create("topk:k=0.2,nonfinite=pass", &codec));
+    GOOD(dcomm_feedback_create(codec, N, NULL, &fb));
+    GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+    GOOD(dcomm_feedback_encode(fb, 0, N, again, sizeof again, &bytes, NULL));
+    memcpy(before, fb->worker.next, sizeof before);
+    GOOD(dcomm_feedback_give_back(fb, 0, index, value, 3, NULL, 0));
+    GOOD(dcomm_feedback_commit(fb));
+    const float *now = fb->worker.now;
+    cr_assert(now[1] == before[1] && now[2] == before[2] + 0.5f && now[3] == before[3]);
+    part[5] = NAN;
+    part[6] = gradient[0][6];
+    GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+    GOOD(dcomm_feedback_gather(fb, &e));
+    memcpy(before, e, sizeof before);
+    GOOD(dcomm_feedback_keep(fb, 0, N, part));
+    GOOD(dcomm_feedback_commit(fb));
+    now = fb->worker.now;
+    cr_assert(now[5] == before[5] && now[6] == before[6] - part[6]);
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+}
+
 /* ---- what is refused ---- */
 
 Test(feedback, an_expanding_codec_is_refused_or_scaled)

@@ -3,24 +3,9 @@
  * bytes that lie are errors on every rank; and when the model takes it. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
-#include "ranks.h"
-
-#include <criterion/criterion.h>
+#include "coded_ranks.h"
 
 enum { COUNT = 60000 };
-
-static void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    cr_assert_eq(procs_run(n, 50, fn, arg, ended), 0);
-}
-
-static dcomm_codec *make_codec(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    RANKS_OK(dcomm_codec_create(spec, &codec));
-    return codec;
-}
 
 /* Where large elements lie. */
 enum { SPREAD, ONE_CLUSTER, OWN_CLUSTERS, SAME, SHAPES };
@@ -189,9 +174,16 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
     dcomm_feedback *fb = NULL;
     RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
     dcomm_coll_opts opts = {.algo = "coded_sparse", .feedback = fb};
+    dcomm_ledger ledger = {0};
+    dcomm_feedback_info info = {0};
+    RANKS_OK(dcomm_feedback_set_ledger(fb, &ledger));
     for (int step = 0; step < STEPS; step++) {
         fill(x, rank, n, step % SHAPES);
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        RANKS_OK(dcomm_feedback_get_info(fb, &info)); /* with what was given back */
+        PROCS_CHECK(fabs(ledger.residual_norm - info.worker_norm) <= 1e-9 * info.worker_norm,
+                    "%s, step %d: the ledger's residual is %.12g, the state's %.12g", spec, step,
+                    ledger.residual_norm, info.worker_norm);
         for (size_t i = 0; i < COUNT; i++) {
             all[i] += (double)x[i] - (rank == 0 ? (double)y[i] : 0);
             in[i] += fabs((double)x[i]);
@@ -219,6 +211,42 @@ Test(sparse, nothing_is_lost_over_many_steps, .timeout = 120)
     run(3, conserve, (void *)(uintptr_t) "topk:k=0.01");
     run(4, conserve, (void *)(uintptr_t) "topk:k=0.02,values=bf16");
     run(5, conserve, (void *)(uintptr_t) "threshold:k=0.01,values=f16");
+}
+
+/* EF21's estimate lacks what was given back. */
+static int estimates(int rank, int n, procs_shared *shared, void *arg)
+{
+    static float x[COUNT], y[COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("topk:k=0.02");
+    dcomm_feedback *fb = NULL;
+    dcomm_ledger ledger = {0};
+    RANKS_OK(dcomm_feedback_create(codec, COUNT,
+                                   &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_EF21}, &fb));
+    RANKS_OK(dcomm_feedback_set_ledger(fb, &ledger));
+    dcomm_coll_opts opts = {.algo = "coded_sparse", .feedback = fb};
+    for (int step = 0; step < 20; step++) {
+        double held = 0;
+        fill(x, rank, n, step % SHAPES);
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        for (size_t i = 0; i < COUNT; i++) {
+            double e = (double)x[i] - (double)((float *)fb->worker.now)[i];
+            held += e * e;
+        }
+        PROCS_CHECK(fabs(ledger.residual_norm - sqrt(held)) <= 1e-6 * sqrt(held),
+                    "step %d: the ledger's residual is %.12g, not %.12g", step,
+                    ledger.residual_norm, sqrt(held));
+    }
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(sparse, the_ledger_of_estimates, .timeout = 60)
+{
+    run(3, estimates, NULL);
 }
 
 /* ---- errors ---- */

@@ -49,9 +49,14 @@ typedef struct dcomm_coll_opts {
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
-    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together; written until
-                                         the operation is complete; may differ by rank
-                                         (default: NULL) */
+    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
+                                         `bytes` are sums over them; `nonzero` and `summed` are of
+                                         the result); written until the operation is complete; may
+                                         differ by rank (default: NULL) */
+    dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
+                                   what it sends, and with feedback what it holds back (instead of
+                                   the state's own ledger). In use until the operation is complete;
+                                   may differ by rank (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==

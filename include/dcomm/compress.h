@@ -41,13 +41,16 @@ typedef struct dcomm_codec_key {
 /* What an encoding did. */
 typedef struct dcomm_codec_report {
     size_t bytes;           /* written to the wire */
-    size_t kept;            /* elements that were sent; fewer than all with sparse codecs only */
+    size_t kept;            /* elements that the codec selected, zeros among them included: fewer
+                               than all with sparse codecs only */
     size_t clipped;         /* finite, but beyond the largest number of the format */
     size_t nonfinite;       /* NaN or infinite */
     size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
-    /* Of an all-reduce by a sparse codec: elements of the result that are not 0, and those of the
-     * sum of all that ranks selected, before any of it was left out (0: not known). Divided by
-     * `kept`, what one rank selected, that is how far the sum fills in; at most nranks. */
+    /* Of an all-reduce by a sparse codec; 0 otherwise. `nonzero`: elements of the result that are
+     * not 0. `summed`: those of the sum of all that ranks selected, before owners left any of it
+     * out (coded_sparse: also those whose sum is 0; 0: not known, where an owner has encoded the
+     * sum again). summed / kept is how far the sum fills in, at most nranks where `kept` is of one
+     * encoding. */
     size_t nonzero;
     size_t summed;
 } dcomm_codec_report;

@@ -101,7 +101,8 @@ DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* The most bytes that one encoding of `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
 /* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
- * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, in a further pass. */
+ * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, as the residual is
+ * written. Its residual_norm follows what is given back. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */

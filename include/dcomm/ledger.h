@@ -35,9 +35,10 @@ DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, c
                                         size_t count);
 /* dcomm_encode, or where residual is not NULL dcomm_encode_feedback, and in the same pass what it
  * did into the ledger: what arrives is compared with x, and with feedback the residual and the
- * contraction are counted. Sums are the same from every instruction set. randk and powersgd, and
- * any codec where numbers were not finite or were clipped by topk, take a decoding and a second
- * pass. Errors: as these two; of non-finite inputs the ledger has counted the others. */
+ * contraction are counted. Sums are the same from every instruction set. powersgd knows what
+ * arrives only after its last product, so that it is compared as the residual is taken; sparse
+ * codecs take a decoding and a second pass where numbers were not finite or were clipped. Errors:
+ * as these two; of non-finite inputs the ledger has counted the others. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,
                                            const dcomm_codec_key *key, void *wire, size_t capacity,

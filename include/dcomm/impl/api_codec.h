@@ -63,6 +63,33 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
     return DCOMM_OK;
 }
 
+/* Where option k begins in the spec of a codec; NULL: it has none. */
+static const char *dcommi_codec_find_k(const dcomm_codec *codec)
+{
+    const char *at = strstr(codec->spec, "k=");
+    while (at != NULL && at > codec->spec && at[-1] != ':' && at[-1] != ',') {
+        at = strstr(at + 1, "k=");
+    }
+    return at;
+}
+
+/* Option k: below 1 a share of the elements, else their number; below 0: it has none. */
+static double dcommi_codec_k(const dcomm_codec *codec)
+{
+    const char *at = dcommi_codec_find_k(codec);
+    return at != NULL ? strtod(at + 2, NULL) : -1;
+}
+
+/* The codec with another k. */
+static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
+{
+    char spec[DCOMMI_CODEC_SPEC_MAX];
+    const char *at = dcommi_codec_find_k(codec);
+    snprintf(spec, sizeof spec, "%.*sk=%.8g%s", (int)(at - codec->spec), codec->spec, k,
+             at + strcspn(at, ","));
+    return dcomm_codec_create(spec, codec_p);
+}
+
 /* ---- what is known of it ---- */
 
 DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
@@ -228,8 +255,16 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     plain.workspace = at + 2 * dcommi_codec_array_bytes(call->count);
     DCOMMI_TRY(codec->ops->encode(codec, &plain));
     DCOMMI_TRY(codec->ops->decode(codec, plain.wire, plain.bytes, sent, call->count, false));
-    for (size_t i = 0; i < call->count; i++) {
-        call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+    for (size_t from = 0, n; from < call->count; from += n) {
+        n = call->count - from < DCOMMI_TALLY_ZEROS ? call->count - from : DCOMMI_TALLY_ZEROS;
+        for (size_t i = from; i < from + n; i++) {
+            call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+        }
+        if (call->tally != NULL) {
+            dcommi_tally_compare(call->tally, from, sent + from, n);
+            dcommi_tally_held(call->tally, sent + from, call->next + from, n);
+            call->tally->done = true;
+        }
     }
     call->bytes = plain.bytes;
     call->report = plain.report;

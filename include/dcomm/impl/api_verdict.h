@@ -44,14 +44,11 @@ static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verdict_work *w)
+/* By arrays of random numbers. */
+static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdict_work *w)
 {
     size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
     w->capacity = dcomm_codec_max_bytes(codec, w->count);
-    if (w->capacity == SIZE_MAX) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
-                           w->count);
-    }
     w->x = dcommi_alloc(w->count * sizeof(float));
     w->y = dcommi_alloc(w->count * sizeof(float));
     w->wire = dcommi_alloc(w->capacity + 1);
@@ -65,6 +62,27 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, dcommi_verd
     dcommi_free(w->y);
     dcommi_free(w->wire);
     dcommi_free(w->workspace);
+    return status;
+}
+
+/* A number k of elements is the same share of those that are measured. */
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count,
+                                           dcommi_verdict_work *w)
+{
+    const double k = dcommi_codec_k(codec);
+    if (dcomm_codec_max_bytes(codec, count) == SIZE_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%zu elements may take any number of bytes",
+                           count);
+    }
+    w->count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT;
+    if (k < 1 || w->count == count) {
+        return dcommi_verdict_arrays(codec, w);
+    }
+    dcomm_codec *share;
+    const double all = (double)(count - 1); /* a share of all would be a number again */
+    DCOMMI_TRY(dcommi_codec_with_k(codec, fmin(k, all) / (double)count, &share));
+    dcomm_status status = dcommi_verdict_arrays(share, w);
+    dcomm_codec_destroy(&share);
     return status;
 }
 
@@ -95,13 +113,14 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     const char *algo;
     memset(v, 0, sizeof *v);
     DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
-    dcommi_verdict_work w = {.count =
-                                 s.count < DCOMMI_VERDICT_COUNT ? s.count : DCOMMI_VERDICT_COUNT};
-    DCOMMI_TRY(dcommi_verdict_measure(codec, &w));
+    dcommi_verdict_work w = {0};
+    DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, &w));
     double scale = (double)s.count / (double)w.count;
     v->encode_seconds = w.encode * scale;
     v->decode_seconds = w.decode * scale;
-    v->bits = 8 * (double)w.bytes / (double)w.count;
+    /* Not all wires grow as arrays do; how full they are is as measured. */
+    double full = (double)w.bytes / (double)w.capacity;
+    v->bits = 8 * full * (double)dcomm_codec_max_bytes(codec, s.count) / (double)s.count;
     dcommi_comm_lock(comm);
     double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[false].copy,
                                                   (int64_t)(w.count * sizeof(float)));
@@ -109,7 +128,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
         coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
         coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
     }
-    coding.cost_length = (uint32_t)(1024.0 * (double)w.bytes / (double)w.capacity);
+    coding.cost_length = (uint32_t)(1024.0 * full);
     /* Without it nobody would send so little; but "auto" does not know whether a call has it. */
     coding.feedback = coding.spread != NULL && !codec->automatic;
     coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);

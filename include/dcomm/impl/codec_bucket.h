@@ -7,7 +7,7 @@
 #define DCOMMI_CODEC_BUCKET_H
 
 #include "codec.h"
-#include "tally.h"
+#include "../../../kernels/tally_pieces.h"
 
 #include <math.h>
 
@@ -128,7 +128,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->sum[0] = room;
     en->sum[1] = room + padded;
     en->lines = (unsigned char *)(room + 2 * padded);
-    en->quant.soon_group = UINT64_MAX;
+    en->quant.soon_group = en->rng.group - DCOMMI_CODEC_SOON;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
         /* A random fraction, but for its last ten bits, or one half. */

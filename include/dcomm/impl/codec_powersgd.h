@@ -115,11 +115,22 @@ static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
     return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
 }
 
+/* Rows that are compared together: they end where a ledger's sums can be cut. */
+static size_t dcommi_powersgd_strip(const dcommi_matrix *m)
+{
+    size_t strip = 16;
+    while (strip > 1 && m->cols * (strip / 2) % 16 == 0) {
+        strip /= 2;
+    }
+    return strip < m->rows ? strip : m->rows;
+}
+
 static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
 {
     dcommi_matrix m = dcommi_powersgd_shape(codec, count > (size_t)1 << 48 ? 0 : count);
     return dcommi_powersgd_scratch(&m) +
-           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
+           4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m) +
+                dcommi_powersgd_strip(&m) * m.cols);
 }
 
 /* What is remembered from step to step: Q. */
@@ -156,6 +167,24 @@ static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
     }
 }
 
+/* What is held back, and the ledger's sums, strip by strip: what arrives is known last. */
+static void dcommi_powersgd_tally(const dcommi_matrix *m, dcommi_encoding *call, const float *p,
+                                  const float *q, float *sent)
+{
+    const size_t strip = dcommi_powersgd_strip(m);
+    for (size_t from = 0; from < m->rows; from += strip) {
+        size_t to = m->rows - from < strip ? m->rows : from + strip, at = from * m->cols;
+        size_t n = (to == m->rows ? m->count : to * m->cols) - at;
+        dcommi_matrix_some(m, p, q, from, to, sent, 0);
+        dcommi_tally_compare(call->tally, at, sent, n);
+        if (call->residual != NULL) {
+            dcommi_matrix_some(m, p, q, from, to, call->next + at, -1);
+            dcommi_tally_held(call->tally, sent, call->next + at, n);
+        }
+    }
+    call->tally->done = true;
+}
+
 static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
     dcommi_matrix m = dcommi_powersgd_shape(codec, call->count);
@@ -167,7 +196,10 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
                              dcommi_powersgd_poisoned(call, p_count + q_count))) {
         return DCOMM_OK;
     }
+    dcommi_tally *tally = call->tally;
+    call->tally = NULL; /* not yet */
     dcommi_read_all(call);
+    call->tally = tally;
     const float *x = call->residual != NULL ? call->next : call->x;
     if (call->state != NULL) {
         memcpy(q, call->state, 4 * q_count);
@@ -185,7 +217,9 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
     if (call->state != NULL) {
         memcpy(call->state, q, 4 * q_count);
     }
-    if (call->residual != NULL) {
+    if (call->tally != NULL) {
+        dcommi_powersgd_tally(&m, call, p, q, q + q_count);
+    } else if (call->residual != NULL) {
         dcommi_matrix_product(&m, p, q, call->next, -1);
     }
     return DCOMM_OK;

@@ -75,11 +75,13 @@ static bool dcommi_randk_next(dcommi_randk_walk *w)
     return true;
 }
 
-/* One value: denormals become 0, what exceeds f32 becomes its largest. */
+/* One value: denormals become 0, what exceeds f32 becomes its largest. Multiplied in f64, where it
+ * is exact, so that no compiler fuses it with what is subtracted afterwards. */
 static float dcommi_randk_value(float x, float factor, size_t *clipped)
 {
     uint32_t bits = dcommi_f32_bits(x);
-    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u) : x * factor;
+    float value = (bits & 0x7f800000u) == 0 ? dcommi_f32_from_bits(bits & 0x80000000u)
+                                            : (float)((double)x * (double)factor);
     bits = dcommi_f32_bits(value);
     if ((bits & 0x7fffffffu) == 0x7f800000u) {
         ++*clipped;
@@ -98,6 +100,12 @@ static float dcommi_randk_take(dcommi_encoding *call, const dcommi_randk_walk *w
     if (adds) {
         call->next[w->index] = x - value;
     }
+    if (call->tally != NULL && !dcommi_f32_nonfinite(call->x[w->index])) {
+        dcommi_tally_sent(call->tally, w->index, value);
+    }
+    if (call->tally != NULL && adds) {
+        dcommi_tally_left(call->tally, w->index, x, value, x - value);
+    }
     return value;
 }
 
@@ -109,6 +117,8 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
     bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
     dcommi_randk_walk w =
         dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+    dcommi_tally *tally = call->tally;
+    call->tally = NULL; /* whole parts are not compared: the library decodes and counts */
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         bool odd = false;
         for (uint64_t at = w.begin; at < w.end; at++) {
@@ -125,6 +135,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
             odd ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
     }
+    call->tally = tally;
 }
 
 /* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
@@ -145,6 +156,9 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         float value = dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
+    }
+    if (call->tally != NULL) {
+        dcommi_tally_whole(call->tally);
     }
 }
 

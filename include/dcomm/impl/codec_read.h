@@ -4,9 +4,9 @@
 #define DCOMMI_CODEC_READ_H
 
 #include "codec.h"
-#include "../../../kernels/codec_isa.h"
+#include "../../../kernels/tally_pieces.h"
 
-enum { DCOMMI_READ_BLOCK = 1024, DCOMMI_READ_LINE = 16 };
+enum { DCOMMI_READ_BLOCK = DCOMMI_TALLY_ZEROS, DCOMMI_READ_LINE = 16 };
 
 static void dcommi_read_one(dcommi_encoding *call, size_t i)
 {
@@ -24,7 +24,8 @@ static void dcommi_read_one(dcommi_encoding *call, size_t i)
     }
 }
 
-/* Count what is not finite. With a residual, next = x + residual, where such numbers count as 0. */
+/* Count what is not finite. With a residual, next = x + residual, where such numbers count as 0.
+ * With a ledger, its sums as if nothing were sent. */
 static void dcommi_read_all(dcommi_encoding *call)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
@@ -46,6 +47,9 @@ static void dcommi_read_all(dcommi_encoding *call)
                 }
             }
         }
+        if (call->tally != NULL) { /* while they are in the cache */
+            dcommi_tally_nothing(call->tally, i, adds ? call->next + i : NULL, n);
+        }
     }
 }
 
@@ -54,6 +58,7 @@ static void dcommi_read_count(dcommi_encoding *call)
 {
     dcommi_encoding plain = *call;
     plain.residual = NULL;
+    plain.tally = NULL;
     dcommi_read_all(&plain);
     call->report = plain.report;
 }

@@ -324,31 +324,15 @@ static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcomm
         n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
         dcommi_topk_values(codec, &w, at, n, value);
         for (size_t i = 0; i < n; i++) {
-            const size_t lane = t->index[at + i] % DCOMMI_LEDGER_LANES;
-            const double y = (double)value[i];
-            if (tally->x != NULL) {
-                double x = (double)tally->x[t->index[at + i]];
-                double e = (double)(value[i] - tally->x[t->index[at + i]]);
-                double sign = x < 0 ? -1 : x > 0 ? 1 : 0;
-                sum[DCOMMI_LEDGER_YY][lane] += y * y;
-                sum[DCOMMI_LEDGER_XY][lane] += x * y;
-                sum[DCOMMI_LEDGER_EE][lane] -= x * x;
-                sum[DCOMMI_LEDGER_EE][lane] += e * e;
-                sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
-            }
+            const uint32_t index = t->index[at + i];
+            dcommi_tally_sent(tally, index, value[i]);
             if (call->residual != NULL) {
-                double r = (double)call->next[t->index[at + i]];
-                double e = (double)dcommi_f32_from_bits(t->bits[at + i]);
-                sum[DCOMMI_LEDGER_RESIDUAL][lane] -= e * e;
-                sum[DCOMMI_LEDGER_RESIDUAL][lane] += r * r;
+                dcommi_tally_left(tally, index, dcommi_f32_from_bits(t->bits[at + i]), value[i],
+                                  call->next[index]);
             }
         }
     }
-    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) { /* rounded below nothing */
-        sum[DCOMMI_LEDGER_EE][lane] = fmax(sum[DCOMMI_LEDGER_EE][lane], 0);
-        sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
-    }
-    tally->done = true;
+    dcommi_tally_whole(tally);
     return DCOMM_OK;
 }
 

@@ -30,9 +30,7 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         status = dcommi_feedback_encode_of(c->feedback, src, place->first, count, dst, dst_len,
                                            encoded, &report);
     } else {
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status =
-            dcomm_encode(c->codec, src, count, &key, dst, dst_len, encoded, c->workspace, &report);
+        status = dcommi_coded_plain(c, src, count, &key, dst, dst_len, encoded, &report);
     }
     dcommi_coded_tell(c, place, &report);
     return status;
@@ -118,6 +116,9 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
         DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
         status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
                               dst_len, encoded, c->workspace, &report);
+        if (status >= 0 && c->ledger != NULL) { /* what is to be compared, nobody has */
+            dcomm_ledger_encoded(c->ledger, count, &report);
+        }
     }
     if (status >= 0) {
         dcommi_coded_tell(c, place, &report);
@@ -250,6 +251,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->begun = false;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
+    c->ledger = opts->codec_ledger;
     if (c->report != NULL) {
         *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
     }
@@ -277,6 +279,9 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
     if (c->feedback == NULL) {
         return;
+    }
+    if (c->begun) {
+        c->feedback->ledger = c->replaced;
     }
     if (status < 0) {
         dcomm_feedback_fail(c->feedback);

@@ -105,16 +105,22 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
 static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    if (c->feedback == NULL) {
+    if (c->feedback == NULL && c->ledger == NULL) {
         return DCOMM_OK;
     }
-    dcommi_free(c->room);
-    c->room = dcommi_alloc_raw(c->count * sizeof(float));
-    if (c->room == NULL) {
+    float *sent = dcommi_alloc_raw(c->count * sizeof *sent);
+    dcomm_status status = DCOMM_OK;
+    if (sent == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), c->room, 0);
-    return dcomm_feedback_keep(c->feedback, 0, c->count, c->room);
+    dcommi_matrix_product(&m, wire, wire + dcommi_powersgd_p_count(&m), sent, 0);
+    if (c->feedback == NULL) {
+        dcomm_ledger_compare(c->ledger, c->whole, sent, c->count);
+    } else {
+        status = dcomm_feedback_keep(c->feedback, 0, c->count, sent);
+    }
+    dcommi_free(sent);
+    return status;
 }
 
 static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_place *place,
@@ -129,7 +135,16 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
         c->report->kept += place->round == 0 ? count : 0;
     }
     if (place->round == 0) {
-        return dcommi_linear_first(c, src, count, dst);
+        DCOMMI_TRY(dcommi_linear_first(c, src, count, dst));
+    }
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (ledger != NULL && place->round % 2 == 0) {
+        const bool first = place->round == 0;
+        dcomm_codec_report report = {.bytes = dst_len, .kept = first ? count : 0};
+        dcomm_ledger_encoded(ledger, first ? count : 0, &report);
+    }
+    if (place->round == 0) {
+        return DCOMM_OK;
     }
     if (place->round % 2 == 0) {
         dcommi_linear_p(c, dst);

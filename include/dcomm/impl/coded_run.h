@@ -16,6 +16,8 @@ typedef struct dcommi_coded {
     bool begun;
     uint32_t rank;
     dcomm_codec_report *report; /* NULL: not wanted */
+    dcomm_ledger *ledger;       /* likewise */
+    dcomm_ledger *replaced;     /* what the feedback state had instead */
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
@@ -41,10 +43,25 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     if (c->begun) {
         return DCOMM_OK;
     }
-    c->begins.x = src - first;
+    /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
+    c->begins.x = c->begins.partly ? src : src - first;
     DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
+    c->replaced = c->feedback->ledger;
+    c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
     return DCOMM_OK;
+}
+
+/* An encoding without feedback. */
+static dcomm_status dcommi_coded_plain(dcommi_coded *c, const float *x, size_t count,
+                                       const dcomm_codec_key *key, void *wire, size_t room,
+                                       size_t *bytes, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+    return c->ledger == NULL
+               ? dcomm_encode(c->codec, x, count, key, wire, room, bytes, c->workspace, report)
+               : dcomm_encode_ledger(c->codec, x, NULL, NULL, count, key, wire, room, bytes,
+                                     c->workspace, report, c->ledger);
 }
 
 /* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random

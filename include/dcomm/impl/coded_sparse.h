@@ -18,8 +18,8 @@ struct dcommi_spread {
     size_t *end;     /* [nranks] */
     size_t regions;  /* begin and end have room for */
     uint64_t *keys;
-    size_t keys_room;
-    float *lost; /* values for the residual */
+    size_t keys_room; /* bytes */
+    float *lost;      /* values for the residual */
     size_t lost_room;
     float *out;
 };
@@ -38,24 +38,28 @@ static void dcommi_spread_free(struct dcommi_spread *s)
     }
 }
 
+/* An array of at least `need` bytes; what was in a shorter one is lost. */
+static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
+{
+    void *array;
+    memcpy(&array, array_p, sizeof array);
+    if (need > *room) {
+        dcommi_free(array);
+        array = dcommi_alloc_raw(need);
+        memcpy(array_p, &array, sizeof array);
+        *room = array != NULL ? need : 0;
+    }
+    return need <= *room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
 static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
 {
-    if (n > s->keys_room) {
-        dcommi_free(s->keys);
-        s->keys = dcommi_alloc_raw(n * sizeof *s->keys);
-        s->keys_room = s->keys != NULL ? n : 0;
-    }
-    return n <= s->keys_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    return dcommi_spread_room(&s->keys, &s->keys_room, n * sizeof *s->keys);
 }
 
 static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
 {
-    if (n > s->lost_room) {
-        dcommi_free(s->lost);
-        s->lost = dcommi_alloc_raw(n * sizeof *s->lost);
-        s->lost_room = s->lost != NULL ? n : 0;
-    }
-    return n <= s->lost_room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    return dcommi_spread_room(&s->lost, &s->lost_room, n * sizeof *s->lost);
 }
 
 /* ---- encode ---- */
@@ -78,8 +82,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
-        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
-        status = dcomm_encode(c->codec, x, count, &key, wire, room, bytes, c->workspace, &report);
+        status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
     report.bytes = 0; /* it stays here */
     dcommi_coded_tell(c, &all, &report);
@@ -153,7 +156,8 @@ static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pa
 {
     struct dcommi_spread *s = c->spread;
     for (size_t i = 0; i < sent->n; i++) {
-        float lost = sums[i] - dcommi_f32_from_bits(sent->bits[i]) * (float)divisor;
+        float lost =
+            dcommi_feedback_plus(sums[i], -(float)divisor, dcommi_f32_from_bits(sent->bits[i]));
         s->lost[i] = dcommi_f32_nonfinite(lost) ? 0 : lost;
     }
     return dcomm_feedback_give_back(c->feedback, base, sent->index, s->lost, sent->n, NULL, 0);
@@ -263,13 +267,15 @@ static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_plac
     DCOMMI_TRY(dcommi_exchange_read(c->codec, (const unsigned char *)src + 4, src_len - 4,
                                     end - base, kept, kept, &s->read));
     float *out = s->out + base;
+    size_t nonzero = 0;
     for (size_t i = 0; i < s->read.n; i++) {
         out[s->read.index[i]] = dcommi_f32_from_bits(s->read.bits[i]);
         s->agreed.index[s->agreed.n++] = base + s->read.index[i];
+        nonzero += (s->read.bits[i] & DCOMMI_ABS_BITS) != 0;
     }
     if (c->report != NULL) {
         c->report->summed += summed;
-        c->report->nonzero += kept;
+        c->report->nonzero += nonzero;
     }
     if (place->first + 1 < s->nranks || c->feedback == NULL) {
         return DCOMM_OK;

@@ -10,8 +10,9 @@
  * there, and each line of them would first be read from memory. Shorter ones are soon read again,
  * by a send or the next step. */
 #define DCOMMI_STREAM_MIN ((size_t)4 << 20)
-/* One or two sources from this length on are asked for ahead of time; below it, and with more
- * streams, the processor's own prefetching is better left alone (measured on Zen 5). */
+/* One or two sources of wide elements from this length on are asked for ahead of time; below it,
+ * with more streams and with halves, the processor's own prefetching is better left alone (measured
+ * on Zen 5). */
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
@@ -34,7 +35,7 @@ static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *c
             how = 0;
         }
     }
-    bool ahead = nsrc <= 2 || element == 2; /* more streams of wide elements fetch themselves */
+    bool ahead = nsrc <= 2 && element > 2;
     if (ahead && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
         how |= DCOMMI_FOLD_AHEAD;
     }

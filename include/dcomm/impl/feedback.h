@@ -21,8 +21,7 @@ typedef struct dcommi_feedback_call {
     size_t capacity, bytes;
     dcomm_codec_report report;
     bool estimates;     /* EF21: the store is an estimate of x, not a residual */
-    const float *sent;  /* what was decoded, where that was needed; NULL: not */
-    dcommi_tally tally; /* for the ledger, of codecs that do all in one pass */
+    dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
 
 /* ---- the beginning ---- */
@@ -39,6 +38,12 @@ static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback 
     return DCOMM_OK;
 }
 
+/* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
+static inline float dcommi_feedback_plus(float a, float b, float c)
+{
+    return (float)((double)a + (double)b * (double)c);
+}
+
 /* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
  * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
 static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
@@ -48,7 +53,8 @@ static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
     float factor = (float)(sign / fb->owner_factor);
     for (size_t i = 0; i < o->count; i++) {
         size_t at = fb->own_first + i;
-        float sum = dcommi_feedback_get(w, w->now, at) + dcommi_feedback_get(o, o->now, i) * factor;
+        float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
+                                         dcommi_feedback_get(o, o->now, i));
         sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
         dcommi_feedback_set(w, w->now, at, sum);
         dcommi_feedback_set(w, w->next, at, sum);
@@ -180,11 +186,34 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
     return e;
 }
 
-/* Add to what the next step will hold back. */
-static void dcommi_feedback_raise(dcommi_feedback_store *s, size_t at, float by)
+/* What the worker holds back of element `at` after this step. With EF21 that is what its estimate
+ * lacks; where the gradient is not known, nothing. */
+static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
 {
-    float sum = dcommi_feedback_get(s, s->next, at) + by;
+    double next = (double)dcommi_feedback_get(&fb->worker, fb->worker.next, at);
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        return next;
+    }
+    float x = fb->now.partly ? NAN : fb->now.x[at - fb->now.first];
+    return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
+}
+
+/* Add factor * by to the worker's next residual. */
+static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, float by)
+{
+    dcommi_feedback_store *s = &fb->worker;
+    double before = dcommi_feedback_held(fb, at);
+    float sum = dcommi_feedback_plus(dcommi_feedback_get(s, s->next, at), factor, by);
     dcommi_feedback_set(s, s->next, at, dcommi_feedback_bounded(sum, &(dcomm_codec_report){0}));
+    double after = dcommi_feedback_held(fb, at);
+    fb->held += after * after - before * before;
+}
+
+static inline void dcommi_feedback_raised(dcomm_feedback *fb)
+{
+    if (fb->ledger != NULL) {
+        fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
+    }
 }
 
 /* x and the store become e, in the scratch array INPUT; counts what is not finite. */
@@ -200,6 +229,36 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
             e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
                                            report);
         }
+    }
+}
+
+#define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that stay in the first cache; whole vectors */
+
+/* What the store holds after `sent` has gone out of e, and the ledger's sums (tally may be NULL).
+ */
+static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e, const float *held,
+                                   const float *sent, dcommi_tally *tally)
+{
+    float next[DCOMMI_FEEDBACK_BLOCK];
+    for (size_t at = 0, n; at < c->count; at += n) {
+        n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
+        for (size_t i = 0; i < n; i++) {
+            float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
+            next[i] = c->estimates ? held[at + i] + gone : e[at + i] - gone;
+        }
+        dcommi_feedback_write(c->store, c->at + at, n, next);
+        if (tally == NULL) {
+            continue;
+        }
+        if (c->store->bf16) { /* as it was rounded */
+            dcommi_feedback_read(c->store, c->store->next, c->at + at, n, next);
+        }
+        dcommi_tally_compare(tally, at, c->estimates ? next : sent + at, n);
+        for (size_t i = 0; c->estimates && i < n; i++) { /* what the estimate lacks is held back */
+            float x = c->x[at + i];
+            next[i] = dcommi_f32_nonfinite(x) ? 0 : x - next[i];
+        }
+        dcommi_tally_held(tally, sent + at, next, n);
     }
 }
 
@@ -231,11 +290,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
                             fb->workspace, &c->report));
     DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
-    for (size_t i = 0; i < c->count; i++) {
-        next[i] = c->estimates ? held[i] + sent[i] : e[i] - sent[i];
-    }
-    c->sent = sent;
-    dcommi_feedback_write(s, c->at, c->count, next);
+    dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
     c->report.first_nonfinite = seen.first_nonfinite;
@@ -248,39 +303,12 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     return DCOMM_OK;
 }
 
-/* The sums of an encoding that was not one pass. */
-static dcomm_status dcommi_feedback_tally(dcomm_feedback *fb, dcommi_feedback_call *c)
+static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 {
-    const dcommi_feedback_store *s = c->store;
-    const float *x = c->tally.x;
-    float *left = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-    if (left == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    const float *next = dcommi_feedback_read(s, s->next, c->at, c->count, left);
-    dcommi_tally_compare(&c->tally, 0, c->estimates ? next : c->sent, c->count);
-    if (c->estimates) { /* what is held back is what the estimate lacks */
-        for (size_t i = 0; i < c->count; i++) {
-            left[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i] - next[i];
-        }
-        next = left;
-    }
-    dcommi_tally_held(&c->tally, c->sent, next, c->count);
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_feedback_note(dcomm_feedback *fb, dcommi_feedback_call *c)
-{
-    dcomm_ledger *ledger = fb->ledger;
-    if (c->sent != NULL) {
-        DCOMMI_TRY(dcommi_feedback_tally(fb, c));
-    }
-    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-    dcommi_ledger_add(ledger, &c->tally);
-    dcomm_ledger_encoded(ledger, c->count, &c->report);
-    fb->held += ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-    ledger->residual_norm = sqrt(fb->held);
-    return DCOMM_OK;
+    double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
+    dcommi_ledger_add(fb->ledger, tally);
+    fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    fb->ledger->residual_norm = sqrt(fb->held);
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -300,7 +328,8 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
         *report = c->report;
     }
     if (fb->ledger != NULL) {
-        DCOMMI_TRY(dcommi_feedback_note(fb, c));
+        dcommi_feedback_note(fb, &c->tally);
+        dcomm_ledger_encoded(fb->ledger, c->count, &c->report);
     }
     return status;
 }
@@ -341,7 +370,8 @@ static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_
     const float *before = dcommi_feedback_read(s, s->now, at, count, u);
     float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
     for (size_t i = 0; i < count; i++) {
-        u[i] = m * before[i] + (dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i]);
+        float clipped = dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i];
+        u[i] = dcommi_feedback_plus(clipped, m, before[i]);
     }
     return u;
 }
@@ -417,21 +447,20 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
                            : value == NULL ? "value"
                                            : "agreed");
     }
-    dcommi_feedback_store *s = &fb->worker;
     float sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     size_t k = 0;
     for (size_t i = 0; i < n; i++) {
         while (k < nagreed && agreed[k] < index[i]) {
             k++;
         }
-        if (k < nagreed && agreed[k] == index[i]) {
+        if ((k < nagreed && agreed[k] == index[i]) || dcommi_f32_nonfinite(value[i])) {
             continue;
         }
         DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_give_back", first + index[i], 1,
                                          fb->now.first, fb->now.count, 0));
-        size_t at = first + index[i];
-        dcommi_feedback_raise(s, at, sign * value[i]);
+        dcommi_feedback_raise(fb, first + index[i], sign, value[i]);
     }
+    dcommi_feedback_raised(fb);
     return DCOMM_OK;
 }
 
@@ -494,12 +523,16 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
                               .key = dcommi_feedback_key(fb, first, DCOMMI_FEEDBACK_OWNER),
                               .wire = wire,
                               .capacity = capacity};
+    const double held = fb->held;
     dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
-    dcommi_feedback_store *s = &fb->worker;
     float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
-    for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
-        dcommi_feedback_raise(s, first + i, back * lost[i]);
+    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
+        fb->held = held; /* it joins what the worker holds */
     }
+    for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
+        dcommi_feedback_raise(fb, first + i, back, lost[i]);
+    }
+    dcommi_feedback_raised(fb);
     return status;
 }
 
@@ -572,32 +605,25 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
     dcommi_feedback_store *s = &fb->worker;
-    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, count);
     float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
-    if (fb->gathered == NULL || part == NULL || next == NULL || room == NULL) {
+    if (fb->gathered == NULL || part == NULL || room == NULL) {
         return fb->gathered != NULL && part != NULL
                    ? DCOMM_ERR_NO_MEMORY
                    : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
                                  part == NULL ? "part is NULL" : "gather comes first");
     }
-    const float *e = fb->gathered + (first - fb->now.first);
-    bool estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const size_t at = first - fb->now.first;
+    dcommi_feedback_call c = {.x = fb->now.x + at,
+                              .store = s,
+                              .at = first,
+                              .count = count,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
+                              .tally = {.x = fb->now.x + at}};
     const float *held = dcommi_feedback_read(s, s->now, first, count, room);
-    for (size_t i = 0; i < count; i++) {
-        next[i] = estimates ? held[i] + part[i] : e[i] - part[i];
-    }
+    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
     if (fb->ledger != NULL) {
-        dcomm_ledger_compare(fb->ledger, fb->now.x + (first - fb->now.first),
-                             estimates ? next : part, count);
-        for (size_t i = 0; i < count; i++) {
-            room[i] = e[i] - part[i];
-        }
-        double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
-        dcommi_ledger_held(fb->ledger, part, room, count);
-        fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-        fb->ledger->residual_norm = sqrt(fb->held);
+        dcommi_feedback_note(fb, &c.tally);
     }
-    dcommi_feedback_write(s, first, count, next);
     fb->encoded += count;
     return DCOMM_OK;
 }

@@ -191,27 +191,20 @@ static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
 
 /* ---- which codec ---- */
 
-/* The codec's spec with another k; *codec_p is NULL where that would not be denser. */
+/* The codec with another k; *codec_p is NULL where that would not be denser. */
 static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
                                            dcomm_codec **codec_p)
 {
-    const char *spec = dcomm_codec_spec(fb->codec), *at = strstr(spec, "k=");
-    while (at != NULL && at > spec && at[-1] != ':' && at[-1] != ',') {
-        at = strstr(at + 1, "k=");
-    }
-    if (at == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "DGC's warm-up changes option k, which %s does not have", spec);
-    }
-    char *end;
-    double own = strtod(at + 2, &end);
+    double own = dcommi_codec_k(fb->codec);
     *codec_p = NULL;
-    if (own >= 1 ? own >= k * (double)fb->count : own >= k) {
-        return DCOMM_OK;
+    if (own < 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "DGC's warm-up changes option k, which %s does not have",
+                           dcomm_codec_spec(fb->codec));
     }
-    char denser[DCOMMI_CODEC_SPEC_MAX];
-    snprintf(denser, sizeof denser, "%.*sk=%.8g%s", (int)(at - spec), spec, k, end);
-    return dcomm_codec_create(denser, codec_p);
+    return (own >= 1 ? own >= k * (double)fb->count : own >= k)
+               ? DCOMM_OK
+               : dcommi_codec_with_k(fb->codec, k, codec_p);
 }
 
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)

@@ -3,7 +3,7 @@
 #define DCOMMI_LEDGER_H
 
 #include "../ledger.h"
-#include "tally.h"
+#include "../../../kernels/tally_pieces.h"
 
 #include <math.h>
 
@@ -71,15 +71,6 @@ DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
     ledger->clipped += report->clipped;
     ledger->nonfinite += report->nonfinite;
     dcommi_ledger_derive(ledger);
-}
-
-/* Count what an encoding with feedback held back: of e, `next` is left. */
-static void dcommi_ledger_held(dcomm_ledger *ledger, const float *sent, const float *next,
-                               size_t count)
-{
-    dcommi_tally t = {.x = NULL};
-    dcommi_tally_held(&t, sent, next, count);
-    dcommi_ledger_add(ledger, &t);
 }
 
 DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other)

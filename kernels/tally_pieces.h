@@ -1,0 +1,95 @@
+/* tally_pieces.h - the sums of a ledger, piece by piece: of what lies in the cache as it is
+ * encoded. */
+#ifndef DCOMMI_TALLY_PIECES_H
+#define DCOMMI_TALLY_PIECES_H
+
+#include "codec_isa.h"
+
+#include <math.h>
+#include <string.h>
+
+#define DCOMMI_TALLY_PIECE ((size_t)1 << 16) /* elements that one loop takes */
+
+/* All pieces of a call but the last are of whole vectors, so that element i is in lane i % 8. */
+static void dcommi_tally_by(void (*loop)(dcommi_tally *, const float *, const float *, size_t),
+                            dcommi_tally *t, const float *a, const float *b, size_t n)
+{
+    size_t whole = n / 16 * 16;
+    for (size_t at = 0; at < whole; at += DCOMMI_TALLY_PIECE) {
+        size_t left = whole - at;
+        loop(t, a + at, b + at, left < DCOMMI_TALLY_PIECE ? left : DCOMMI_TALLY_PIECE);
+    }
+    if (whole < n) { /* zeros add nothing */
+        float rest[2][16] = {{0}};
+        memcpy(rest[0], a + whole, (n - whole) * sizeof(float));
+        memcpy(rest[1], b + whole, (n - whole) * sizeof(float));
+        loop(t, rest[0], rest[1], 16);
+    }
+}
+
+/* Elements [at, at + n) of what is compared, of which y arrives. */
+static void dcommi_tally_compare(dcommi_tally *t, size_t at, const float *y, size_t n)
+{
+    if (t->x != NULL) {
+        dcommi_tally_by(dcommi_codec_kernels_get()->compare, t, t->x + at, y, n);
+        t->seen -= (16 - n % 16) % 16; /* the zeros behind the last element */
+    }
+}
+
+static void dcommi_tally_held(dcommi_tally *t, const float *sent, const float *next, size_t n)
+{
+    dcommi_tally_by(dcommi_codec_kernels_get()->held, t, sent, next, n);
+}
+
+/* ---- of codecs that send some elements: sums as if nothing were sent, then what was ---- */
+
+#define DCOMMI_TALLY_ZEROS 1024
+
+/* Elements [at, at + n), n <= DCOMMI_TALLY_ZEROS, of which nothing is sent; with feedback, all of e
+ * is held back. */
+static void dcommi_tally_nothing(dcommi_tally *t, size_t at, const float *e, size_t n)
+{
+    static const float zeros[DCOMMI_TALLY_ZEROS];
+    dcommi_tally_compare(t, at, zeros, n);
+    if (e != NULL) {
+        dcommi_tally_held(t, zeros, e, n);
+    }
+}
+
+/* Element `index` is sent as y after all. */
+static void dcommi_tally_sent(dcommi_tally *t, size_t index, float y)
+{
+    const size_t lane = index % DCOMMI_LEDGER_LANES;
+    if (t->x != NULL) {
+        const float a = t->x[index];
+        const double x = (double)a, e = (double)(y - a), sign = a < 0 ? -1 : a > 0 ? 1 : 0;
+        t->sum[DCOMMI_LEDGER_YY][lane] += (double)y * (double)y;
+        t->sum[DCOMMI_LEDGER_XY][lane] += x * (double)y;
+        t->sum[DCOMMI_LEDGER_EE][lane] -= x * x;
+        t->sum[DCOMMI_LEDGER_EE][lane] += e * e;
+        t->sum[DCOMMI_LEDGER_SIGNED][lane] += sign * e + fabs(x);
+    }
+}
+
+/* Of e, which is y + next to rounding, not all of it but `next` is held back. */
+static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, float next)
+{
+    const size_t lane = index % DCOMMI_LEDGER_LANES;
+    const float again = y + next;
+    t->sum[DCOMMI_LEDGER_RESIDUAL][lane] -= (double)e * (double)e;
+    t->sum[DCOMMI_LEDGER_RESIDUAL][lane] += (double)next * (double)next;
+    t->sum[DCOMMI_LEDGER_ENCODED][lane] -= (double)e * (double)e;
+    t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
+}
+
+/* Sums of squares that were rounded below nothing. */
+static void dcommi_tally_whole(dcommi_tally *t)
+{
+    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
+        t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
+        t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+    }
+    t->done = true;
+}
+
+#endif
