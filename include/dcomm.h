@@ -41660,9 +41660,20 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     b->bytes += p->bytes;
     dcomm_status status =
         dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, p->name), &p->kind);
-    return status < 0 ? dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
-                                    dcomm_last_error())
-                      : DCOMM_OK;
+    if (status < 0) {
+        return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
+                           dcomm_last_error());
+    }
+    const dcomm_codec *codec = b->kinds[p->kind].codec;
+    if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\": codec auto may be exact for "
+            "the buckets of opts.rebuild, and would never send what error feedback "
+            "has held back until then",
+            number, p->name);
+    }
+    return DCOMM_OK;
 }
 
 /* Everything that the caller registers, checked and copied. */
@@ -41729,6 +41740,49 @@ static int dcommi_bkt_by_number(const void *x, const void *y)
     return (*a > *c) - (*a < *c);
 }
 
+/* The bucket of the same kind that is closed next to bucket i; n: there is none. */
+static size_t dcommi_bkt_neighbour(const dcommi_bkt_layout *layout, size_t i)
+{
+    size_t best = layout->n, at = layout->buckets[i].closed_at, distance = SIZE_MAX;
+    for (size_t j = 0; j < layout->n; j++) {
+        const dcommi_bkt *k = &layout->buckets[j];
+        size_t off = k->closed_at > at ? k->closed_at - at : at - k->closed_at;
+        if (j != i && k->kind == layout->buckets[i].kind && off < distance) {
+            best = j;
+            distance = off;
+        }
+    }
+    return best;
+}
+
+/* What is too short for its codec would be summed exactly, and residuals that were moved there
+ * would never be sent: it goes with another bucket, where there is one. */
+static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
+                                     size_t *room)
+{
+    for (size_t i = layout->n; i-- > 0;) {
+        dcommi_bkt *k = &layout->buckets[i];
+        size_t to = dcommi_bkt_neighbour(layout, i);
+        if (b->kinds[k->kind].codec == NULL || k->count >= DCOMMI_CODED_MIN || to == layout->n) {
+            continue;
+        }
+        dcommi_bkt *other = &layout->buckets[to];
+        for (size_t j = 0; j < k->nparams; j++) {
+            DCOMMI_TRY(dcommi_bkt_append(other, &room[to], k->params[j], &b->params[k->params[j]]));
+        }
+        other->closed_at = k->closed_at > other->closed_at ? k->closed_at : other->closed_at;
+        dcommi_free(k->params);
+        layout->n--;
+        if (i < layout->n) {
+            *k = layout->buckets[layout->n];
+            room[i] = room[layout->n];
+        }
+        layout->buckets[layout->n] = (dcommi_bkt){0};
+        i = layout->n; /* what is in its place has not been looked at */
+    }
+    return DCOMM_OK;
+}
+
 /* Deal the parameters, in this order, into buckets: a function of what all ranks know. Within a
  * bucket they lie in the order of registration, in which the caller's arrays often lie too. */
 static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequence,
@@ -41756,6 +41810,9 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
         }
         k->closed_at = at;
         status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_bkt_merge(b, layout, room);
     }
     dcommi_free(open);
     dcommi_free(seen);
@@ -42321,7 +42378,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     }
     char more[64] = "";
     if (missing > 1) {
-        snprintf(more, sizeof more, ", and %zu others,", missing - 1);
+        snprintf(more, sizeof more, " and %zu others,", missing - 1);
     }
     pthread_mutex_lock(&b->lock);
     dcommi_fail(DCOMM_ERR_INVALID,

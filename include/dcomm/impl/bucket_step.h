@@ -296,7 +296,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     }
     char more[64] = "";
     if (missing > 1) {
-        snprintf(more, sizeof more, ", and %zu others,", missing - 1);
+        snprintf(more, sizeof more, " and %zu others,", missing - 1);
     }
     pthread_mutex_lock(&b->lock);
     dcommi_fail(DCOMM_ERR_INVALID,
