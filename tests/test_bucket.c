@@ -165,7 +165,9 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
         for (int round = 0; round < 3; round++) {
             dcomm_buckets_step skip = {.accumulate = true};
             for (size_t i = 0; i < t.n; i++) {
-                memset(dcomm_bucket_grad(t.b, i), 0, t.params[i].count * sizeof(float));
+                for (size_t j = 0; j < t.params[i].count; j++) {
+                    ranks_put(dcomm_bucket_grad(t.b, i), j, DCOMM_F32, 0);
+                }
             }
             for (int micro = 0; micro < 3; micro++) {
                 if (micro < 2) {
