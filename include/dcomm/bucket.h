@@ -149,6 +149,9 @@ typedef struct dcomm_buckets_info {
     dcomm_status status; /* why they are beyond use; DCOMM_OK: they are not */
 } dcomm_buckets_info;
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
+/* Their communicator, for statistics (dcomm_comm_stats) and explanations; not for collectives. NULL
+ * of NULL. */
+DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
 /* A time in seconds: of the last step, and of 50, 95 and 99 of 100 steps no more than. */
 typedef struct dcomm_bucket_time {

@@ -309,6 +309,11 @@ DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buck
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b)
+{
+    return b != NULL ? b->comm : NULL;
+}
+
 DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
                                        size_t *first_p)
 {
