@@ -1349,6 +1349,8 @@ typedef struct dcomm_bucket_param {
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
+    void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
+                    which dcomm_buckets_gather completes; of all parameters or of none */
 } dcomm_bucket_param;
 
 /* Parameters whose name matches a pattern have a codec. */
@@ -1370,8 +1372,10 @@ typedef struct dcomm_buckets_opts {
                             the number of samples say; floats only (default: ranks weigh the same) */
     bool unused;         /* parameters that were not marked when dcomm_buckets_wait is called
                             contribute zeros (default: they are an error) */
-    bool rebuild;      /* after the first step that is summed, buckets are built again by the order
-                          in which rank 0's gradients became ready (default: no) */
+    bool rebuild; /* after the first step that is summed, buckets are built again by the order
+                     in which rank 0's gradients became ready (default: no) */
+    bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
+                     2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
     const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
     size_t nrules;
@@ -1444,6 +1448,19 @@ DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
  * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
  * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
 DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
+
+/* ---- shards (opts.sharded) ---- */
+
+/* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
+ * After the wait, these elements of its gradient are the result, the others undefined. Each element
+ * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
+DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+                                          size_t *count_p);
+/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date: bring
+ * all of them to all ranks. Collective, between steps. Buckets are sent last one first, since
+ * forward begins with what backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a
+ * step is under way), those of all-gather. */
+DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- what there is, and how it went ---- */
 
@@ -23857,7 +23874,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
                            dcomm_coll_name(s->coll));
     }
-    if (s->rank_order && !algo->rank_order) {
+    if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
         dcommi_algo_names(s, true, names, sizeof names);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "algorithm %s cannot fold in rank order, which deterministic asks for; "
@@ -41416,6 +41433,7 @@ enum { DCOMMI_BKT_IDLE, DCOMMI_BKT_READY, DCOMMI_BKT_UNUSED }; /* marks */
 typedef struct dcommi_bkt_param {
     const char *name;
     unsigned char *grad; /* the caller's; NULL: inside the bucket */
+    unsigned char *value;
     size_t count, bytes;
     dcomm_dtype dtype;
     size_t kind;   /* in dcomm_buckets.kinds */
@@ -41440,7 +41458,10 @@ typedef struct dcommi_bkt {
     unsigned char *data;   /* what is summed */
     unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
     bool registered;
-    bool copies; /* some gradients are gathered and scattered */
+    bool copies;           /* some gradients are gathered and scattered */
+    size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
+    unsigned char *values; /* where the parameters lie one behind another ... */
+    unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
     dcomm_feedback *feedback;
     double alone_s;
     float *durations; /* of the last steps, a ring */
@@ -41479,7 +41500,7 @@ struct dcomm_buckets {
     int rank, size;
     dcomm_buckets_opts opts; /* without the caller's pointers */
     dcomm_feedback_opts feedback_opts;
-    bool has_feedback;
+    bool has_feedback, has_values;
     char *names; /* all of them */
     dcommi_bkt_param *params;
     size_t nparams, bytes;
@@ -41536,6 +41557,8 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL
             ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+        : o->sharded && o->rebuild
+            ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : o->feedback != NULL && o->codec == NULL && o->nrules == 0
             ? "opts.feedback is for opts.codec or opts.rules"
             : NULL;
@@ -41643,6 +41666,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
 {
     size_t element = dcomm_dtype_size(given->dtype), number = (size_t)(p - b->params);
     p->grad = given->grad;
+    p->value = given->value;
     p->count = given->count;
     p->dtype = given->dtype;
     if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
@@ -41668,6 +41692,20 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
                            dcomm_last_error());
     }
     const dcomm_codec *codec = b->kinds[p->kind].codec;
+    if (o->sharded && codec != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s, and "
+                           "opts.sharded sums by reduce-scatter, which has no compressed form",
+                           number, p->name, dcomm_codec_spec(codec));
+    }
+    if (o->sharded && number > 0 && b->has_values != (given->value != NULL)) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has %s value, unlike those "
+            "before it",
+            number, p->name, given->value != NULL ? "a" : "no");
+    }
+    b->has_values = o->sharded && given->value != NULL;
     if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
@@ -41715,6 +41753,8 @@ static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
         dcommi_bkt_free_memory(k);
         dcomm_feedback_destroy(&k->feedback);
         dcommi_free(k->durations);
+        dcommi_free(k->shards);
+        dcommi_free(k->values_memory);
         dcommi_free(k->params);
     }
     dcommi_free(layout->buckets);
@@ -41830,9 +41870,9 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
     return status;
 }
 
-/* The caller's gradients where they lie one behind another; else NULL. This rank's alone to know:
- * what is sent does not depend on it. */
-static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k)
+/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
+ * alone to know: what is sent does not depend on it. */
+static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
 {
     unsigned char *first = NULL, *next = NULL;
     for (size_t i = 0; i < k->nparams; i++) {
@@ -41840,19 +41880,41 @@ static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *
         if (p->count == 0) {
             continue;
         }
-        if (p->grad == NULL || (next != NULL && p->grad != next)) {
+        unsigned char *at = values ? p->value : p->grad;
+        if (at == NULL || (next != NULL && at != next)) {
             return NULL;
         }
-        first = first != NULL ? first : p->grad;
-        next = p->grad + p->bytes;
+        first = first != NULL ? first : at;
+        next = at + p->bytes;
     }
     return first;
+}
+
+/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
+    size_t left = k->count;
+    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    if (k->shards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < b->size; r++) {
+        k->shards[r] = left < part ? left : part;
+        left -= k->shards[r];
+    }
+    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
+    if (b->has_values && k->values == NULL && k->bytes > 0) {
+        k->values = k->values_memory = dcommi_alloc(k->bytes);
+        return k->values != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
     const dcomm_codec *codec = b->kinds[k->kind].codec;
-    k->data = dcommi_bkt_flat(b, k);
+    k->data = dcommi_bkt_flat(b, k, false);
     k->durations = dcommi_calloc(b->history, sizeof *k->durations);
     if (k->durations == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -41869,6 +41931,9 @@ static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dc
         for (size_t i = 0; i < k->nparams; i++) {
             k->copies = k->copies || b->params[k->params[i]].grad != NULL;
         }
+    }
+    if (b->opts.sharded) {
+        DCOMMI_TRY(dcommi_bkt_share(b, k));
     }
     if (codec != NULL && b->has_feedback) {
         dcomm_feedback_opts o = b->feedback_opts;
@@ -41918,6 +41983,8 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
     X(sum, b->opts.sum)                    \
     X(weighted, b->opts.weighted)          \
     X(rebuild, b->opts.rebuild)            \
+    X(sharded, b->opts.sharded)            \
+    X(values, b->has_values)               \
     X(feedback, dcommi_bkt_feedback_id(b)) \
     X(coll.deterministic, b->opts.coll.deterministic)
 
@@ -42187,21 +42254,30 @@ static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
 
 /* ---- starting buckets ---- */
 
+/* The sum of a bucket, or of what has its length, in place. */
+static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k, void *data,
+                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcomm_dtype dtype = b->kinds[k->kind].dtype;
+    return k->shards != NULL ? dcomm_ireduce_scatterv(b->comm, DCOMM_IN_PLACE, data, k->shards,
+                                                      dtype, dcommi_bkt_op(b), opts, request_p)
+                             : dcomm_iallreduce(b->comm, data, data, k->count, dtype,
+                                                dcommi_bkt_op(b), opts, request_p);
+}
+
 static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
 {
     dcomm_coll_opts opts = b->opts.coll;
-    dcomm_op op = dcommi_bkt_op(b);
     opts.codec = b->kinds[k->kind].codec;
     opts.feedback = k->feedback;
-    if (op == DCOMM_PREMUL_SUM) {
+    if (b->opts.weighted) {
         opts.premul = b->factor;
         if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
             memset(k->data, 0, k->bytes);
         }
     }
     k->start_at = dcommi_now();
-    dcomm_status status = dcomm_iallreduce(b->comm, k->data, k->data, k->count,
-                                           b->kinds[k->kind].dtype, op, &opts, &k->request);
+    dcomm_status status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
@@ -42297,13 +42373,33 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
 
 /* ---- waiting ---- */
 
+/* Which elements of a parameter are of this rank's shard. */
+static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
+                             size_t *count_p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    size_t begin = 0, end = k->count;
+    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
+        begin = r > 0 ? begin + k->shards[r - 1] : 0;
+        end = begin + k->shards[r];
+    }
+    begin = begin > p->first ? begin - p->first : 0;
+    end = end > p->first ? end - p->first : 0;
+    end = end < p->count ? end : p->count;
+    *first_p = begin < end ? begin : 0;
+    *count_p = begin < end ? end - begin : 0;
+}
+
 /* A result is there: bring gradients back to their places. With b->lock. */
 static void dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
 {
     for (size_t i = 0; i < k->nparams && k->copies; i++) {
         const dcommi_bkt_param *p = &b->params[k->params[i]];
-        if (p->grad != NULL && p->bytes > 0) {
-            memcpy(p->grad, dcommi_bkt_place(b, p), p->bytes);
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (p->grad != NULL && count > 0) {
+            memcpy(p->grad + first * element, dcommi_bkt_place(b, p) + first * element,
+                   count * element);
         }
     }
 }
@@ -42726,8 +42822,7 @@ static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, void *zero
         dcomm_request *request = NULL;
         DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
         double start = dcommi_now();
-        DCOMMI_TRY(dcomm_iallreduce(b->comm, zeros, zeros, k->count, b->kinds[k->kind].dtype,
-                                    dcommi_bkt_op(b), &opts, &request));
+        DCOMMI_TRY(dcommi_bkt_send(b, k, zeros, &opts, &request));
         DCOMMI_TRY(dcomm_wait(&request));
         times[i < 0 ? 0 : i] = dcommi_now() - start;
     }
@@ -42841,6 +42936,88 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
     return fclose(file) != 0 || bad
                ? dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s", path)
                : DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/bucket_shard.h ==================================================== */
+/* bucket_shard.h - each rank owns a shard of each bucket: what is its own, and how all ranks get
+ * the parameters that their owners have brought up to date. */
+#ifndef DCOMMI_BUCKET_SHARD_H
+#define DCOMMI_BUCKET_SHARD_H
+
+
+DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+                                          size_t *count_p)
+{
+    if (b == NULL || first_p == NULL || count_p == NULL || i >= b->nparams) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_bucket_owned: an argument is NULL, or there is no parameter %zu",
+                           i);
+    }
+    dcommi_bkt_owned(b, &b->params[i], first_p, count_p);
+    return DCOMM_OK;
+}
+
+/* Between the caller's parameters and where they lie one behind another: this rank's shard there,
+ * or all of them back. */
+static void dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
+{
+    for (size_t i = 0; i < k->nparams && k->values_memory != NULL; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        unsigned char *place = k->values + p->first * element;
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (back && p->bytes > 0) {
+            memcpy(p->value, place, p->bytes);
+        } else if (!back && count > 0) {
+            memcpy(place + first * element, p->value + first * element, count * element);
+        }
+    }
+}
+
+static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
+    size_t own = 0;
+    for (int r = 0; r < b->rank; r++) {
+        own += k->shards[r];
+    }
+    dcommi_bkt_copy_values(b, k, false);
+    unsigned char *values = k->values;
+    const void *mine =
+        values != NULL ? values + own * dcomm_dtype_size(b->kinds[k->kind].dtype) : NULL;
+    return dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL, b->kinds[k->kind].dtype, &opts,
+                             &k->request);
+}
+
+DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_gather", b));
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_gather", b, b));
+    if (!b->opts.sharded || !b->has_values) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_gather: %s",
+                           b->opts.sharded ? "no parameter has a value"
+                                           : "opts.sharded is not set");
+    }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
+        status = dcommi_bkt_gather(b, &b->layout.buckets[i]);
+    }
+    for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        status = dcomm_wait(&k->request);
+        if (status >= 0) {
+            dcommi_bkt_copy_values(b, k, true);
+        }
+    }
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_drain(b);
+        return dcommi_bkt_broken(b);
+    }
+    return DCOMM_OK;
 }
 
 #endif

@@ -42,6 +42,8 @@ typedef struct dcomm_bucket_param {
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
+    void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
+                    which dcomm_buckets_gather completes; of all parameters or of none */
 } dcomm_bucket_param;
 
 /* Parameters whose name matches a pattern have a codec. */
@@ -63,8 +65,10 @@ typedef struct dcomm_buckets_opts {
                             the number of samples say; floats only (default: ranks weigh the same) */
     bool unused;         /* parameters that were not marked when dcomm_buckets_wait is called
                             contribute zeros (default: they are an error) */
-    bool rebuild;      /* after the first step that is summed, buckets are built again by the order
-                          in which rank 0's gradients became ready (default: no) */
+    bool rebuild; /* after the first step that is summed, buckets are built again by the order
+                     in which rank 0's gradients became ready (default: no) */
+    bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
+                     2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
     const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
     size_t nrules;
@@ -137,6 +141,19 @@ DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
  * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
  * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
 DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
+
+/* ---- shards (opts.sharded) ---- */
+
+/* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
+ * After the wait, these elements of its gradient are the result, the others undefined. Each element
+ * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
+DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+                                          size_t *count_p);
+/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date: bring
+ * all of them to all ranks. Collective, between steps. Buckets are sent last one first, since
+ * forward begins with what backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a
+ * step is under way), those of all-gather. */
+DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- what there is, and how it went ---- */
 

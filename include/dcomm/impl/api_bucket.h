@@ -4,6 +4,7 @@
 
 #include "bucket_rebuild.h"
 #include "bucket_report.h"
+#include "bucket_shard.h"
 
 /* ---- life ---- */
 

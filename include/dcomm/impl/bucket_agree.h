@@ -11,6 +11,8 @@
     X(sum, b->opts.sum)                    \
     X(weighted, b->opts.weighted)          \
     X(rebuild, b->opts.rebuild)            \
+    X(sharded, b->opts.sharded)            \
+    X(values, b->has_values)               \
     X(feedback, dcommi_bkt_feedback_id(b)) \
     X(coll.deterministic, b->opts.coll.deterministic)
 

@@ -18,6 +18,8 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL
             ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+        : o->sharded && o->rebuild
+            ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : o->feedback != NULL && o->codec == NULL && o->nrules == 0
             ? "opts.feedback is for opts.codec or opts.rules"
             : NULL;
@@ -125,6 +127,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
 {
     size_t element = dcomm_dtype_size(given->dtype), number = (size_t)(p - b->params);
     p->grad = given->grad;
+    p->value = given->value;
     p->count = given->count;
     p->dtype = given->dtype;
     if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
@@ -150,6 +153,20 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
                            dcomm_last_error());
     }
     const dcomm_codec *codec = b->kinds[p->kind].codec;
+    if (o->sharded && codec != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s, and "
+                           "opts.sharded sums by reduce-scatter, which has no compressed form",
+                           number, p->name, dcomm_codec_spec(codec));
+    }
+    if (o->sharded && number > 0 && b->has_values != (given->value != NULL)) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has %s value, unlike those "
+            "before it",
+            number, p->name, given->value != NULL ? "a" : "no");
+    }
+    b->has_values = o->sharded && given->value != NULL;
     if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
@@ -197,6 +214,8 @@ static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
         dcommi_bkt_free_memory(k);
         dcomm_feedback_destroy(&k->feedback);
         dcommi_free(k->durations);
+        dcommi_free(k->shards);
+        dcommi_free(k->values_memory);
         dcommi_free(k->params);
     }
     dcommi_free(layout->buckets);
@@ -312,9 +331,9 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
     return status;
 }
 
-/* The caller's gradients where they lie one behind another; else NULL. This rank's alone to know:
- * what is sent does not depend on it. */
-static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k)
+/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
+ * alone to know: what is sent does not depend on it. */
+static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
 {
     unsigned char *first = NULL, *next = NULL;
     for (size_t i = 0; i < k->nparams; i++) {
@@ -322,19 +341,41 @@ static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *
         if (p->count == 0) {
             continue;
         }
-        if (p->grad == NULL || (next != NULL && p->grad != next)) {
+        unsigned char *at = values ? p->value : p->grad;
+        if (at == NULL || (next != NULL && at != next)) {
             return NULL;
         }
-        first = first != NULL ? first : p->grad;
-        next = p->grad + p->bytes;
+        first = first != NULL ? first : at;
+        next = at + p->bytes;
     }
     return first;
+}
+
+/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
+    size_t left = k->count;
+    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    if (k->shards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < b->size; r++) {
+        k->shards[r] = left < part ? left : part;
+        left -= k->shards[r];
+    }
+    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
+    if (b->has_values && k->values == NULL && k->bytes > 0) {
+        k->values = k->values_memory = dcommi_alloc(k->bytes);
+        return k->values != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
     const dcomm_codec *codec = b->kinds[k->kind].codec;
-    k->data = dcommi_bkt_flat(b, k);
+    k->data = dcommi_bkt_flat(b, k, false);
     k->durations = dcommi_calloc(b->history, sizeof *k->durations);
     if (k->durations == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -351,6 +392,9 @@ static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dc
         for (size_t i = 0; i < k->nparams; i++) {
             k->copies = k->copies || b->params[k->params[i]].grad != NULL;
         }
+    }
+    if (b->opts.sharded) {
+        DCOMMI_TRY(dcommi_bkt_share(b, k));
     }
     if (codec != NULL && b->has_feedback) {
         dcomm_feedback_opts o = b->feedback_opts;

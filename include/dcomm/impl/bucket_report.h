@@ -170,8 +170,7 @@ static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, void *zero
         dcomm_request *request = NULL;
         DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
         double start = dcommi_now();
-        DCOMMI_TRY(dcomm_iallreduce(b->comm, zeros, zeros, k->count, b->kinds[k->kind].dtype,
-                                    dcommi_bkt_op(b), &opts, &request));
+        DCOMMI_TRY(dcommi_bkt_send(b, k, zeros, &opts, &request));
         DCOMMI_TRY(dcomm_wait(&request));
         times[i < 0 ? 0 : i] = dcommi_now() - start;
     }

@@ -102,21 +102,30 @@ static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
 
 /* ---- starting buckets ---- */
 
+/* The sum of a bucket, or of what has its length, in place. */
+static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k, void *data,
+                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcomm_dtype dtype = b->kinds[k->kind].dtype;
+    return k->shards != NULL ? dcomm_ireduce_scatterv(b->comm, DCOMM_IN_PLACE, data, k->shards,
+                                                      dtype, dcommi_bkt_op(b), opts, request_p)
+                             : dcomm_iallreduce(b->comm, data, data, k->count, dtype,
+                                                dcommi_bkt_op(b), opts, request_p);
+}
+
 static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
 {
     dcomm_coll_opts opts = b->opts.coll;
-    dcomm_op op = dcommi_bkt_op(b);
     opts.codec = b->kinds[k->kind].codec;
     opts.feedback = k->feedback;
-    if (op == DCOMM_PREMUL_SUM) {
+    if (b->opts.weighted) {
         opts.premul = b->factor;
         if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
             memset(k->data, 0, k->bytes);
         }
     }
     k->start_at = dcommi_now();
-    dcomm_status status = dcomm_iallreduce(b->comm, k->data, k->data, k->count,
-                                           b->kinds[k->kind].dtype, op, &opts, &k->request);
+    dcomm_status status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
@@ -212,13 +221,33 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
 
 /* ---- waiting ---- */
 
+/* Which elements of a parameter are of this rank's shard. */
+static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
+                             size_t *count_p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    size_t begin = 0, end = k->count;
+    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
+        begin = r > 0 ? begin + k->shards[r - 1] : 0;
+        end = begin + k->shards[r];
+    }
+    begin = begin > p->first ? begin - p->first : 0;
+    end = end > p->first ? end - p->first : 0;
+    end = end < p->count ? end : p->count;
+    *first_p = begin < end ? begin : 0;
+    *count_p = begin < end ? end - begin : 0;
+}
+
 /* A result is there: bring gradients back to their places. With b->lock. */
 static void dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
 {
     for (size_t i = 0; i < k->nparams && k->copies; i++) {
         const dcommi_bkt_param *p = &b->params[k->params[i]];
-        if (p->grad != NULL && p->bytes > 0) {
-            memcpy(p->grad, dcommi_bkt_place(b, p), p->bytes);
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (p->grad != NULL && count > 0) {
+            memcpy(p->grad + first * element, dcommi_bkt_place(b, p) + first * element,
+                   count * element);
         }
     }
 }

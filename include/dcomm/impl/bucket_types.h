@@ -16,6 +16,7 @@ enum { DCOMMI_BKT_IDLE, DCOMMI_BKT_READY, DCOMMI_BKT_UNUSED }; /* marks */
 typedef struct dcommi_bkt_param {
     const char *name;
     unsigned char *grad; /* the caller's; NULL: inside the bucket */
+    unsigned char *value;
     size_t count, bytes;
     dcomm_dtype dtype;
     size_t kind;   /* in dcomm_buckets.kinds */
@@ -40,7 +41,10 @@ typedef struct dcommi_bkt {
     unsigned char *data;   /* what is summed */
     unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
     bool registered;
-    bool copies; /* some gradients are gathered and scattered */
+    bool copies;           /* some gradients are gathered and scattered */
+    size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
+    unsigned char *values; /* where the parameters lie one behind another ... */
+    unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
     dcomm_feedback *feedback;
     double alone_s;
     float *durations; /* of the last steps, a ring */
@@ -79,7 +83,7 @@ struct dcomm_buckets {
     int rank, size;
     dcomm_buckets_opts opts; /* without the caller's pointers */
     dcomm_feedback_opts feedback_opts;
-    bool has_feedback;
+    bool has_feedback, has_values;
     char *names; /* all of them */
     dcommi_bkt_param *params;
     size_t nparams, bytes;
