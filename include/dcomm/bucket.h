@@ -213,7 +213,8 @@ typedef struct dcomm_buckets_report {
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
 /* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
- * without error feedback). Collective, not in a step. Gradients are not touched. */
+ * without error feedback). Collective, not in a step. Gradients that are not copied are zero
+ * afterwards. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
 /* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing

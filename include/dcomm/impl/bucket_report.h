@@ -159,23 +159,35 @@ static int dcommi_bkt_by_time(const void *x, const void *y)
     return (*a > *c) - (*a < *c);
 }
 
-/* One bucket's, by all-reduces of `zeros`. */
-static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, void *zeros, double *times,
-                                     int rounds)
+/* One bucket, where it lies. */
+static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
 {
     dcomm_coll_opts opts = b->opts.coll;
+    dcomm_request *request = NULL;
     opts.codec = b->kinds[k->kind].codec;
     opts.premul = b->opts.weighted ? 1 : 0;
-    for (int i = -1; i < rounds; i++) { /* once to warm up */
-        dcomm_request *request = NULL;
-        DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
-        double start = dcommi_now();
-        DCOMMI_TRY(dcommi_bkt_send(b, k, zeros, &opts, &request));
-        DCOMMI_TRY(dcomm_wait(&request));
-        times[i < 0 ? 0 : i] = dcommi_now() - start;
+    DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
+    double start = dcommi_now();
+    DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
+    DCOMMI_TRY(dcomm_wait(&request));
+    *seconds = dcommi_now() - start;
+    return DCOMM_OK;
+}
+
+/* All buckets in each round, so that none is in a cache because it was sent just before. */
+static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int rounds)
+{
+    for (int round = -1; round < rounds; round++) { /* once to warm up */
+        for (size_t i = 0; i < b->layout.n; i++) {
+            double *seconds = &times[i * (size_t)rounds + (size_t)(round < 0 ? 0 : round)];
+            DCOMMI_TRY(dcommi_bkt_alone(b, &b->layout.buckets[i], seconds));
+        }
     }
-    qsort(times, (size_t)rounds, sizeof *times, dcommi_bkt_by_time);
-    k->alone_s = times[rounds / 2];
+    for (size_t i = 0; i < b->layout.n; i++) {
+        double *own = times + i * (size_t)rounds;
+        qsort(own, (size_t)rounds, sizeof *own, dcommi_bkt_by_time);
+        b->layout.buckets[i].alone_s = own[rounds / 2];
+    }
     return DCOMM_OK;
 }
 
@@ -187,18 +199,14 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
                            rounds);
     }
-    size_t most = 1;
-    for (size_t i = 0; i < b->layout.n; i++) {
-        most = b->layout.buckets[i].bytes > most ? b->layout.buckets[i].bytes : most;
-    }
-    void *zeros = dcommi_alloc(most);
-    double *times = dcommi_calloc((size_t)rounds, sizeof *times);
-    dcomm_status status =
-        dcommi_bkt_all_good(b, zeros == NULL || times == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK);
+    double *times = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof *times);
+    dcomm_status status = dcommi_bkt_all_good(b, times == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
-        status = dcommi_bkt_alone(b, &b->layout.buckets[i], zeros, times, rounds);
+        if (b->layout.buckets[i].bytes > 0) {
+            memset(b->layout.buckets[i].data, 0, b->layout.buckets[i].bytes);
+        }
     }
-    dcommi_free(zeros);
+    status = status >= 0 ? dcommi_bkt_rounds(b, times, rounds) : status;
     dcommi_free(times);
     return status;
 }
