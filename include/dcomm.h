@@ -42162,16 +42162,17 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
 
 #endif
 
-#define DCOMMI_BKT_OPTIONS(X)              \
-    X(bucket_bytes, b->opts.bucket_bytes)  \
-    X(first_bytes, b->opts.first_bytes)    \
-    X(sum, b->opts.sum)                    \
-    X(weighted, b->opts.weighted)          \
-    X(rebuild, b->opts.rebuild)            \
-    X(sharded, b->opts.sharded)            \
-    X(values, b->has_values)               \
-    X(feedback, dcommi_bkt_feedback_id(b)) \
-    X(coll.deterministic, b->opts.coll.deterministic)
+#define DCOMMI_BKT_OPTIONS(X)                         \
+    X(bucket_bytes, b->opts.bucket_bytes)             \
+    X(first_bytes, b->opts.first_bytes)               \
+    X(sum, b->opts.sum)                               \
+    X(weighted, b->opts.weighted)                     \
+    X(rebuild, b->opts.rebuild)                       \
+    X(sharded, b->opts.sharded)                       \
+    X(values, b->has_values)                          \
+    X(feedback, dcommi_bkt_feedback_id(b))            \
+    X(coll.deterministic, b->opts.coll.deterministic) \
+    X(coll.registered, b->opts.coll.registered)
 
 enum {
 #define DCOMMI_BKT_COUNT(name, value) +1
