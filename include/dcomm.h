@@ -1318,6 +1318,235 @@ DCOMM_API dcomm_status dcomm_group_end(void);
 }
 #endif
 #endif
+/* ==== include/dcomm/bucket.h =============================================================== */
+/* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as the last of its
+ * gradients is ready, while the backward pass goes on with the rest.
+ *
+ *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
+ *     for each step:
+ *         dcomm_bucket_ready(b, i, NULL);                    as backward is done with gradient i
+ *         dcomm_buckets_progress(b);                         now and then, without a progress
+ * thread dcomm_buckets_wait(b);                             all gradients are the average now
+ *     dcomm_buckets_destroy(&b);
+ *
+ * All ranks register the same parameters in the same order: names, counts, dtypes and codecs. A
+ * rank may mark them ready in any order, from any thread. Buckets are sent in the same order on
+ * every rank. They have a communicator of their own, so the caller's other collectives may come
+ * between; its memory is some KiB a rank.
+ *
+ * An error of one rank – a parameter marked twice, one that is never marked – fails the step on all
+ * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
+ * not the communicator that they were made from: destroy them and make new ones.
+ *
+ * docs/buckets.md has the program that one starts from. */
+#ifndef DCOMM_BUCKET_H
+#define DCOMM_BUCKET_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_buckets dcomm_buckets;
+
+/* One parameter. Name, count, dtype and codec must be the same on every rank. */
+typedef struct dcomm_bucket_param {
+    const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
+    void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
+                         buckets; it may be anywhere, also elsewhere on other ranks. Where the
+                         gradients of a bucket lie one behind another, in the order of registration,
+                         they are summed where they are; else they are gathered into the bucket and
+                         scattered back (default: NULL, it lives inside its bucket, see
+                         dcomm_bucket_grad) */
+    size_t count;     /* elements; may be 0 */
+    dcomm_dtype dtype;
+    const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
+                          opts.codec) */
+    void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
+                    which dcomm_buckets_gather completes; of all parameters or of none */
+} dcomm_bucket_param;
+
+/* Parameters whose name matches a pattern have a codec. */
+typedef struct dcomm_bucket_rule {
+    const char *match; /* as in a shell: "*", "?", "[a-z]"; the first that matches decides */
+    const char *codec; /* spec, or "none" */
+} dcomm_bucket_rule;
+
+/* All zero means the defaults. The same on every rank. */
+typedef struct dcomm_buckets_opts {
+    size_t bucket_bytes; /* a bucket is closed before the parameter that would make it larger; a
+                            parameter is never split, a larger one has a bucket to itself (default:
+                            25 MiB) */
+    size_t first_bytes;  /* the same for the first bucket of each dtype and codec, which is smaller
+                            so that sending begins early (default: 1 MiB, and at most bucket_bytes)
+                            */
+    bool sum;            /* the result is the sum over the ranks (default: the average) */
+    bool weighted;       /* the result is the average weighted by what dcomm_buckets_begin is told,
+                            the number of samples say; floats only (default: ranks weigh the same) */
+    bool unused;         /* parameters that were not marked when dcomm_buckets_wait is called
+                            contribute zeros (default: they are an error) */
+    bool rebuild; /* after the first step that is summed, buckets are built again by the order
+                     in which rank 0's gradients became ready (default: no) */
+    bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
+                     2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
+    const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
+    const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
+    size_t nrules;
+    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback; copied
+                                            (default: NULL, none) */
+    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, timeout_s, lanes, chunk_bytes,
+                             codec_seed; the rest must be zero */
+    bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read
+                           faster and which takes shared memory; ordinary memory where there is not
+                           enough (default: ordinary; may differ by rank) */
+    size_t history;     /* steps that percentiles are taken over; may differ by rank (default: 256)
+                         */
+    size_t trace_steps; /* the last so many steps are kept for dcomm_buckets_trace; may differ by
+                           rank (default: 0, none) */
+} dcomm_buckets_opts;
+
+/* Make buckets; collective. `params` and `opts` (may be NULL) are not needed afterwards; gradients
+ * are, and `comm` is not. Parameters are taken in the reverse order of registration, which is about
+ * the order in which backward is done with them.
+ * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
+ * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
+ * that are the same, a codec that is none), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do
+ * the other ranks not know. */
+DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
+                                            size_t nparams, const dcomm_buckets_opts *opts,
+                                            dcomm_buckets **b_p);
+/* Destroy them and set *b_p to NULL; gradients that live inside buckets are gone. No other thread
+ * may be in a call on them. A step under way fails on all ranks. */
+DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
+
+/* The gradient of parameter i: the caller's own, or where it lies inside its bucket, `count`
+ * elements, at first zero. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
+ * NULL for a bad i, and for count 0 inside a bucket. */
+DCOMM_API void *dcomm_bucket_grad(dcomm_buckets *b, size_t i);
+
+/* ---- a step ---- */
+
+/* What a step is to do. The same on every rank, but for the weight. */
+typedef struct dcomm_buckets_step {
+    double weight;   /* with opts.weighted: of this rank, 0 or more. A rank of weight 0 contributes
+                        zeros; where all have weight 0 the result is zero */
+    bool accumulate; /* do not send: a later step sends what has been added up in the gradients by
+                        then (default: send) */
+} dcomm_buckets_step;
+
+/* Begin a step. Not needed where all of it has its default and opts.weighted is not set: the first
+ * gradient that is ready begins it.
+ * Errors: DCOMM_ERR_INVALID (a step is under way, the weight is negative or not finite). */
+DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets_step *step);
+
+/* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
+ * dcomm_buckets_wait has returned. From any thread; does not block. `stream` must be NULL, which
+ * says that gradients are in host memory.
+ * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step), DCOMM_ERR_UNSUPPORTED (a stream),
+ * or why the step has failed. */
+DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
+/* Parameter i has no gradient in this step and contributes zeros. */
+DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
+/* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
+ * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
+ * nobody needs to call this; except with opts.weighted, where weights must have come first. */
+DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
+
+/* Wait until the gradient of parameter i is the result. The step goes on. From any thread.
+ * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
+ * step has not failed then; the step does not send), or why the step has failed. */
+DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
+/* Wait for all, and end the step. No other thread may be in a call on b but dcomm_buckets_progress.
+ * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
+ * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
+ * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
+DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
+
+/* ---- shards (opts.sharded) ---- */
+
+/* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
+ * After the wait, these elements of its gradient are the result, the others undefined. Each element
+ * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
+DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+                                          size_t *count_p);
+/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date: bring
+ * all of them to all ranks. Collective, between steps. Buckets are sent last one first, since
+ * forward begins with what backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a
+ * step is under way), those of all-gather. */
+DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
+
+/* ---- what there is, and how it went ---- */
+
+typedef struct dcomm_buckets_info {
+    size_t nparams, nbuckets;
+    size_t bytes;        /* of all gradients */
+    uint64_t steps;      /* ended, those included that only accumulated */
+    uint64_t sent_steps; /* of them, those that did not */
+    int built;           /* how often buckets were built: 1, or 2 after opts.rebuild */
+    dcomm_status status; /* why they are beyond use; DCOMM_OK: they are not */
+} dcomm_buckets_info;
+DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
+/* Their communicator, for statistics (dcomm_comm_stats) and explanations; not for collectives. NULL
+ * of NULL. */
+DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
+
+/* A time in seconds: of the last step, and of 50, 95 and 99 of 100 steps no more than. */
+typedef struct dcomm_bucket_time {
+    double last, p50, p95, p99;
+} dcomm_bucket_time;
+
+typedef struct dcomm_bucket_info {
+    size_t nparams, count, bytes;
+    dcomm_dtype dtype;
+    const char *codec;        /* its spec, NULL: exact; lives as long as the buckets */
+    dcomm_feedback *feedback; /* NULL: none; not to be used while a step is under way */
+    bool in_place;            /* no gradient of it is copied */
+    double ready_s;           /* of the last step that sent, from its beginning: when the last of
+                                 its gradients was ready, */
+    double start_s, done_s;   /* when it was sent, when the result was there */
+    double alone_s;           /* see dcomm_buckets_calibrate; 0: not known */
+    dcomm_bucket_time time;   /* from sent to result */
+} dcomm_bucket_info;
+/* Bucket k, in the order in which they are sent. Not in a step. */
+DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info);
+/* The bucket that parameter i is in, and the number of elements before it there. */
+DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+                                       size_t *first_p);
+
+/* Times of this rank, over steps that sent. */
+typedef struct dcomm_buckets_report {
+    uint64_t steps;             /* that percentiles are taken over */
+    size_t bytes;               /* of gradients, in each */
+    dcomm_bucket_time step;     /* from its beginning to the end of dcomm_buckets_wait */
+    dcomm_bucket_time backward; /* from its beginning to the call of dcomm_buckets_wait */
+    dcomm_bucket_time comm;     /* in which at least one bucket was under way */
+    dcomm_bucket_time exposed;  /* within dcomm_buckets_wait */
+    double alone_s;             /* all buckets one after another with nothing else to do, see
+                                   dcomm_buckets_calibrate; 0: not known */
+    double hidden_s;            /* of the last step: alone_s (comm, where that is not known; but a
+                                   bucket that nobody progresses is under way too) less exposed, not
+                                   below 0 */
+    double efficiency;          /* hidden_s over what can be hidden, which is the shorter of
+                                   backward and alone_s (comm); from 0 to 1 */
+} dcomm_buckets_report;
+/* Not in a step. All zero before the first step that sent. */
+DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
+
+/* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
+ * without error feedback). Collective, not in a step. Gradients that are not copied are zero
+ * afterwards. */
+DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
+
+/* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing
+ * and Perfetto show; backward, the gradients as they became ready, and each bucket on one time
+ * line. Times are microseconds of the machine's monotonic clock; the rank is the process number.
+ * Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
+DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 /* ==== include/dcomm/tune.h ================================================================= */
 /* tune.h - which algorithms there are, what the model says they cost, which one runs, and what was
  * moved. */
@@ -25054,7 +25283,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
                            dcomm_coll_name(s->coll));
     }
-    if (s->rank_order && !algo->rank_order) {
+    if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
         dcommi_algo_names(s, true, names, sizeof names);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "algorithm %s cannot fold in rank order, which deterministic asks for; "
@@ -25995,6 +26224,7 @@ struct dcommi_run {
     bool active, blocking, queued; /* queued: in a group that has not ended */
     _Atomic int refs;              /* its user, the engine, moves that the transport holds */
     double timeout_s, submitted_at, idle_since, next_query;
+    double ended_at; /* where comm->timed */
     uint64_t events, events_seen;
     dcommi_frame root;
     dcommi_frame *children;
@@ -26064,6 +26294,7 @@ struct dcomm_comm {
     char algo[32];
     bool deterministic;
     bool tunes; /* measures what things cost when it is created */
+    bool timed; /* its runs note when they end */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];
@@ -34389,6 +34620,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
         }
     }
     comm->stats.operations += status == DCOMM_OK;
+    run->ended_at = comm->timed ? dcommi_now() : 0;
     run->next_finished = context->finished; /* the engine may still stand in one of its lanes */
     context->finished = run;
     atomic_store_explicit(&run->status, status, memory_order_release);
@@ -42766,6 +42998,1969 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 }
 
 #endif
+/* ==== include/dcomm/impl/api_bucket.h ====================================================== */
+/* api_bucket.h - the public calls on gradient buckets. */
+#ifndef DCOMMI_API_BUCKET_H
+#define DCOMMI_API_BUCKET_H
+
+/* ==== include/dcomm/impl/bucket_rebuild.h ================================================== */
+/* bucket_rebuild.h - buckets by the order in which gradients really become ready. Gradients inside
+ * buckets, and the residuals of error feedback, move along. */
+#ifndef DCOMMI_BUCKET_REBUILD_H
+#define DCOMMI_BUCKET_REBUILD_H
+
+/* ==== include/dcomm/impl/bucket_step.h ===================================================== */
+/* bucket_step.h - a step: gradients are marked, buckets started in order, results waited for. */
+#ifndef DCOMMI_BUCKET_STEP_H
+#define DCOMMI_BUCKET_STEP_H
+
+/* ==== include/dcomm/impl/bucket_agree.h ==================================================== */
+/* bucket_agree.h - ranks compare what they have registered, so that a difference is a sentence on
+ * all of them and not a wrong sum. */
+#ifndef DCOMMI_BUCKET_AGREE_H
+#define DCOMMI_BUCKET_AGREE_H
+
+/* ==== include/dcomm/impl/bucket_layout.h =================================================== */
+/* bucket_layout.h - which parameter is in which bucket, and where buckets lie. */
+#ifndef DCOMMI_BUCKET_LAYOUT_H
+#define DCOMMI_BUCKET_LAYOUT_H
+
+/* ==== include/dcomm/impl/bucket_types.h ==================================================== */
+/* bucket_types.h - gradient buckets as their parts see them. */
+#ifndef DCOMMI_BUCKET_TYPES_H
+#define DCOMMI_BUCKET_TYPES_H
+
+
+#define DCOMMI_BKT_BYTES ((size_t)25 << 20)
+#define DCOMMI_BKT_FIRST_BYTES ((size_t)1 << 20)
+#define DCOMMI_BKT_HISTORY 256
+#define DCOMMI_BKT_SPEC_MAX 256 /* of a codec as the caller writes it */
+
+enum { DCOMMI_BKT_IDLE, DCOMMI_BKT_READY, DCOMMI_BKT_UNUSED }; /* marks */
+
+typedef struct dcommi_bkt_param {
+    const char *name;
+    unsigned char *grad; /* the caller's; NULL: inside the bucket */
+    unsigned char *value;
+    size_t count, bytes;
+    dcomm_dtype dtype;
+    size_t kind;   /* in dcomm_buckets.kinds */
+    size_t bucket; /* that it is in ... */
+    size_t first;  /* ... behind so many elements */
+    _Atomic int mark;
+    bool touched; /* has a gradient of a step that only accumulated */
+    uint32_t order;
+    double ready_at;
+} dcommi_bkt_param;
+
+/* What parameters of one bucket have in common. */
+typedef struct dcommi_bkt_kind {
+    dcomm_dtype dtype;
+    dcomm_codec *codec; /* NULL: exact */
+} dcommi_bkt_kind;
+
+typedef struct dcommi_bkt {
+    size_t kind, count, bytes, nparams;
+    size_t *params;        /* in the order of registration, as they lie in it */
+    size_t closed_at;      /* place of its last parameter in the order that is expected */
+    unsigned char *data;   /* what is summed */
+    unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
+    bool registered;
+    bool copies;           /* some gradients are gathered and scattered */
+    size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
+    unsigned char *values; /* where the parameters lie one behind another ... */
+    unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
+    dcomm_feedback *feedback;
+    double alone_s;
+    float *durations; /* of the last steps, a ring */
+    /* of the step under way */
+    _Atomic size_t pending; /* gradients that are not ready */
+    dcomm_request *request;
+    _Atomic bool started, finished;
+    double ready_at, start_at, done_at;
+} dcommi_bkt;
+
+/* Buckets as they were built from one order of the parameters. */
+typedef struct dcommi_bkt_layout {
+    dcommi_bkt *buckets;
+    size_t n;
+} dcommi_bkt_layout;
+
+enum {
+    DCOMMI_BKT_STEP,
+    DCOMMI_BKT_BACKWARD,
+    DCOMMI_BKT_COMM,
+    DCOMMI_BKT_EXPOSED,
+    DCOMMI_BKT_SPANS
+};
+
+/* A step kept for the trace. */
+typedef struct dcommi_bkt_kept {
+    uint64_t step;
+    double begin_at, wait_at, end_at;
+    double *ready;        /* [nparams]; 0: it had no gradient */
+    double *start, *done; /* [nbuckets] */
+    size_t nbuckets;
+} dcommi_bkt_kept;
+
+struct dcomm_buckets {
+    dcomm_comm *comm; /* their own */
+    int rank, size;
+    dcomm_buckets_opts opts; /* without the caller's pointers */
+    dcomm_feedback_opts feedback_opts;
+    bool has_feedback, has_values;
+    char *names; /* all of them */
+    dcommi_bkt_param *params;
+    size_t nparams, bytes;
+    dcommi_bkt_kind *kinds;
+    size_t nkinds, kinds_capacity;
+    dcommi_bkt_layout layout;
+    int built;
+    pthread_mutex_t lock; /* starts buckets, ends them, fails */
+    bool has_lock;
+    /* of the step under way; with lock */
+    _Atomic bool open;
+    bool begun; /* by dcomm_buckets_begin */
+    dcomm_buckets_step step;
+    size_t next; /* bucket to be started */
+    _Atomic uint32_t marked;
+    uint64_t *card, *cards; /* (step, weight) of this rank, of all */
+    dcomm_request *cards_request;
+    bool cards_here;
+    double factor; /* weighted: on this rank's gradients */
+    double begin_at, wait_at;
+    /* over steps */
+    uint64_t steps, sent_steps, built_at;
+    _Atomic int failed; /* the status, 0: none */
+    char message[DCOMMI_MESSAGE_MAX];
+    float *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
+    size_t history;
+    dcommi_bkt_kept *kept; /* [trace_steps], a ring */
+};
+
+static inline dcomm_op dcommi_bkt_op(const dcomm_buckets *b)
+{
+    return b->opts.weighted ? DCOMM_PREMUL_SUM : b->opts.sum ? DCOMM_SUM : DCOMM_AVG;
+}
+
+/* Where parameter i's gradient lies in its bucket. */
+static inline unsigned char *dcommi_bkt_place(const dcomm_buckets *b, const dcommi_bkt_param *p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    return k->data != NULL ? k->data + p->first * dcomm_dtype_size(p->dtype) : NULL;
+}
+
+#endif
+
+#include <fnmatch.h>
+
+/* ---- parameters ---- */
+
+static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
+{
+    const dcomm_coll_opts *c = &o->coll;
+    const char *wrong =
+        o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
+        : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
+        : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
+                c->codec_report != NULL
+            ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+        : o->sharded && o->rebuild
+            ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
+        : o->feedback != NULL && o->codec == NULL && o->nrules == 0
+            ? "opts.feedback is for opts.codec or opts.rules"
+            : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
+}
+
+/* The codec's spec of a parameter; NULL: exact. */
+static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
+                                   const char *name)
+{
+    const char *spec = given->codec;
+    for (size_t i = 0; spec == NULL && i < o->nrules; i++) {
+        const dcomm_bucket_rule *rule = &o->rules[i];
+        if (rule->match != NULL && fnmatch(rule->match, name, 0) == 0) {
+            spec = rule->codec != NULL ? rule->codec : "none";
+        }
+    }
+    spec = spec != NULL ? spec : o->codec;
+    bool none = spec == NULL || strcmp(spec, "none") == 0 || given->dtype > DCOMM_BF16;
+    return none ? NULL : spec;
+}
+
+/* The kind of a dtype and a codec, new or known. */
+static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
+                                       size_t *kind_p)
+{
+    dcomm_codec *codec = NULL;
+    if (spec != NULL) {
+        DCOMMI_TRY(dcomm_codec_create(spec, &codec));
+    }
+    for (size_t i = 0; i < b->nkinds; i++) {
+        const dcomm_codec *known = b->kinds[i].codec;
+        if (b->kinds[i].dtype == dtype && (known == NULL) == (codec == NULL) &&
+            (known == NULL || strcmp(dcomm_codec_spec(known), dcomm_codec_spec(codec)) == 0)) {
+            dcomm_codec_destroy(&codec);
+            *kind_p = i;
+            return DCOMM_OK;
+        }
+    }
+    dcomm_status status =
+        dcommi_grow((void **)&b->kinds, &b->kinds_capacity, b->nkinds + 1, sizeof *b->kinds);
+    if (status < 0) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    b->kinds[b->nkinds] = (dcommi_bkt_kind){dtype, codec};
+    *kind_p = b->nkinds++;
+    return DCOMM_OK;
+}
+
+static int dcommi_bkt_by_name(const void *x, const void *y)
+{
+    const char *const *a = x, *const *c = y;
+    return strcmp(*a, *c);
+}
+
+static dcomm_status dcommi_bkt_check_names(const dcomm_buckets *b)
+{
+    const char **sorted = dcommi_calloc(b->nparams, sizeof *sorted);
+    dcomm_status status = DCOMM_OK;
+    if (sorted == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
+        sorted[i] = b->params[i].name;
+    }
+    qsort(sorted, b->nparams, sizeof *sorted, dcommi_bkt_by_name);
+    for (size_t i = 1; i < b->nparams && status == DCOMM_OK; i++) {
+        if (strcmp(sorted[i - 1], sorted[i]) == 0) {
+            status =
+                dcommi_fail(DCOMM_ERR_INVALID,
+                            "dcomm_buckets_create: two parameters are named \"%s\"", sorted[i]);
+        }
+    }
+    dcommi_free(sorted);
+    return status;
+}
+
+static dcomm_status dcommi_bkt_take_names(dcomm_buckets *b, const dcomm_bucket_param *params)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < b->nparams; i++) {
+        bytes += params[i].name != NULL ? strlen(params[i].name) + 1 : 32;
+    }
+    char *at = b->names = dcommi_alloc(bytes);
+    if (at == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
+        b->params[i].name = at;
+        if (params[i].name != NULL) {
+            size_t len = strlen(params[i].name) + 1;
+            memcpy(at, params[i].name, len);
+            at += len;
+        } else {
+            at += snprintf(at, 32, "param%zu", i) + 1;
+        }
+    }
+    return dcommi_bkt_check_names(b);
+}
+
+static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_opts *o,
+                                          const dcomm_bucket_param *given, dcommi_bkt_param *p)
+{
+    size_t element = dcomm_dtype_size(given->dtype), number = (size_t)(p - b->params);
+    p->grad = given->grad;
+    p->value = given->value;
+    p->count = given->count;
+    p->dtype = given->dtype;
+    if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
+        b->bytes > (size_t)INT64_MAX / 4) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,
+            p->name, (int)given->dtype, given->count);
+    }
+    if (o->weighted && given->dtype > DCOMM_BF16) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", is of integers (%s), which "
+            "have no weighted average",
+            number, p->name, dcomm_dtype_name(given->dtype));
+    }
+    p->bytes = given->count * element;
+    b->bytes += p->bytes;
+    dcomm_status status =
+        dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, p->name), &p->kind);
+    if (status < 0) {
+        return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
+                           dcomm_last_error());
+    }
+    const dcomm_codec *codec = b->kinds[p->kind].codec;
+    if (o->sharded && codec != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s, and "
+                           "opts.sharded sums by reduce-scatter, which has no compressed form",
+                           number, p->name, dcomm_codec_spec(codec));
+    }
+    if (o->sharded && number > 0 && b->has_values != (given->value != NULL)) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has %s value, unlike those "
+            "before it",
+            number, p->name, given->value != NULL ? "a" : "no");
+    }
+    b->has_values = o->sharded && given->value != NULL;
+    if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\": codec auto may be exact for "
+            "the buckets of opts.rebuild, and would never send what error feedback "
+            "has held back until then",
+            number, p->name);
+    }
+    return DCOMM_OK;
+}
+
+/* Everything that the caller registers, checked and copied. */
+static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *params,
+                                    const dcomm_buckets_opts *o)
+{
+    DCOMMI_TRY(dcommi_bkt_check_opts(o));
+    if (params == NULL && b->nparams > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: params is NULL, nparams %zu",
+                           b->nparams);
+    }
+    DCOMMI_TRY(dcommi_bkt_take_names(b, params));
+    for (size_t i = 0; i < b->nparams; i++) {
+        DCOMMI_TRY(dcommi_bkt_take_param(b, o, &params[i], &b->params[i]));
+    }
+    return DCOMM_OK;
+}
+
+/* ---- buckets ---- */
+
+static void dcommi_bkt_free_memory(dcommi_bkt *k)
+{
+    if (k->registered) {
+        void *memory = k->memory;
+        dcomm_mem_free(&memory);
+    } else {
+        dcommi_free(k->memory);
+    }
+    k->memory = k->data = NULL;
+}
+
+static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
+{
+    for (size_t i = 0; i < layout->n; i++) {
+        dcommi_bkt *k = &layout->buckets[i];
+        dcommi_bkt_free_memory(k);
+        dcomm_feedback_destroy(&k->feedback);
+        dcommi_free(k->durations);
+        dcommi_free(k->shards);
+        dcommi_free(k->values_memory);
+        dcommi_free(k->params);
+    }
+    dcommi_free(layout->buckets);
+    *layout = (dcommi_bkt_layout){0};
+}
+
+static dcomm_status dcommi_bkt_append(dcommi_bkt *k, size_t *capacity, size_t i,
+                                      const dcommi_bkt_param *p)
+{
+    DCOMMI_TRY(dcommi_grow((void **)&k->params, capacity, k->nparams + 1, sizeof *k->params));
+    k->params[k->nparams++] = i;
+    k->count += p->count;
+    k->bytes += p->bytes;
+    return DCOMM_OK;
+}
+
+static int dcommi_bkt_by_close(const void *x, const void *y)
+{
+    const dcommi_bkt *a = x, *c = y;
+    return (a->closed_at > c->closed_at) - (a->closed_at < c->closed_at);
+}
+
+static int dcommi_bkt_by_number(const void *x, const void *y)
+{
+    const size_t *a = x, *c = y;
+    return (*a > *c) - (*a < *c);
+}
+
+/* The bucket of the same kind that is closed next to bucket i; n: there is none. */
+static size_t dcommi_bkt_neighbour(const dcommi_bkt_layout *layout, size_t i)
+{
+    size_t best = layout->n, at = layout->buckets[i].closed_at, distance = SIZE_MAX;
+    for (size_t j = 0; j < layout->n; j++) {
+        const dcommi_bkt *k = &layout->buckets[j];
+        size_t off = k->closed_at > at ? k->closed_at - at : at - k->closed_at;
+        if (j != i && k->kind == layout->buckets[i].kind && off < distance) {
+            best = j;
+            distance = off;
+        }
+    }
+    return best;
+}
+
+/* What is too short for its codec would be summed exactly, and residuals that were moved there
+ * would never be sent: it goes with another bucket, where there is one. */
+static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
+                                     size_t *room)
+{
+    for (size_t i = layout->n; i-- > 0;) {
+        dcommi_bkt *k = &layout->buckets[i];
+        size_t to = dcommi_bkt_neighbour(layout, i);
+        if (b->kinds[k->kind].codec == NULL || k->count >= DCOMMI_CODED_MIN || to == layout->n) {
+            continue;
+        }
+        dcommi_bkt *other = &layout->buckets[to];
+        for (size_t j = 0; j < k->nparams; j++) {
+            DCOMMI_TRY(dcommi_bkt_append(other, &room[to], k->params[j], &b->params[k->params[j]]));
+        }
+        other->closed_at = k->closed_at > other->closed_at ? k->closed_at : other->closed_at;
+        dcommi_free(k->params);
+        layout->n--;
+        if (i < layout->n) {
+            *k = layout->buckets[layout->n];
+            room[i] = room[layout->n];
+        }
+        layout->buckets[layout->n] = (dcommi_bkt){0};
+        i = layout->n; /* what is in its place has not been looked at */
+    }
+    return DCOMM_OK;
+}
+
+/* Deal the parameters, in this order, into buckets: a function of what all ranks know. Within a
+ * bucket they lie in the order of registration, in which the caller's arrays often lie too. */
+static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequence,
+                                    dcommi_bkt_layout *layout)
+{
+    size_t *open = dcommi_calloc(b->nkinds, sizeof *open); /* number + 1; 0: none, or closed */
+    bool *seen = dcommi_calloc(b->nkinds, sizeof *seen);
+    size_t *room = dcommi_calloc(b->nparams, sizeof *room);
+    layout->buckets = dcommi_calloc(b->nparams, sizeof *layout->buckets);
+    dcomm_status status = open == NULL || seen == NULL || room == NULL || layout->buckets == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : DCOMM_OK;
+    for (size_t at = 0; at < b->nparams && status == DCOMM_OK; at++) {
+        const dcommi_bkt_param *p = &b->params[sequence[at]];
+        dcommi_bkt *k = open[p->kind] > 0 ? &layout->buckets[open[p->kind] - 1] : NULL;
+        size_t limit = seen[p->kind] ? b->opts.bucket_bytes : b->opts.first_bytes;
+        if (k != NULL && k->bytes > 0 && p->bytes > limit - (k->bytes < limit ? k->bytes : limit)) {
+            seen[p->kind] = true;
+            k = NULL;
+        }
+        if (k == NULL) {
+            k = &layout->buckets[layout->n++];
+            k->kind = p->kind;
+            open[p->kind] = layout->n;
+        }
+        k->closed_at = at;
+        status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_bkt_merge(b, layout, room);
+    }
+    dcommi_free(open);
+    dcommi_free(seen);
+    dcommi_free(room);
+    if (status == DCOMM_OK) {
+        qsort(layout->buckets, layout->n, sizeof *layout->buckets, dcommi_bkt_by_close);
+        for (size_t i = 0; i < layout->n; i++) {
+            dcommi_bkt *k = &layout->buckets[i];
+            qsort(k->params, k->nparams, sizeof *k->params, dcommi_bkt_by_number);
+        }
+    }
+    return status;
+}
+
+/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
+ * alone to know: what is sent does not depend on it. */
+static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
+{
+    unsigned char *first = NULL, *next = NULL;
+    for (size_t i = 0; i < k->nparams; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        if (p->count == 0) {
+            continue;
+        }
+        unsigned char *at = values ? p->value : p->grad;
+        if (at == NULL || (next != NULL && at != next)) {
+            return NULL;
+        }
+        first = first != NULL ? first : at;
+        next = at + p->bytes;
+    }
+    return first;
+}
+
+/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
+    size_t left = k->count;
+    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    if (k->shards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < b->size; r++) {
+        k->shards[r] = left < part ? left : part;
+        left -= k->shards[r];
+    }
+    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
+    if (b->has_values && k->values == NULL && k->bytes > 0) {
+        k->values = k->values_memory = dcommi_alloc(k->bytes);
+        return k->values != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
+{
+    const dcomm_codec *codec = b->kinds[k->kind].codec;
+    k->data = dcommi_bkt_flat(b, k, false);
+    k->durations = dcommi_calloc(b->history, sizeof *k->durations);
+    if (k->durations == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (k->data == NULL && k->bytes > 0) {
+        void *memory = NULL;
+        k->registered =
+            b->opts.registered && dcomm_mem_alloc(b->comm->context, k->bytes, &memory) == DCOMM_OK;
+        k->memory = k->registered ? memory : dcommi_alloc(k->bytes);
+        if (k->memory == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        k->data = k->memory;
+        for (size_t i = 0; i < k->nparams; i++) {
+            k->copies = k->copies || b->params[k->params[i]].grad != NULL;
+        }
+    }
+    if (b->opts.sharded) {
+        DCOMMI_TRY(dcommi_bkt_share(b, k));
+    }
+    if (codec != NULL && b->has_feedback) {
+        dcomm_feedback_opts o = b->feedback_opts;
+        o.tensor += (uint32_t)number;
+        return dcomm_feedback_create(codec, k->count, &o, &k->feedback);
+    }
+    return DCOMM_OK;
+}
+
+/* Buckets by an order of the parameters, with all that they need. */
+static dcomm_status dcommi_bkt_build(const dcomm_buckets *b, const uint32_t *sequence,
+                                     dcommi_bkt_layout *layout)
+{
+    dcomm_status status = dcommi_bkt_deal(b, sequence, layout);
+    for (size_t i = 0; i < layout->n && status >= 0; i++) {
+        status = dcommi_bkt_furnish(b, i, &layout->buckets[i]);
+    }
+    if (status < 0) {
+        dcommi_bkt_layout_free(layout);
+    }
+    return status;
+}
+
+/* These are the buckets from now on. */
+static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
+{
+    b->layout = *layout;
+    b->built++;
+    for (size_t i = 0; i < layout->n; i++) {
+        dcommi_bkt *k = &layout->buckets[i];
+        size_t first = 0;
+        for (size_t j = 0; j < k->nparams; j++) {
+            dcommi_bkt_param *p = &b->params[k->params[j]];
+            p->bucket = i;
+            p->first = first;
+            first += p->count;
+        }
+        atomic_store(&k->pending, k->nparams);
+    }
+}
+
+#endif
+
+#define DCOMMI_BKT_OPTIONS(X)                         \
+    X(bucket_bytes, b->opts.bucket_bytes)             \
+    X(first_bytes, b->opts.first_bytes)               \
+    X(sum, b->opts.sum)                               \
+    X(weighted, b->opts.weighted)                     \
+    X(rebuild, b->opts.rebuild)                       \
+    X(sharded, b->opts.sharded)                       \
+    X(values, b->has_values)                          \
+    X(feedback, dcommi_bkt_feedback_id(b))            \
+    X(coll.deterministic, b->opts.coll.deterministic) \
+    X(coll.registered, b->opts.coll.registered)
+
+enum {
+#define DCOMMI_BKT_COUNT(name, value) +1
+    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT)
+#undef DCOMMI_BKT_COUNT
+};
+
+/* What one rank tells the others. */
+typedef struct dcommi_bkt_card {
+    int64_t status;
+    uint64_t options[DCOMMI_BKT_NOPTIONS];
+    uint64_t nparams, hash;
+    char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
+} dcommi_bkt_card;
+
+static uint64_t dcommi_bkt_text_hash(uint64_t h, const char *text)
+{
+    for (; *text != 0; text++) {
+        h = dcommi_mix(h, (uint8_t)*text);
+    }
+    return dcommi_mix(h, 0x100);
+}
+
+static uint64_t dcommi_bkt_feedback_id(const dcomm_buckets *b)
+{
+    return b->has_feedback ? 1 + (uint64_t)b->feedback_opts.variant : 0;
+}
+
+static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
+{
+    const dcomm_codec *codec = b->kinds[p->kind].codec;
+    return codec != NULL ? dcomm_codec_spec(codec) : "no codec";
+}
+
+static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
+{
+    const dcommi_bkt_param *p = &b->params[i];
+    uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
+    return dcommi_bkt_text_hash(dcommi_mix(h, (uint64_t)p->dtype), dcommi_bkt_codec_name(b, p));
+}
+
+static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
+{
+    if (i >= b->nparams) {
+        snprintf(text, room, "no parameter %zu", i);
+        return;
+    }
+    const dcommi_bkt_param *p = &b->params[i];
+    snprintf(text, room, "\"%.80s\" of %zu %s with %.80s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), dcommi_bkt_codec_name(b, p));
+}
+
+/* Every rank's card, and the first error among them, on all ranks. *cards_p is the caller's. */
+static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt_card *own,
+                                        dcommi_bkt_card **cards_p)
+{
+    dcommi_bkt_card *cards = dcommi_calloc((size_t)b->size, sizeof *cards);
+    *cards_p = cards;
+    if (cards == NULL) { /* the others must not wait */
+        dcomm_comm_abort(b->comm, dcomm_last_error());
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcomm_allgather(b->comm, own, cards, sizeof *own, DCOMM_U8, NULL));
+    for (int r = 0; r < b->size; r++) {
+        if (cards[r].status < 0) {
+            cards[r].text[sizeof cards[r].text - 1] = 0;
+            return r == b->rank ? dcommi_fail((dcomm_status)own->status, "%s", own->text)
+                                : dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r,
+                                              cards[r].text);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Whether all ranks have come this far without an error. */
+static dcomm_status dcommi_bkt_all_good(const dcomm_buckets *b, dcomm_status status)
+{
+    dcommi_bkt_card own = {.status = status}, *cards;
+    snprintf(own.text, sizeof own.text, "%s", status < 0 ? dcomm_last_error() : "");
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    dcommi_free(cards);
+    return status;
+}
+
+/* The first parameter in which a rank differs from rank 0: all ranks are here. */
+static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dcommi_bkt_card *cards)
+{
+    uint64_t least = cards[0].nparams;
+    for (int r = 1; r < b->size; r++) {
+        least = cards[r].nparams < least ? cards[r].nparams : least;
+    }
+    uint64_t *hashes = dcommi_calloc(least, sizeof *hashes);
+    dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
+    dcomm_status status = hashes != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    DCOMMI_TRY(dcommi_bkt_all_good(b, status));
+    for (size_t i = 0; i < least && b->rank == 0; i++) {
+        hashes[i] = dcommi_bkt_param_hash(b, i);
+    }
+    status = dcomm_broadcast(b->comm, hashes, hashes, least, DCOMM_U64, 0, NULL);
+    for (size_t i = 0; i < least && status >= 0 && own.nparams == least; i++) {
+        own.nparams = hashes[i] != dcommi_bkt_param_hash(b, i) ? i : least;
+    }
+    dcommi_free(hashes);
+    DCOMMI_TRY(status);
+    uint64_t first = own.nparams;
+    DCOMMI_TRY(dcomm_allreduce(b->comm, &first, &first, 1, DCOMM_U64, DCOMM_MIN, NULL));
+    dcommi_bkt_describe(b, first, own.text, sizeof own.text);
+    status = dcommi_bkt_exchange(b, &own, &theirs);
+    if (status >= 0) {
+        int other = b->size - 1;
+        for (int r = b->size - 1; r > 0; r--) {
+            bool differs =
+                first < least ? theirs[r].nparams == first : cards[r].nparams != cards[0].nparams;
+            other = differs ? r : other;
+        }
+        theirs[0].text[sizeof own.text - 1] = theirs[other].text[sizeof own.text - 1] = 0;
+        status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                             "buckets: parameter %" PRIu64
+                             " is not the same on all ranks: rank 0 has %.180s, rank %d has %.180s",
+                             first, theirs[0].text, other, theirs[other].text);
+    }
+    dcommi_free(theirs);
+    return status;
+}
+
+/* All ranks have registered the same, with the same options. `status` is what became of this
+ * rank's registration. */
+static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status)
+{
+    static const char *const names[] = {
+#define DCOMMI_BKT_NAME(name, value) #name,
+        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME)
+#undef DCOMMI_BKT_NAME
+    };
+    dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
+    snprintf(own.text, sizeof own.text, "%s", status < 0 ? dcomm_last_error() : "");
+    if (status >= 0) {
+        const uint64_t values[] = {
+#define DCOMMI_BKT_VALUE(name, value) (uint64_t)(value),
+            DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE)
+#undef DCOMMI_BKT_VALUE
+        };
+        memcpy(own.options, values, sizeof values);
+        for (size_t i = 0; i < b->nparams; i++) {
+            own.hash = dcommi_mix(own.hash, dcommi_bkt_param_hash(b, i));
+        }
+    }
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    bool alike = true;
+    for (int r = 1; r < b->size && status >= 0; r++) {
+        for (int i = 0; i < DCOMMI_BKT_NOPTIONS && status >= 0; i++) {
+            if (cards[r].options[i] != cards[0].options[i]) {
+                status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                     "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
+                                     " on rank %d",
+                                     names[i], cards[0].options[i], cards[r].options[i], r);
+            }
+        }
+        alike = alike && cards[r].nparams == cards[0].nparams && cards[r].hash == cards[0].hash;
+    }
+    if (status >= 0 && !alike) {
+        status = dcommi_bkt_name_difference(b, cards);
+    }
+    dcommi_free(cards);
+    return status;
+}
+
+#endif
+
+/* ---- failure ---- */
+
+static dcomm_status dcommi_bkt_broken(dcomm_buckets *b)
+{
+    int failed = atomic_load_explicit(&b->failed, memory_order_acquire);
+    return failed < 0 ? dcommi_fail((dcomm_status)failed, "%s", b->message) : DCOMM_OK;
+}
+
+/* The step cannot go on; the other ranks are told why. With b->lock. */
+static dcomm_status dcommi_bkt_fail(dcomm_buckets *b, dcomm_status status)
+{
+    if (atomic_load(&b->failed) < 0) {
+        return dcommi_bkt_broken(b);
+    }
+    snprintf(b->message, sizeof b->message, "%s", dcommi_message);
+    atomic_store_explicit(&b->failed, status, memory_order_release);
+    dcomm_comm_abort(b->comm, b->message);
+    return dcommi_fail(status, "%s", b->message);
+}
+
+static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
+{
+    if (b == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: b is NULL", what);
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_no_group(what));
+    return dcommi_bkt_broken(b);
+}
+
+/* ---- beginning ---- */
+
+/* With b->lock. All ranks say which step they are in, and what it weighs: a rank that has skipped a
+ * step is found by this and not by a wrong sum. */
+static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
+{
+    if (atomic_load_explicit(&b->open, memory_order_acquire)) {
+        return DCOMM_OK;
+    }
+    if (b->opts.weighted && !b->begun) {
+        dcommi_fail(DCOMM_ERR_INVALID,
+                    "buckets: step %" PRIu64
+                    " was not begun by dcomm_buckets_begin, which tells the weight of rank %d",
+                    b->steps, b->rank);
+        return dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+    }
+    b->begin_at = dcommi_now();
+    b->next = 0;
+    b->cards_here = false;
+    b->factor = 1;
+    if (!b->step.accumulate) {
+        b->card[0] = b->steps;
+        memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
+        dcomm_status status =
+            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, NULL, &b->cards_request);
+        if (status < 0) {
+            return dcommi_bkt_fail(b, status);
+        }
+    }
+    atomic_store_explicit(&b->open, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* What the ranks have said; with b->lock, once it is here. */
+static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
+{
+    double sum = 0;
+    for (int r = 0; r < b->size; r++) {
+        double weight;
+        if (b->cards[2 * r] != b->steps) {
+            dcommi_fail(DCOMM_ERR_MISMATCH,
+                        "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
+                        "; all ranks must send or accumulate in the same steps",
+                        b->rank, b->steps, r, b->cards[2 * r]);
+            return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
+        }
+        memcpy(&weight, &b->cards[2 * r + 1], sizeof weight);
+        sum += weight;
+    }
+    b->cards_here = true;
+    b->factor = sum > 0 ? b->step.weight / sum : 0;
+    return DCOMM_OK;
+}
+
+/* DCOMM_IN_PROGRESS: not yet. With b->lock. */
+static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
+{
+    if (b->cards_here) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = dcomm_test(&b->cards_request);
+    return status < 0           ? dcommi_bkt_fail(b, status)
+           : status == DCOMM_OK ? dcommi_bkt_read_cards(b)
+                                : DCOMM_IN_PROGRESS;
+}
+
+/* ---- starting buckets ---- */
+
+/* The sum of a bucket, or of what has its length, in place. */
+static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k, void *data,
+                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcomm_dtype dtype = b->kinds[k->kind].dtype;
+    return k->shards != NULL ? dcomm_ireduce_scatterv(b->comm, DCOMM_IN_PLACE, data, k->shards,
+                                                      dtype, dcommi_bkt_op(b), opts, request_p)
+                             : dcomm_iallreduce(b->comm, data, data, k->count, dtype,
+                                                dcommi_bkt_op(b), opts, request_p);
+}
+
+static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_coll_opts opts = b->opts.coll;
+    opts.codec = b->kinds[k->kind].codec;
+    opts.feedback = k->feedback;
+    if (b->opts.weighted) {
+        opts.premul = b->factor;
+        if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
+            memset(k->data, 0, k->bytes);
+        }
+    }
+    k->start_at = dcommi_now();
+    dcomm_status status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
+    if (status < 0) {
+        return dcommi_bkt_fail(b, status);
+    }
+    atomic_store_explicit(&k->started, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* Start what is ready, in order. With b->lock. */
+static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
+{
+    DCOMMI_TRY(dcommi_bkt_broken(b));
+    if (b->step.accumulate) {
+        return DCOMM_OK;
+    }
+    while (b->next < b->layout.n) {
+        dcommi_bkt *k = &b->layout.buckets[b->next];
+        if (atomic_load_explicit(&k->pending, memory_order_acquire) > 0) {
+            break;
+        }
+        if (b->opts.weighted) {
+            dcomm_status here = dcommi_bkt_try_cards(b);
+            if (here != DCOMM_OK) {
+                return here < 0 ? here : DCOMM_OK;
+            }
+        }
+        DCOMMI_TRY(dcommi_bkt_start(b, k));
+        b->next++;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- marks ---- */
+
+/* Bring a gradient to its place in the bucket. */
+static void dcommi_bkt_pack(const dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
+{
+    unsigned char *place = dcommi_bkt_place(b, p);
+    if (p->bytes == 0) {
+        return;
+    }
+    if (zero) {
+        memset(place, 0, p->bytes);
+    } else if (p->grad != NULL && p->grad != place) {
+        memcpy(place, p->grad, p->bytes);
+    }
+}
+
+/* The last gradient of its bucket starts what it can. */
+static dcomm_status dcommi_bkt_arrive(dcomm_buckets *b, dcommi_bkt_param *p)
+{
+    dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    p->ready_at = dcommi_now();
+    p->order = atomic_fetch_add_explicit(&b->marked, 1, memory_order_relaxed);
+    if (atomic_fetch_sub_explicit(&k->pending, 1, memory_order_acq_rel) > 1) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&b->lock);
+    k->ready_at = p->ready_at;
+    dcomm_status status = dcommi_bkt_launch(b);
+    pthread_mutex_unlock(&b->lock);
+    return status;
+}
+
+static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i, int as)
+{
+    DCOMMI_TRY(dcommi_bkt_check(what, b));
+    if (i >= b->nparams) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: parameter %zu of %zu", what, i, b->nparams);
+    }
+    dcommi_bkt_param *p = &b->params[i];
+    if (!atomic_load_explicit(&b->open, memory_order_acquire)) {
+        pthread_mutex_lock(&b->lock);
+        dcomm_status status = dcommi_bkt_open(b);
+        pthread_mutex_unlock(&b->lock);
+        DCOMMI_TRY(status);
+    }
+    int idle = DCOMMI_BKT_IDLE;
+    if (!atomic_compare_exchange_strong(&p->mark, &idle, as)) {
+        pthread_mutex_lock(&b->lock);
+        dcommi_fail(DCOMM_ERR_INVALID,
+                    "buckets: parameter %zu, \"%s\", was marked twice in step %" PRIu64
+                    " of rank %d",
+                    i, p->name, b->steps, b->rank);
+        dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+        pthread_mutex_unlock(&b->lock);
+        return status;
+    }
+    if (!b->step.accumulate) {
+        dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
+    }
+    return dcommi_bkt_arrive(b, p);
+}
+
+/* ---- waiting ---- */
+
+/* Which elements of a parameter are of this rank's shard. */
+static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
+                             size_t *count_p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    size_t begin = 0, end = k->count;
+    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
+        begin = r > 0 ? begin + k->shards[r - 1] : 0;
+        end = begin + k->shards[r];
+    }
+    begin = begin > p->first ? begin - p->first : 0;
+    end = end > p->first ? end - p->first : 0;
+    end = end < p->count ? end : p->count;
+    *first_p = begin < end ? begin : 0;
+    *count_p = begin < end ? end - begin : 0;
+}
+
+/* A result is there: bring gradients back to their places. With b->lock. */
+static void dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
+{
+    for (size_t i = 0; i < k->nparams && k->copies; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (p->grad != NULL && count > 0) {
+            memcpy(p->grad + first * element, dcommi_bkt_place(b, p) + first * element,
+                   count * element);
+        }
+    }
+}
+
+/* End bucket k if its result is there; else DCOMM_IN_PROGRESS. With b->lock. */
+static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
+{
+    if (atomic_load_explicit(&k->finished, memory_order_acquire)) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_bkt_broken(b));
+    if (k->request == NULL) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcomm_status here = dcommi_bkt_try_cards(b); /* else the sum may be of different steps */
+    if (here != DCOMM_OK) {
+        return here;
+    }
+    dcommi_run *run = &k->request->run;
+    if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+        return DCOMM_IN_PROGRESS;
+    }
+    k->done_at = run->ended_at;
+    dcomm_status status = dcomm_wait(&k->request);
+    if (status < 0) {
+        return dcommi_bkt_fail(b, status);
+    }
+    dcommi_bkt_unpack(b, k);
+    atomic_store_explicit(&k->finished, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* Until bucket k has its result; all before it are started. */
+static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    while (status == DCOMM_IN_PROGRESS) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_launch(b);
+        status = status < 0 ? status : dcommi_bkt_end(b, k);
+        pthread_mutex_unlock(&b->lock);
+        if (status == DCOMM_IN_PROGRESS) {
+            dcommi_progress_or_yield(b->comm->context);
+        }
+    }
+    return status;
+}
+
+/* After a failure: the memory of buckets is the library's until the engine has let go of it. */
+static void dcommi_bkt_drain(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcomm_wait(&b->layout.buckets[i].request);
+    }
+    dcomm_wait(&b->cards_request);
+}
+
+/* Parameters that nobody marked. With no other thread in the step. */
+static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
+{
+    size_t missing = 0, first = 0;
+    for (size_t i = 0; i < b->nparams; i++) {
+        dcommi_bkt_param *p = &b->params[i];
+        if (atomic_load(&p->mark) != DCOMMI_BKT_IDLE) {
+            continue;
+        }
+        if (b->step.accumulate || b->opts.unused || p->touched) {
+            DCOMMI_TRY(dcommi_bkt_mark("dcomm_buckets_wait", b, i, DCOMMI_BKT_UNUSED));
+        } else {
+            first = missing++ == 0 ? i : first;
+        }
+    }
+    if (missing == 0) {
+        return DCOMM_OK;
+    }
+    char more[64] = "";
+    if (missing > 1) {
+        snprintf(more, sizeof more, " and %zu others,", missing - 1);
+    }
+    pthread_mutex_lock(&b->lock);
+    dcommi_fail(DCOMM_ERR_INVALID,
+                "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
+                " of rank %d (see dcomm_bucket_unused and opts.unused)",
+                first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
+                b->rank);
+    dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+    pthread_mutex_unlock(&b->lock);
+    return status;
+}
+
+/* Ready for the next step. */
+static void dcommi_bkt_close(dcomm_buckets *b)
+{
+    bool sent = !b->step.accumulate;
+    for (size_t i = 0; i < b->nparams; i++) {
+        dcommi_bkt_param *p = &b->params[i];
+        int mark = atomic_exchange(&p->mark, DCOMMI_BKT_IDLE);
+        p->touched = !sent && (p->touched || mark == DCOMMI_BKT_READY);
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        atomic_store(&k->pending, k->nparams);
+        atomic_store(&k->started, false);
+        atomic_store(&k->finished, false);
+    }
+    atomic_store(&b->marked, 0);
+    b->steps++;
+    b->sent_steps += sent;
+    b->begun = false;
+    b->step = (dcomm_buckets_step){0};
+    atomic_store(&b->open, false);
+}
+
+/* All of a step but its books. */
+static dcomm_status dcommi_bkt_wait_all(dcomm_buckets *b)
+{
+    pthread_mutex_lock(&b->lock);
+    dcomm_status status = dcommi_bkt_open(b);
+    pthread_mutex_unlock(&b->lock);
+    DCOMMI_TRY(status);
+    b->wait_at = dcommi_now();
+    DCOMMI_TRY(dcommi_bkt_complete(b));
+    if (b->step.accumulate) {
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        DCOMMI_TRY(dcommi_bkt_await(b, &b->layout.buckets[i]));
+    }
+    for (status = DCOMM_IN_PROGRESS; status == DCOMM_IN_PROGRESS;) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_try_cards(b);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
+
+#endif
+
+/* Rank 0's order, of the step that is just over: those that had no gradient come last. */
+static void dcommi_bkt_seen(const dcomm_buckets *b, uint32_t *sequence)
+{
+    uint32_t *place = sequence + b->nparams, last = 0;
+    memset(place, 0, b->nparams * sizeof *place);
+    for (size_t i = 0; i < b->nparams; i++) { /* a mark has each number once */
+        place[b->params[i].order] = (uint32_t)i;
+    }
+    for (int unused = 0; unused < 2; unused++) {
+        for (size_t at = 0; at < b->nparams; at++) {
+            bool is = atomic_load(&b->params[place[at]].mark) == DCOMMI_BKT_UNUSED;
+            if (is == (unused != 0)) {
+                sequence[last++] = place[at];
+            }
+        }
+    }
+}
+
+/* Elements [first, first + count) of one array to where they are in another. */
+static void dcommi_bkt_move_store(const dcommi_feedback_store *from, size_t first,
+                                  dcommi_feedback_store *to, size_t at, size_t count)
+{
+    size_t width = dcommi_feedback_width(from);
+    if (from->count > 0 && to->count > 0 && count > 0) {
+        memcpy(dcommi_feedback_at(to, to->now, at), dcommi_feedback_at(from, from->now, first),
+               count * width);
+    }
+}
+
+static bool dcommi_bkt_same_members(const dcommi_bkt *x, const dcommi_bkt *y)
+{
+    return x->nparams == y->nparams &&
+           memcmp(x->params, y->params, x->nparams * sizeof *x->params) == 0;
+}
+
+/* The residuals of bucket k from those of the old buckets; b->params say where these are. */
+static void dcommi_bkt_move_feedback(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_feedback *to = k->feedback;
+    dcommi_bkt *old = &b->layout.buckets[b->params[k->params[0]].bucket];
+    if (dcommi_bkt_same_members(old, k)) { /* with all that its codec remembers */
+        k->feedback = old->feedback;
+        old->feedback = to;
+        return;
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < k->nparams; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        const dcomm_feedback *from = b->layout.buckets[p->bucket].feedback;
+        dcommi_bkt_move_store(&from->worker, p->first, &to->worker, at, p->count);
+        dcommi_bkt_move_store(&from->velocity, p->first, &to->velocity, at, p->count);
+        dcommi_bkt_move_store(&from->estimate, p->first, &to->estimate, at, p->count);
+        to->step = from->step;
+        to->average = from->average;
+        to->nranks = from->nranks;
+        at += p->count;
+    }
+    dcommi_feedback_store_level(&to->worker);
+    dcommi_feedback_store_level(&to->velocity);
+    dcommi_feedback_store_level(&to->estimate);
+}
+
+/* Gradients that live inside the buckets. */
+static void dcommi_bkt_move_grads(const dcomm_buckets *b, const dcommi_bkt *k)
+{
+    unsigned char *at = k->data;
+    for (size_t i = 0; i < k->nparams && k->memory != NULL; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        if (p->grad == NULL && p->bytes > 0) {
+            memcpy(at, dcommi_bkt_place(b, p), p->bytes);
+        }
+        at += p->bytes;
+    }
+}
+
+/* After the step, with no other thread in it. */
+static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
+{
+    dcommi_bkt_layout layout = {0};
+    uint32_t *sequence = dcommi_calloc(b->nparams * 2, sizeof *sequence);
+    DCOMMI_TRY(dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY));
+    if (b->rank == 0) {
+        dcommi_bkt_seen(b, sequence);
+    }
+    dcomm_status status =
+        dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
+    if (status >= 0) {
+        status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
+    }
+    dcommi_free(sequence);
+    for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
+        if (b->layout.buckets[i].feedback !=
+            NULL) { /* what a shard's owner has goes with its rank */
+            status = dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
+        }
+    }
+    if (status < 0) {
+        dcommi_bkt_layout_free(&layout);
+        return status;
+    }
+    for (size_t i = 0; i < layout.n; i++) {
+        if (layout.buckets[i].feedback != NULL) {
+            dcommi_bkt_move_feedback(b, &layout.buckets[i]);
+        }
+        dcommi_bkt_move_grads(b, &layout.buckets[i]);
+    }
+    dcommi_bkt_layout_free(&b->layout);
+    dcommi_bkt_settle(b, &layout);
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/bucket_report.h =================================================== */
+/* bucket_report.h - what steps took: spans and percentiles over the last steps, and a trace. */
+#ifndef DCOMMI_BUCKET_REPORT_H
+#define DCOMMI_BUCKET_REPORT_H
+
+
+/* ---- the books ---- */
+
+/* Time in which at least one bucket was under way; they have started in order. */
+static double dcommi_bkt_under_way(const dcomm_buckets *b)
+{
+    double sum = 0, until = 0;
+    for (size_t i = 0; i < b->layout.n; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        double from = k->start_at > until ? k->start_at : until;
+        sum += k->done_at > from ? k->done_at - from : 0;
+        until = k->done_at > until ? k->done_at : until;
+    }
+    return sum;
+}
+
+static void dcommi_bkt_keep(dcomm_buckets *b, double end_at)
+{
+    dcommi_bkt_kept *kept = &b->kept[b->sent_steps % b->opts.trace_steps];
+    kept->step = b->steps;
+    kept->begin_at = b->begin_at;
+    kept->wait_at = b->wait_at;
+    kept->end_at = end_at;
+    kept->nbuckets = b->layout.n;
+    for (size_t i = 0; i < b->nparams; i++) {
+        const dcommi_bkt_param *p = &b->params[i];
+        kept->ready[i] = atomic_load(&p->mark) == DCOMMI_BKT_READY ? p->ready_at : 0;
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        kept->start[i] = b->layout.buckets[i].start_at;
+        kept->done[i] = b->layout.buckets[i].done_at;
+    }
+}
+
+/* A step that sent has ended. */
+static void dcommi_bkt_record(dcomm_buckets *b)
+{
+    double end_at = dcommi_now();
+    size_t at = b->sent_steps % b->history;
+    b->spans[DCOMMI_BKT_STEP][at] = (float)(end_at - b->begin_at);
+    b->spans[DCOMMI_BKT_BACKWARD][at] = (float)(b->wait_at - b->begin_at);
+    b->spans[DCOMMI_BKT_COMM][at] = (float)dcommi_bkt_under_way(b);
+    b->spans[DCOMMI_BKT_EXPOSED][at] = (float)(end_at - b->wait_at);
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        k->durations[at] = (float)(k->done_at - k->start_at);
+    }
+    if (b->opts.trace_steps > 0) {
+        dcommi_bkt_keep(b, end_at);
+    }
+}
+
+/* ---- reports ---- */
+
+static int dcommi_bkt_by_size(const void *x, const void *y)
+{
+    const float *a = x, *c = y;
+    return (*a > *c) - (*a < *c);
+}
+
+/* Of the last n steps in a ring. `room` is as long as the ring. */
+static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const float *ring, size_t n,
+                                         float *room)
+{
+    dcomm_bucket_time t = {0};
+    if (n == 0) {
+        return t;
+    }
+    for (size_t i = 0; i < n; i++) {
+        room[i] = ring[(b->sent_steps - 1 - i) % b->history];
+    }
+    t.last = (double)room[0];
+    qsort(room, n, sizeof *room, dcommi_bkt_by_size);
+    t.p50 = (double)room[(n * 50 + 99) / 100 - 1];
+    t.p95 = (double)room[(n * 95 + 99) / 100 - 1];
+    t.p99 = (double)room[(n * 99 + 99) / 100 - 1];
+    return t;
+}
+
+static dcomm_status dcommi_bkt_check_idle(const char *what, dcomm_buckets *b, const void *out)
+{
+    if (b == NULL || out == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", what,
+                           b == NULL ? "b" : "the last argument");
+    }
+    return atomic_load(&b->open) && atomic_load(&b->failed) == 0
+               ? dcommi_fail(DCOMM_ERR_INVALID, "%s: step %" PRIu64 " is under way", what, b->steps)
+               : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report)
+{
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_get_report", b, report));
+    size_t n = b->sent_steps < b->history ? (size_t)b->sent_steps : b->history;
+    float *room = dcommi_calloc(b->history, sizeof *room);
+    if (room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *report = (dcomm_buckets_report){.steps = n, .bytes = b->bytes};
+    report->step = dcommi_bkt_time(b, b->spans[DCOMMI_BKT_STEP], n, room);
+    report->backward = dcommi_bkt_time(b, b->spans[DCOMMI_BKT_BACKWARD], n, room);
+    report->comm = dcommi_bkt_time(b, b->spans[DCOMMI_BKT_COMM], n, room);
+    report->exposed = dcommi_bkt_time(b, b->spans[DCOMMI_BKT_EXPOSED], n, room);
+    dcommi_free(room);
+    for (size_t i = 0; i < b->layout.n; i++) {
+        report->alone_s += b->layout.buckets[i].alone_s;
+    }
+    double all = report->alone_s > 0 ? report->alone_s : report->comm.last;
+    double most = report->backward.last < all ? report->backward.last : all;
+    report->hidden_s = all > report->exposed.last ? all - report->exposed.last : 0;
+    report->efficiency = most <= 0 ? 0 : report->hidden_s >= most ? 1 : report->hidden_s / most;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info)
+{
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_bucket_get_info", b, info));
+    if (k >= b->layout.n) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_bucket_get_info: bucket %zu of %zu", k,
+                           b->layout.n);
+    }
+    const dcommi_bkt *bucket = &b->layout.buckets[k];
+    const dcomm_codec *codec = b->kinds[bucket->kind].codec;
+    uint64_t sent = b->sent_steps - b->built_at;
+    float *room = dcommi_calloc(b->history, sizeof *room);
+    if (room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *info = (dcomm_bucket_info){
+        .nparams = bucket->nparams,
+        .count = bucket->count,
+        .bytes = bucket->bytes,
+        .dtype = b->kinds[bucket->kind].dtype,
+        .codec = codec != NULL ? dcomm_codec_spec(codec) : NULL,
+        .feedback = bucket->feedback,
+        .in_place = !bucket->copies,
+        .alone_s = bucket->alone_s,
+        .time = dcommi_bkt_time(b, bucket->durations, sent < b->history ? (size_t)sent : b->history,
+                                room)};
+    dcommi_free(room);
+    if (sent > 0) {
+        info->ready_s = bucket->ready_at - b->begin_at;
+        info->start_s = bucket->start_at - b->begin_at;
+        info->done_s = bucket->done_at - b->begin_at;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- alone ---- */
+
+static int dcommi_bkt_by_time(const void *x, const void *y)
+{
+    const double *a = x, *c = y;
+    return (*a > *c) - (*a < *c);
+}
+
+/* One bucket, where it lies. */
+static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
+{
+    dcomm_coll_opts opts = b->opts.coll;
+    dcomm_request *request = NULL;
+    opts.codec = b->kinds[k->kind].codec;
+    opts.premul = b->opts.weighted ? 1 : 0;
+    DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
+    double start = dcommi_now();
+    DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
+    DCOMMI_TRY(dcomm_wait(&request));
+    *seconds = dcommi_now() - start;
+    return DCOMM_OK;
+}
+
+/* All buckets in each round, so that none is in a cache because it was sent just before. */
+static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int rounds)
+{
+    for (int round = -1; round < rounds; round++) { /* once to warm up */
+        for (size_t i = 0; i < b->layout.n; i++) {
+            double *seconds = &times[i * (size_t)rounds + (size_t)(round < 0 ? 0 : round)];
+            DCOMMI_TRY(dcommi_bkt_alone(b, &b->layout.buckets[i], seconds));
+        }
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        double *own = times + i * (size_t)rounds;
+        qsort(own, (size_t)rounds, sizeof *own, dcommi_bkt_by_time);
+        b->layout.buckets[i].alone_s = own[rounds / 2];
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_calibrate", b));
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_calibrate", b, b));
+    if (rounds < 1 || rounds > 10000) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
+                           rounds);
+    }
+    double *times = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof *times);
+    dcomm_status status = dcommi_bkt_all_good(b, times == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK);
+    for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
+        if (b->layout.buckets[i].bytes > 0) {
+            memset(b->layout.buckets[i].data, 0, b->layout.buckets[i].bytes);
+        }
+    }
+    status = status >= 0 ? dcommi_bkt_rounds(b, times, rounds) : status;
+    dcommi_free(times);
+    return status;
+}
+
+/* ---- trace ---- */
+
+static void dcommi_bkt_print_name(FILE *file, const char *name)
+{
+    for (; *name != 0; name++) {
+        if (*name == '"' || *name == '\\') {
+            fprintf(file, "\\%c", *name);
+        } else if ((unsigned char)*name < ' ') {
+            fprintf(file, "\\u%04x", (unsigned char)*name);
+        } else {
+            fputc(*name, file);
+        }
+    }
+}
+
+/* Microseconds. */
+static void dcommi_bkt_print_span(const dcomm_buckets *b, FILE *file, const char *what,
+                                  size_t number, size_t line, uint64_t step, double from, double to)
+{
+    fprintf(file, ",\n{\"name\":\"%s", what);
+    if (line > 0) {
+        fprintf(file, " %zu", number);
+    }
+    fprintf(file,
+            "\",\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,"
+            "\"args\":{\"step\":%" PRIu64 "}}",
+            b->rank, line, from * 1e6, (to - from) * 1e6, step);
+}
+
+static void dcommi_bkt_print_step(const dcomm_buckets *b, FILE *file, const dcommi_bkt_kept *kept)
+{
+    dcommi_bkt_print_span(b, file, "backward", 0, 0, kept->step, kept->begin_at, kept->wait_at);
+    dcommi_bkt_print_span(b, file, "wait", 0, 0, kept->step, kept->wait_at, kept->end_at);
+    for (size_t i = 0; i < b->nparams; i++) {
+        if (kept->ready[i] > 0) {
+            fprintf(file, ",\n{\"name\":\"");
+            dcommi_bkt_print_name(file, b->params[i].name);
+            fprintf(file, "\",\"ph\":\"i\",\"s\":\"t\",\"pid\":%d,\"tid\":0,\"ts\":%.3f}", b->rank,
+                    kept->ready[i] * 1e6);
+        }
+    }
+    for (size_t i = 0; i < kept->nbuckets; i++) {
+        dcommi_bkt_print_span(b, file, "bucket", i, i + 1, kept->step, kept->start[i],
+                              kept->done[i]);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
+{
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_trace", b, path));
+    if (b->opts.trace_steps == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_trace: no step was kept, for opts.trace_steps is 0");
+    }
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s: %s", path,
+                           strerror(errno));
+    }
+    fprintf(file,
+            "[{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
+            b->rank, b->rank);
+    fprintf(file,
+            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,"
+            "\"args\":{\"name\":\"backward\"}}",
+            b->rank);
+    for (size_t i = 0; i < b->layout.n; i++) {
+        fprintf(file,
+                ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%zu,"
+                "\"args\":{\"name\":\"bucket %zu, %zu bytes\"}}",
+                b->rank, i + 1, i, b->layout.buckets[i].bytes);
+    }
+    uint64_t n = b->sent_steps < b->opts.trace_steps ? b->sent_steps : b->opts.trace_steps;
+    for (uint64_t i = b->sent_steps - n; i < b->sent_steps; i++) {
+        dcommi_bkt_print_step(b, file, &b->kept[i % b->opts.trace_steps]);
+    }
+    fprintf(file, "]\n");
+    bool bad = ferror(file) != 0;
+    return fclose(file) != 0 || bad
+               ? dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s", path)
+               : DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/bucket_shard.h ==================================================== */
+/* bucket_shard.h - each rank owns a shard of each bucket: what is its own, and how all ranks get
+ * the parameters that their owners have brought up to date. */
+#ifndef DCOMMI_BUCKET_SHARD_H
+#define DCOMMI_BUCKET_SHARD_H
+
+
+DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+                                          size_t *count_p)
+{
+    if (b == NULL || first_p == NULL || count_p == NULL || i >= b->nparams) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_bucket_owned: an argument is NULL, or there is no parameter %zu",
+                           i);
+    }
+    dcommi_bkt_owned(b, &b->params[i], first_p, count_p);
+    return DCOMM_OK;
+}
+
+/* Between the caller's parameters and where they lie one behind another: this rank's shard there,
+ * or all of them back. */
+static void dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
+{
+    for (size_t i = 0; i < k->nparams && k->values_memory != NULL; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        unsigned char *place = k->values + p->first * element;
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (back && p->bytes > 0) {
+            memcpy(p->value, place, p->bytes);
+        } else if (!back && count > 0) {
+            memcpy(place + first * element, p->value + first * element, count * element);
+        }
+    }
+}
+
+static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
+    size_t own = 0;
+    for (int r = 0; r < b->rank; r++) {
+        own += k->shards[r];
+    }
+    dcommi_bkt_copy_values(b, k, false);
+    unsigned char *values = k->values;
+    const void *mine =
+        values != NULL ? values + own * dcomm_dtype_size(b->kinds[k->kind].dtype) : NULL;
+    return dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL, b->kinds[k->kind].dtype, &opts,
+                             &k->request);
+}
+
+DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_gather", b));
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_gather", b, b));
+    if (!b->opts.sharded || !b->has_values) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_gather: %s",
+                           b->opts.sharded ? "no parameter has a value"
+                                           : "opts.sharded is not set");
+    }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
+        status = dcommi_bkt_gather(b, &b->layout.buckets[i]);
+    }
+    for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        status = dcomm_wait(&k->request);
+        if (status >= 0) {
+            dcommi_bkt_copy_values(b, k, true);
+        }
+    }
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_drain(b);
+        return dcommi_bkt_broken(b);
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+/* ---- life ---- */
+
+static dcomm_status dcommi_bkt_books(dcomm_buckets *b)
+{
+    for (int i = 0; i < DCOMMI_BKT_SPANS; i++) {
+        if ((b->spans[i] = dcommi_calloc(b->history, sizeof **b->spans)) == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    if (b->opts.trace_steps == 0) {
+        return DCOMM_OK;
+    }
+    if ((b->kept = dcommi_calloc(b->opts.trace_steps, sizeof *b->kept)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < b->opts.trace_steps; i++) {
+        dcommi_bkt_kept *kept = &b->kept[i];
+        if ((kept->ready = dcommi_calloc(b->nparams, 3 * sizeof *kept->ready)) == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        kept->start = kept->ready + b->nparams;
+        kept->done = kept->start + b->nparams;
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_bkt_take_opts(dcomm_buckets *b, const dcomm_buckets_opts *opts)
+{
+    b->opts = *opts;
+    b->opts.codec = NULL;
+    b->opts.rules = NULL;
+    b->opts.feedback = NULL;
+    b->opts.bucket_bytes = opts->bucket_bytes > 0 ? opts->bucket_bytes : DCOMMI_BKT_BYTES;
+    size_t first = opts->first_bytes > 0 ? opts->first_bytes : DCOMMI_BKT_FIRST_BYTES;
+    b->opts.first_bytes = first < b->opts.bucket_bytes ? first : b->opts.bucket_bytes;
+    b->history = opts->history > 0 ? opts->history : DCOMMI_BKT_HISTORY;
+    b->has_feedback = opts->feedback != NULL;
+    if (b->has_feedback) {
+        b->feedback_opts = *opts->feedback;
+    }
+}
+
+/* What one rank can do by itself. */
+static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_param *params,
+                                       size_t nparams, const dcomm_buckets_opts *opts)
+{
+    if (nparams > UINT32_MAX / 2) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %zu parameters", nparams);
+    }
+    dcommi_bkt_take_opts(b, opts);
+    b->params = dcommi_calloc(nparams, sizeof *b->params);
+    b->card = dcommi_calloc(2, sizeof *b->card);
+    b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
+    if (b->params == NULL || b->card == NULL || b->cards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    b->nparams = nparams;
+    DCOMMI_TRY(dcommi_bkt_take(b, params, opts));
+    return dcommi_bkt_books(b);
+}
+
+/* Whether "auto" is to be a codec, for each length. */
+static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        const dcomm_codec *codec = b->kinds[k->kind].codec, *taken;
+        if (codec != NULL && codec->automatic) {
+            DCOMMI_TRY(
+                dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype, &taken));
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Collective, on the buckets' own communicator. */
+static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *params,
+                                    size_t nparams, const dcomm_buckets_opts *opts)
+{
+    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts)));
+    dcommi_bkt_layout layout = {0};
+    uint32_t *sequence = dcommi_calloc(b->nparams, sizeof *sequence);
+    dcomm_status status = sequence == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (size_t i = 0; i < b->nparams && status == DCOMM_OK; i++) {
+        sequence[i] = (uint32_t)(b->nparams - 1 - i);
+    }
+    status = status == DCOMM_OK ? dcommi_bkt_build(b, sequence, &layout) : status;
+    dcommi_free(sequence);
+    if (status == DCOMM_OK) {
+        dcommi_bkt_settle(b, &layout);
+    }
+    DCOMMI_TRY(dcommi_bkt_all_good(b, status));
+    return dcommi_bkt_decide(b);
+}
+
+static void dcommi_bkt_free(dcomm_buckets *b)
+{
+    dcommi_bkt_layout_free(&b->layout);
+    for (size_t i = 0; i < b->nkinds; i++) {
+        dcomm_codec_destroy(&b->kinds[i].codec);
+    }
+    for (int i = 0; i < DCOMMI_BKT_SPANS; i++) {
+        dcommi_free(b->spans[i]);
+    }
+    for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
+        dcommi_free(b->kept[i].ready);
+    }
+    dcommi_free(b->kept);
+    dcommi_free(b->kinds);
+    dcommi_free(b->params);
+    dcommi_free(b->names);
+    dcommi_free(b->card);
+    dcommi_free(b->cards);
+    if (b->has_lock) {
+        pthread_mutex_destroy(&b->lock);
+    }
+    dcommi_free(b);
+}
+
+DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
+                                            size_t nparams, const dcomm_buckets_opts *opts,
+                                            dcomm_buckets **b_p)
+{
+    static const dcomm_buckets_opts defaults;
+    if (comm == NULL || b_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s is NULL",
+                           comm == NULL ? "comm" : "b_p");
+    }
+    *b_p = NULL;
+    dcomm_comm *own = NULL;
+    DCOMMI_TRY(dcomm_comm_dup(comm, &own));
+    dcomm_buckets *b = dcommi_alloc(sizeof *b);
+    if (b == NULL || pthread_mutex_init(&b->lock, NULL) != 0) {
+        dcommi_free(b);
+        dcomm_comm_abort(own, "no memory for buckets");
+        dcomm_comm_destroy(&own);
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "dcomm_buckets_create: no memory");
+    }
+    b->has_lock = true;
+    b->comm = own;
+    own->timed = true;
+    b->rank = own->rank;
+    b->size = own->size;
+    dcomm_status status = dcommi_bkt_make(b, params, nparams, opts != NULL ? opts : &defaults);
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcomm_buckets_destroy(&b);
+        return dcommi_fail(status, "%s", why);
+    }
+    *b_p = b;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p)
+{
+    if (b_p == NULL || *b_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcomm_buckets *b = *b_p;
+    *b_p = NULL;
+    if (atomic_load(&b->open)) {
+        dcomm_comm_abort(b->comm, "its buckets were destroyed in the middle of a step");
+        dcommi_bkt_drain(b);
+    }
+    dcomm_status status = dcomm_comm_destroy(&b->comm);
+    dcommi_bkt_free(b);
+    return status;
+}
+
+/* ---- a step ---- */
+
+DCOMM_API void *dcomm_bucket_grad(dcomm_buckets *b, size_t i)
+{
+    if (b == NULL || i >= b->nparams) {
+        return NULL;
+    }
+    dcommi_bkt_param *p = &b->params[i];
+    return p->grad != NULL ? p->grad : p->count > 0 ? dcommi_bkt_place(b, p) : NULL;
+}
+
+DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets_step *step)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_begin", b));
+    if (step == NULL || !(step->weight >= 0 && step->weight <= DBL_MAX)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_begin: step%s",
+                           step == NULL ? " is NULL" : "->weight is negative or not finite");
+    }
+    pthread_mutex_lock(&b->lock);
+    dcomm_status status;
+    if (atomic_load(&b->open)) {
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_buckets_begin: step %" PRIu64 " is under way", b->steps);
+    } else {
+        b->step = *step;
+        b->begun = true;
+        status = dcommi_bkt_open(b);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream)
+{
+    if (stream != NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_bucket_ready: stream is %p; this build knows gradients in host "
+                           "memory only, for which it is NULL",
+                           stream);
+    }
+    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY);
+}
+
+DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i)
+{
+    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED);
+}
+
+DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_progress", b));
+    dcomm_context *context = b->comm->context;
+    if (dcommi_token_try(context)) {
+        for (int i = 0; i < DCOMMI_TURN && dcommi_progress(context); i++) {
+        }
+        dcommi_token_release(context);
+    }
+    dcomm_status status = DCOMM_OK;
+    if (b->opts.weighted && atomic_load_explicit(&b->open, memory_order_acquire)) {
+        pthread_mutex_lock(&b->lock);
+        status = atomic_load(&b->open) ? dcommi_bkt_launch(b) : DCOMM_OK;
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_bucket_wait", b));
+    if (i >= b->nparams || !atomic_load_explicit(&b->open, memory_order_acquire) ||
+        b->step.accumulate) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_bucket_wait: parameter %zu of %zu, %s", i,
+                           b->nparams,
+                           !atomic_load(&b->open) ? "and no step is under way"
+                           : b->step.accumulate   ? "in a step that does not send"
+                                                  : "which is none");
+    }
+    for (size_t k = 0; k <= b->params[i].bucket; k++) {
+        const dcommi_bkt *bucket = &b->layout.buckets[k];
+        for (size_t j = 0; j < bucket->nparams && atomic_load(&bucket->pending) > 0; j++) {
+            const dcommi_bkt_param *p = &b->params[bucket->params[j]];
+            if (atomic_load(&p->mark) == DCOMMI_BKT_IDLE) {
+                return dcommi_fail(DCOMM_ERR_INVALID,
+                                   "dcomm_bucket_wait: \"%s\" is in bucket %zu, and bucket %zu "
+                                   "waits for \"%s\", which is not ready",
+                                   b->params[i].name, b->params[i].bucket, k, p->name);
+            }
+        }
+    }
+    return dcommi_bkt_await(b, &b->layout.buckets[b->params[i].bucket]);
+}
+
+DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
+{
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_wait", b));
+    dcomm_status status = dcommi_bkt_wait_all(b);
+    if (status >= 0 && !b->step.accumulate) {
+        dcommi_bkt_record(b);
+        if (b->opts.rebuild && b->built == 1) {
+            status = dcommi_bkt_rebuild(b);
+            status = status >= 0 ? dcommi_bkt_decide(b) : status;
+            b->built_at = b->sent_steps + 1;
+        }
+    }
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_drain(b);
+        return dcommi_bkt_broken(b);
+    }
+    dcommi_bkt_close(b);
+    return DCOMM_OK;
+}
+
+/* ---- what there is ---- */
+
+DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info)
+{
+    if (b == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_get_info: %s is NULL",
+                           b == NULL ? "b" : "info");
+    }
+    *info = (dcomm_buckets_info){.nparams = b->nparams,
+                                 .nbuckets = b->layout.n,
+                                 .bytes = b->bytes,
+                                 .steps = b->steps,
+                                 .sent_steps = b->sent_steps,
+                                 .built = b->built,
+                                 .status = (dcomm_status)atomic_load(&b->failed)};
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b)
+{
+    return b != NULL ? b->comm : NULL;
+}
+
+DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+                                       size_t *first_p)
+{
+    if (b == NULL || bucket_p == NULL || first_p == NULL || i >= b->nparams) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_bucket_of: an argument is NULL, or there is no parameter %zu", i);
+    }
+    *bucket_p = b->params[i].bucket;
+    *first_p = b->params[i].first;
+    return DCOMM_OK;
+}
+
+#endif
 #endif
 #endif
 
@@ -42782,6 +44977,11 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_AVX2_OP
 #undef DCOMMI_AVX512_FLOAT
 #undef DCOMMI_AVX512_OP
+#undef DCOMMI_BKT_BYTES
+#undef DCOMMI_BKT_FIRST_BYTES
+#undef DCOMMI_BKT_HISTORY
+#undef DCOMMI_BKT_OPTIONS
+#undef DCOMMI_BKT_SPEC_MAX
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS

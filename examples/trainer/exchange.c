@@ -6,8 +6,39 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SPEC = 256 };
+
+/* The optimizer has momentum; DGC's own would come on top of it. */
+static dcomm_feedback_opts feedback_of(const options *o, uint32_t tensor)
+{
+    return (dcomm_feedback_opts){.momentum = -1,
+                                 .warmup_steps = (uint64_t)o->warmup,
+                                 .variant = strcmp(o->feedback, "ef21") == 0 ? DCOMM_FEEDBACK_EF21
+                                            : strcmp(o->feedback, "dgc") == 0
+                                                ? DCOMM_FEEDBACK_DGC
+                                                : DCOMM_FEEDBACK_CLASSIC,
+                                 .scale = true,
+                                 .seed = (uint64_t)o->seed,
+                                 .tensor = tensor};
+}
+
+static bool is_powersgd(const options *o)
+{
+    return o->codec != NULL && strncmp(o->codec, "powersgd", 8) == 0;
+}
+
+/* The codec's spec for a matrix of so many rows. */
+static void spec_of(const options *o, size_t rows, char spec[SPEC])
+{
+    if (is_powersgd(o)) {
+        snprintf(spec, SPEC, "%s%srows=%zu", o->codec, strchr(o->codec, ':') != NULL ? "," : ":",
+                 rows);
+    } else {
+        snprintf(spec, SPEC, "%s", o->codec != NULL ? o->codec : "none");
+    }
+}
 
 static dcomm_status open_part(exchange_part *part, const options *o, const char *spec,
                               uint32_t tensor)
@@ -17,16 +48,7 @@ static dcomm_status open_part(exchange_part *part, const options *o, const char 
     }
     dcomm_status status = dcomm_codec_create(spec, &part->codec);
     if (status == DCOMM_OK && o->feedback != NULL) {
-        /* The optimizer has momentum; DGC's own would come on top of it. */
-        dcomm_feedback_opts opts = {.momentum = -1,
-                                    .warmup_steps = (uint64_t)o->warmup,
-                                    .variant =
-                                        strcmp(o->feedback, "ef21") == 0  ? DCOMM_FEEDBACK_EF21
-                                        : strcmp(o->feedback, "dgc") == 0 ? DCOMM_FEEDBACK_DGC
-                                                                          : DCOMM_FEEDBACK_CLASSIC,
-                                    .scale = true,
-                                    .seed = (uint64_t)o->seed,
-                                    .tensor = tensor};
+        dcomm_feedback_opts opts = feedback_of(o, tensor);
         status = dcomm_feedback_create(part->codec, part->count, &opts, &part->feedback);
     }
     return status;
@@ -36,8 +58,7 @@ static dcomm_status open_part(exchange_part *part, const options *o, const char 
  * gradients; to other codecs, these are one array. */
 static dcomm_status open_parts(exchange *e, const options *o, const model *m)
 {
-    bool powersgd = o->codec != NULL && strncmp(o->codec, "powersgd", 8) == 0;
-    bool matrices = powersgd || (o->codec != NULL && o->frozen);
+    bool matrices = is_powersgd(o) || (o->codec != NULL && o->frozen);
     size_t n = matrices ? model_tensors(m) : 1;
     e->parts = calloc(n, sizeof *e->parts);
     if (e->parts == NULL) {
@@ -49,14 +70,10 @@ static dcomm_status open_parts(exchange *e, const options *o, const model *m)
         size_t rows = 0;
         exchange_part *part = &e->parts[i];
         part->count = e->count;
-        snprintf(spec, sizeof spec, "%s", o->codec != NULL ? o->codec : "");
         if (matrices) {
             model_tensor(m, i, &part->first, &part->count, &rows);
         }
-        if (powersgd) {
-            snprintf(spec, sizeof spec, "%s%srows=%zu", o->codec,
-                     strchr(o->codec, ':') != NULL ? "," : ":", rows);
-        }
+        spec_of(o, rows, spec);
         dcomm_status status = open_part(part, o, spec, (uint32_t)i);
         if (status != DCOMM_OK) {
             return status;
@@ -65,14 +82,53 @@ static dcomm_status open_parts(exchange *e, const options *o, const model *m)
     return DCOMM_OK;
 }
 
-dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, const model *m)
+/* Tensors are registered one by one, and behind them the element that is summed exactly. Their
+ * gradients lie one behind another, so nothing is copied. */
+static dcomm_status open_buckets(exchange *e, const options *o, model *m)
+{
+    size_t n = model_tensors(m);
+    dcomm_bucket_param *params = calloc(n + 1, sizeof *params);
+    char(*specs)[SPEC] = calloc(n, sizeof *specs);
+    dcomm_feedback_opts feedback = {0};
+    dcomm_buckets_opts opts = {.bucket_bytes = (size_t)o->buckets << 10,
+                               .sum = true,
+                               .coll = e->coll,
+                               .trace_steps = o->trace != NULL ? 5 : 0};
+    dcomm_status status = params != NULL && specs != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
+        size_t first, rows;
+        params[i].dtype = DCOMM_F32;
+        model_tensor(m, i, &first, &params[i].count, &rows);
+        params[i].grad = model_gradients(m) + first;
+        spec_of(o, rows, specs[i]);
+        params[i].codec = specs[i];
+    }
+    if (status == DCOMM_OK) {
+        params[n] = (dcomm_bucket_param){.name = "loss",
+                                         .grad = model_gradients(m) + e->count,
+                                         .count = 1,
+                                         .dtype = DCOMM_F32,
+                                         .codec = "none"};
+        if (o->feedback != NULL) {
+            feedback = feedback_of(o, 0);
+            opts.feedback = &feedback;
+            opts.codec = o->codec;
+        }
+        status = dcomm_buckets_create(e->comm, params, n + 1, &opts, &e->buckets);
+    }
+    free(params);
+    free(specs);
+    return status;
+}
+
+dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, model *m)
 {
     *e = (exchange){.comm = comm,
                     .coll = {.algo = o->algo,
                              .deterministic = o->deterministic,
                              .codec_seed = (uint64_t)o->seed},
                     .count = model_count(m)};
-    dcomm_status status = open_parts(e, o, m);
+    dcomm_status status = o->buckets > 0 ? open_buckets(e, o, m) : open_parts(e, o, m);
     if (status != DCOMM_OK) {
         exchange_close(e);
     }
@@ -81,6 +137,7 @@ dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, cons
 
 void exchange_close(exchange *e)
 {
+    dcomm_buckets_destroy(&e->buckets);
     for (size_t i = 0; i < e->nparts; i++) {
         dcomm_feedback_destroy(&e->parts[i].feedback);
         dcomm_codec_destroy(&e->parts[i].codec);
@@ -115,8 +172,65 @@ dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly)
                            &exact);
 }
 
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void exchange_ready(void *user, size_t tensor)
+{
+    exchange *e = user;
+    double start = now();
+    dcomm_status status = dcomm_bucket_ready(e->buckets, tensor, NULL);
+    if (status >= 0) {
+        status = dcomm_buckets_progress(e->buckets);
+    }
+    e->status = e->status < 0 ? e->status : status;
+    e->seconds += now() - start;
+}
+
+dcomm_status exchange_finish(exchange *e)
+{
+    return e->status < 0 ? e->status : dcomm_buckets_wait(e->buckets);
+}
+
+dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats)
+{
+    *stats = (dcomm_stats){0};
+    return e->buckets != NULL ? dcomm_comm_stats(dcomm_buckets_comm(e->buckets), stats) : DCOMM_OK;
+}
+
+/* Of the largest bucket. */
+static dcomm_status explain_buckets(const exchange *e, const char **algo)
+{
+    dcomm_buckets_info all;
+    dcomm_bucket_info largest = {0}, info;
+    dcomm_coll_opts coll = e->coll;
+    dcomm_codec *codec = NULL;
+    dcomm_status status = dcomm_buckets_get_info(e->buckets, &all);
+    for (size_t k = 0; k < all.nbuckets && status >= 0; k++) {
+        status = dcomm_bucket_get_info(e->buckets, k, &info);
+        largest = info.count > largest.count ? info : largest;
+    }
+    if (status >= 0 && largest.codec != NULL) {
+        status = dcomm_codec_create(largest.codec, &codec);
+    }
+    coll.codec = codec;
+    if (status >= 0) {
+        status = dcomm_explain(dcomm_buckets_comm(e->buckets), DCOMM_COLL_ALLREDUCE, largest.count,
+                               DCOMM_F32, DCOMM_SUM, &coll, algo);
+    }
+    dcomm_codec_destroy(&codec);
+    return status;
+}
+
 dcomm_status exchange_explain(const exchange *e, const char **algo)
 {
+    if (e->buckets != NULL) {
+        return explain_buckets(e, algo);
+    }
     const exchange_part *longest = &e->parts[0];
     for (size_t i = 1; i < e->nparts; i++) {
         longest = e->parts[i].count > longest->count ? &e->parts[i] : longest;

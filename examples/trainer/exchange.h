@@ -20,13 +20,23 @@ typedef struct exchange {
     exchange_part *parts;
     size_t nparts;
     size_t count; /* of the gradients; one more element behind them is always summed exactly */
+    dcomm_buckets *buckets; /* instead of parts; NULL: none */
+    dcomm_status status;    /* the first error of exchange_ready */
+    double seconds;         /* within exchange_ready */
 } exchange;
 
 /* Everything by options.codec and its like. Statuses and sentences are dcomm's. */
-dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, const model *m);
+dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, model *m);
 void exchange_close(exchange *e);
 /* gradients[count + 1] becomes the sum over all ranks; without the codec where `exactly`. */
 dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly);
+/* With buckets: tensor `tensor` of this rank's gradients is computed (the number after the last one
+ * is that element behind them); it may be summed from now on. `user` is the exchange. */
+void exchange_ready(void *user, size_t tensor);
+/* Wait until all of them are summed. */
+dcomm_status exchange_finish(exchange *e);
+/* What was sent for it, besides the communicator's own. */
+dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats);
 /* The algorithm that sums the longest part. */
 dcomm_status exchange_explain(const exchange *e, const char **algo);
 

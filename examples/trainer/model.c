@@ -22,6 +22,8 @@ struct model {
     float *x, *inverse, *normed, *logits; /* after the last layer */
     float *memory;                        /* of all traces and scratch */
     float *dx, *dwide, *dqkv, *dnarrow, *dlogits, *turned, *row;
+    model_done_fn done; /* NULL: nobody wants to know */
+    void *done_user;
 };
 
 /* Hands out pieces of one block; with base NULL it only counts. */
@@ -274,6 +276,19 @@ static void layer_forward(const model *m, int l, float *y, int n)
     matmul_add(y, t->activated, 4 * d, 1, w->down, n, 4 * d, d);
 }
 
+void model_watch(model *m, model_done_fn done, void *user)
+{
+    m->done = done;
+    m->done_user = user;
+}
+
+static void done(const model *m, size_t tensor_number)
+{
+    if (m->done != NULL) {
+        m->done(m->done_user, tensor_number);
+    }
+}
+
 /* m->dx: derivatives of the layer's output on entry, of its input on return. */
 static void layer_backward(model *m, int l, int n)
 {
@@ -281,14 +296,21 @@ static void layer_backward(model *m, int l, int n)
     const model_layer *w = &m->params.layers[l];
     const model_layer *g = &m->grads.layers[l];
     const layer_trace *t = &m->traces[l];
+    size_t norm1 = 1 + LAYER_TENSORS * (size_t)l; /* the number of its first tensor */
     linear_back(m, m->dwide, g->down, m->dx, t->activated, w->down, n, 4 * d, d);
+    done(m, norm1 + 5);
     gelu_back(m->dwide, m->dwide, t->hidden, n * 4 * d);
     linear_back(m, m->dnarrow, g->up, m->dwide, t->normed2, w->up, n, d, 4 * d);
+    done(m, norm1 + 4);
     rmsnorm_back(m->dx, g->norm2, m->dnarrow, t->middle, t->inverse2, w->norm2, n, d);
+    done(m, norm1 + 3);
     linear_back(m, m->dnarrow, g->out, m->dx, t->mixed, w->out, n, d, d);
+    done(m, norm1 + 2);
     attention_back(m->dqkv, m->dnarrow, t->weights, t->qkv, m->row, n, d, m->config.heads);
     linear_back(m, m->dnarrow, g->qkv, m->dqkv, t->normed1, w->qkv, n, d, 3 * d);
+    done(m, norm1 + 1);
     rmsnorm_back(m->dx, g->norm1, m->dnarrow, t->x, t->inverse1, w->norm1, n, d);
+    done(m, norm1);
 }
 
 /* Cross-entropy of one position; leaves the derivative, over n positions, in dlogits. */
@@ -341,8 +363,10 @@ void model_backward(model *m, const int *tokens, const int *targets, int n)
     (void)targets; /* position_loss has used them */
     linear_back(m, m->dnarrow, m->grads.head, m->dlogits, m->normed, m->params.head, n, d,
                 m->padded_vocab);
+    done(m, model_tensors(m) - 1);
     memset(m->dx, 0, (size_t)n * (size_t)d * sizeof(float));
     rmsnorm_back(m->dx, m->grads.norm, m->dnarrow, m->x, m->inverse, m->params.norm, n, d);
+    done(m, model_tensors(m) - 2);
     for (int l = m->config.layers - 1; l >= 0; l--) {
         layer_backward(m, l, n);
     }
@@ -351,4 +375,5 @@ void model_backward(model *m, const int *tokens, const int *targets, int n)
             m->grads.token[tokens[t] * d + i] += m->dx[t * d + i];
         }
     }
+    done(m, 0);
 }

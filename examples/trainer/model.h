@@ -46,6 +46,9 @@ void model_tensor(const model *m, size_t i, size_t *first, size_t *count, size_t
 double model_forward(model *m, const int *tokens, const int *targets, int n);
 /* After a forward pass with the same arguments: adds the gradient of its result. */
 void model_backward(model *m, const int *tokens, const int *targets, int n);
+/* From now on, tell when a backward pass is done with the gradient of a tensor; NULL: no more. */
+typedef void (*model_done_fn)(void *user, size_t tensor);
+void model_watch(model *m, model_done_fn done, void *user);
 /* [vocab], of position t of the last forward pass. */
 const float *model_logits(const model *m, int t);
 

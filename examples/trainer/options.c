@@ -35,6 +35,11 @@ static void help(void)
         "  --feedback F     error feedback: none, classic, ef21, dgc (none)\n"
         "  --warmup N       dgc: steps in which more than the codec's k is sent (0)\n"
         "  --deterministic  sum gradients in rank order\n"
+        "  --buckets N      sum gradients in buckets of N KiB, while backward goes on (in one\n"
+        "                   piece, after it)\n"
+        "  --trace DIR      with buckets: each rank writes the last steps there, as rankR.json, "
+        "for\n"
+        "                   Perfetto or chrome://tracing\n"
         "  --log-every N    steps between lines of output (25)\n"
         "  --sample N       characters to write at the end (300)\n"
         "  --json FILE      rank 0 writes the run there\n"
@@ -114,6 +119,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         FEEDBACK,
         WARMUP,
         DETERMINISTIC,
+        BUCKETS,
+        TRACE,
         LOG,
         SAMPLE,
         JSON,
@@ -140,6 +147,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"feedback", required_argument, NULL, FEEDBACK},
         {"warmup", required_argument, NULL, WARMUP},
         {"deterministic", no_argument, NULL, DETERMINISTIC},
+        {"buckets", required_argument, NULL, BUCKETS},
+        {"trace", required_argument, NULL, TRACE},
         {"log-every", required_argument, NULL, LOG},
         {"sample", required_argument, NULL, SAMPLE},
         {"json", required_argument, NULL, JSON},
@@ -221,6 +230,12 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case DETERMINISTIC:
             o->deterministic = true;
             break;
+        case BUCKETS:
+            good = parse_int(optarg, 1, 1 << 20, &o->buckets);
+            break;
+        case TRACE:
+            o->trace = optarg;
+            break;
         case LOG:
             good = parse_int(optarg, 1, 1000000, &o->log_every);
             break;
@@ -259,6 +274,13 @@ int options_parse(options *o, int argc, char **argv, bool *done)
     }
     if (o->feedback != NULL && o->codec == NULL) {
         return usage("--feedback is for --codec");
+    }
+    if (o->buckets > 0 && (o->frozen || o->dump != NULL)) {
+        return usage("--buckets goes neither with --optimizer frozen nor with --dump, which need "
+                     "gradients that are not summed yet");
+    }
+    if (o->trace != NULL && o->buckets == 0) {
+        return usage("--trace is for --buckets");
     }
     if (o->dim % 8 != 0 || o->dim % o->heads != 0) {
         return usage("--dim must be a multiple of 8 and of --heads");

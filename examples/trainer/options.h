@@ -17,6 +17,8 @@ typedef struct options {
     const char *codec;    /* NULL: exact */
     const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
+    int buckets;       /* KiB; 0: none, all gradients are one array */
+    const char *trace; /* directory for traces of the last steps; NULL: none */
     const char *json;
     int warmup; /* of dgc, steps */
     int log_every, sample;

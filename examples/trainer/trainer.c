@@ -137,6 +137,16 @@ static void update_frozen(trainer *t, int step)
     }
 }
 
+/* All gradients have been told of, but by a rank that had nothing to compute. */
+static dcomm_status finish_buckets(trainer *t, bool nothing)
+{
+    model_watch(t->model, NULL, NULL);
+    for (size_t i = model_tensors(t->model) + 1; nothing && i-- > 0;) {
+        exchange_ready(&t->exchange, i);
+    }
+    return exchange_finish(&t->exchange);
+}
+
 /* One batch: gradients of this rank's part, their sum over all ranks, the update. */
 static dcomm_status train_step(trainer *t, int step)
 {
@@ -147,6 +157,10 @@ static dcomm_status train_step(trainer *t, int step)
     for (int s = part(t, batch, t->rank); s < part(t, batch, t->rank + 1); s++) {
         const int *tokens = draw(t, step, s, false);
         gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
+        if (t->exchange.buckets != NULL && s + 1 == part(t, batch, t->rank + 1)) {
+            exchange_ready(&t->exchange, model_tensors(t->model)); /* the loss */
+            model_watch(t->model, exchange_ready, &t->exchange);
+        }
         model_backward(t->model, tokens, tokens + 1, seq);
     }
     int dumped = step - (t->o->steps - t->o->dump_steps);
@@ -164,8 +178,12 @@ static dcomm_status train_step(trainer *t, int step)
         propose(t);
     }
     double start = now();
-    dcomm_status status = exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
-    t->comm_seconds += now() - start;
+    dcomm_status status =
+        t->exchange.buckets != NULL
+            ? finish_buckets(t, part(t, batch, t->rank) == part(t, batch, t->rank + 1))
+            : exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
+    t->comm_seconds += now() - start + t->exchange.seconds;
+    t->exchange.seconds = 0;
     t->losses[step] = (double)gradients[count] / batch;
     if (status >= 0 && frozen) {
         update_frozen(t, step);
@@ -273,12 +291,16 @@ static void write_sample(trainer *t)
 
 static dcomm_status sum_up(trainer *t, const dcomm_stats *before, summary *s)
 {
-    dcomm_stats after = {0};
+    dcomm_stats after = {0}, apart = {0};
     dcomm_status status = dcomm_comm_stats(t->comm, &after);
-    s->wire_bytes = after.bytes_sent - before->bytes_sent + after.bytes_read - before->bytes_read;
+    if (status >= 0) {
+        status = exchange_stats(&t->exchange, &apart);
+    }
+    s->wire_bytes = after.bytes_sent - before->bytes_sent + after.bytes_read - before->bytes_read +
+                    apart.bytes_sent + apart.bytes_read;
     s->wire_total = s->wire_bytes;
     s->comm_seconds = t->comm_seconds;
-    s->codec_seconds = 1e-9 * (double)(after.codec_ns - before->codec_ns);
+    s->codec_seconds = 1e-9 * (double)(after.codec_ns - before->codec_ns + apart.codec_ns);
     if (status >= 0) {
         status =
             dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->wire_bytes, 1, DCOMM_U64, DCOMM_MAX, NULL);
@@ -308,14 +330,15 @@ static int write_json(const trainer *t, const summary *s)
     fprintf(file,
             "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
             "\"feedback\":\"%s\",\"optimizer\":\"%s\",\"exact_steps\":%d,\"seed\":%d,\"steps\":%d,"
-            "\"batch\":%d,\"seq\":%d,\"parameters\":%zu,\"final_loss\":%.9g,\"train_s\":%.6g,"
+            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"parameters\":%zu,\"final_loss\":%.9g,"
+            "\"train_s\":%.6g,"
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
             ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
             t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
             t->o->feedback != NULL ? t->o->feedback : "none", t->o->frozen ? "frozen" : "adam",
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
-            model_count(t->model), s->loss, s->seconds, s->comm_seconds, s->codec_seconds,
-            s->wire_bytes, s->wire_total, s->checksum);
+            t->o->buckets, model_count(t->model), s->loss, s->seconds, s->comm_seconds,
+            s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
     for (int i = 0; i < t->o->steps; i++) {
         fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);
     }
@@ -367,6 +390,14 @@ static int run(trainer *t)
             if (result != EXIT_GOOD) {
                 return result;
             }
+        }
+    }
+    if (t->o->trace != NULL) {
+        char path[4096];
+        snprintf(path, sizeof path, "%.4000s/rank%d.json", t->o->trace, t->rank);
+        if (dcomm_buckets_trace(t->exchange.buckets, path) < 0) {
+            fprintf(stderr, "trainer: rank %d: %s\n", t->rank, dcomm_last_error());
+            return EXIT_USAGE;
         }
     }
     if (t->undumped) {

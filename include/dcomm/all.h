@@ -9,6 +9,7 @@
 #include "comm.h"
 #include "mem.h"
 #include "coll.h"
+#include "bucket.h"
 #include "tune.h"
 #endif
 
@@ -29,5 +30,6 @@
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
 #include "impl/tune_measure.h"
+#include "impl/api_bucket.h"
 #endif
 #endif

@@ -165,6 +165,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
         }
     }
     comm->stats.operations += status == DCOMM_OK;
+    run->ended_at = comm->timed ? dcommi_now() : 0;
     run->next_finished = context->finished; /* the engine may still stand in one of its lanes */
     context->finished = run;
     atomic_store_explicit(&run->status, status, memory_order_release);

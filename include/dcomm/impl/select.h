@@ -65,7 +65,7 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
                            dcomm_coll_name(s->coll));
     }
-    if (s->rank_order && !algo->rank_order) {
+    if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
         dcommi_algo_names(s, true, names, sizeof names);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "algorithm %s cannot fold in rank order, which deterministic asks for; "

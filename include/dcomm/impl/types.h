@@ -200,6 +200,7 @@ struct dcommi_run {
     bool active, blocking, queued; /* queued: in a group that has not ended */
     _Atomic int refs;              /* its user, the engine, moves that the transport holds */
     double timeout_s, submitted_at, idle_since, next_query;
+    double ended_at; /* where comm->timed */
     uint64_t events, events_seen;
     dcommi_frame root;
     dcommi_frame *children;
@@ -269,6 +270,7 @@ struct dcomm_comm {
     char algo[32];
     bool deterministic;
     bool tunes; /* measures what things cost when it is created */
+    bool timed; /* its runs note when they end */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];

@@ -1,0 +1,343 @@
+/* dcomm-overlap.c - how much of communication gradient buckets hide behind backward, by bucket
+ * size. */
+#define _GNU_SOURCE
+#include "overlap_args.h"
+
+#include <math.h>
+#include <time.h>
+
+typedef struct overlap_row {
+    size_t bucket_bytes, nbuckets;
+    double step, backward, exposed, alone, model; /* seconds, the slowest rank's */
+    double hidden, over;                          /* percent */
+    dcomm_bucket_time spread;                     /* of this rank's steps */
+} overlap_row;
+
+typedef struct overlap {
+    overlap_args a;
+    dcomm_comm *comm;
+    int rank, size;
+    float *grads;
+    size_t count;      /* of one parameter */
+    double units;      /* of arithmetic per parameter */
+    double unit_s;     /* what one takes */
+    double backward_s; /* alone, the slowest rank's */
+    overlap_row rows[OVERLAP_SIZES];
+    volatile float sink;
+} overlap;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Arithmetic that no compiler can leave out and no clock shortens: about a microsecond each. */
+static void work(overlap *o, double units)
+{
+    float x = o->sink;
+    for (long i = 0; i < (long)(units * 300); i++) {
+        x = x * 0.999f + 0.001f;
+    }
+    o->sink = x;
+}
+
+static dcomm_status slowest(overlap *o, double *seconds)
+{
+    return dcomm_allreduce(o->comm, seconds, seconds, 1, DCOMM_F64, DCOMM_MAX, NULL);
+}
+
+/* One step. b NULL: backward alone. */
+static dcomm_status run_step(overlap *o, dcomm_buckets *b)
+{
+    dcomm_status status = DCOMM_OK;
+    for (int p = o->a.params - 1; p >= 0 && status >= 0; p--) {
+        float *grad = o->grads + (size_t)p * o->count;
+        for (int c = 0; c < o->a.calls && status >= 0; c++) {
+            work(o, o->units / o->a.calls);
+            if (b != NULL && !o->a.none && !o->a.thread) {
+                status = dcomm_buckets_progress(b);
+            }
+        }
+        grad[0] = (float)(o->rank + p);
+        if (b != NULL && status >= 0) {
+            status = dcomm_bucket_ready(b, (size_t)p, NULL);
+        }
+    }
+    return b != NULL && status >= 0 ? dcomm_buckets_wait(b) : status;
+}
+
+static int by_value(const void *x, const void *y)
+{
+    const double *a = x, *b = y;
+    return (*a > *b) - (*a < *b);
+}
+
+static dcomm_status make_buckets(overlap *o, size_t bytes, dcomm_buckets **b_p)
+{
+    static dcomm_bucket_param params[OVERLAP_PARAMS];
+    size_t whole = (size_t)o->a.params * o->count * sizeof *o->grads;
+    dcomm_buckets_opts opts = {.bucket_bytes = bytes > 0 ? bytes : whole,
+                               .first_bytes = bytes > 0 ? 0 : whole,
+                               .codec = o->a.codec,
+                               .coll.algo = o->a.algo,
+                               .trace_steps = o->a.trace != NULL ? 3 : 0};
+    for (int p = 0; p < o->a.params; p++) {
+        params[p] = (dcomm_bucket_param){
+            .grad = o->grads + (size_t)p * o->count, .count = o->count, .dtype = DCOMM_F32};
+    }
+    return dcomm_buckets_create(o->comm, params, (size_t)o->a.params, &opts, b_p);
+}
+
+/* What the model says: buckets become ready as backward goes on, and are sent one after another. */
+static dcomm_status predict(overlap *o, dcomm_buckets *b, size_t nbuckets, double *seconds)
+{
+    double done = 0;
+    size_t seen = 0;
+    for (size_t k = 0; k < nbuckets; k++) {
+        dcomm_bucket_info info;
+        dcomm_alternative rows[32];
+        dcomm_codec *codec = NULL;
+        dcomm_coll_opts opts = {.algo = o->a.algo};
+        int n = 0;
+        dcomm_status status = dcomm_bucket_get_info(b, k, &info);
+        if (status >= 0 && info.codec != NULL) {
+            status = dcomm_codec_create(info.codec, &codec);
+        }
+        opts.codec = codec;
+        if (status >= 0) {
+            status = dcomm_explain_all(dcomm_buckets_comm(b), DCOMM_COLL_ALLREDUCE, info.count,
+                                       DCOMM_F32, DCOMM_AVG, &opts, rows, 32, &n);
+        }
+        dcomm_codec_destroy(&codec);
+        if (status < 0) {
+            return status;
+        }
+        double price = NAN;
+        for (int i = 0; i < n && i < 32; i++) {
+            price = rows[i].chosen && rows[i].seconds >= 0 ? rows[i].seconds : price;
+        }
+        seen += info.nparams;
+        double ready = o->backward_s * (double)seen / o->a.params;
+        done = (done > ready ? done : ready) + price;
+    }
+    *seconds = done > o->backward_s ? done : o->backward_s;
+    return DCOMM_OK;
+}
+
+static dcomm_status measure(overlap *o, overlap_row *row)
+{
+    dcomm_buckets *b = NULL;
+    dcomm_buckets_info all;
+    dcomm_buckets_report report;
+    double *steps = calloc((size_t)o->a.steps * 3, sizeof *steps);
+    dcomm_status status = steps != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    if (status >= 0) {
+        status = make_buckets(o, row->bucket_bytes, &b);
+    }
+    if (status >= 0) {
+        status = dcomm_buckets_calibrate(b, 5);
+    }
+    for (int i = -2; i < o->a.steps && status >= 0; i++) {
+        status = dcomm_barrier(o->comm, NULL);
+        double start = now();
+        status = status >= 0 ? run_step(o, b) : status;
+        double seconds = now() - start, exposed = 0, backward = 0;
+        if (status >= 0 && (status = dcomm_buckets_get_report(b, &report)) >= 0) {
+            exposed = report.exposed.last;
+            backward = report.backward.last;
+            status = slowest(o, &seconds);
+        }
+        if (i >= 0) {
+            steps[i] = seconds;
+            steps[o->a.steps + i] = exposed;
+            steps[2 * o->a.steps + i] = backward;
+        }
+    }
+    if (status >= 0) {
+        for (int k = 0; k < 3; k++) {
+            qsort(steps + k * o->a.steps, (size_t)o->a.steps, sizeof *steps, by_value);
+        }
+        row->step = steps[o->a.steps / 2];
+        row->exposed = steps[o->a.steps + o->a.steps / 2];
+        row->backward = steps[2 * o->a.steps + o->a.steps / 2];
+        row->alone = report.alone_s;
+        row->spread = report.step;
+        status = dcomm_buckets_get_info(b, &all);
+        row->nbuckets = all.nbuckets;
+    }
+    double *const agreed[] = {&row->exposed, &row->backward, &row->alone};
+    for (int k = 0; k < 3 && status >= 0; k++) {
+        status = slowest(o, agreed[k]);
+    }
+    if (status >= 0) {
+        status = predict(o, b, all.nbuckets, &row->model);
+    }
+    if (status >= 0 && o->rank == 0 && o->a.trace != NULL) {
+        status = dcomm_buckets_trace(b, o->a.trace);
+    }
+    dcomm_buckets_destroy(&b);
+    free(steps);
+    return status;
+}
+
+/* How much arithmetic backward is, and what it takes alone. */
+static dcomm_status settle_backward(overlap *o)
+{
+    dcomm_buckets *b = NULL;
+    dcomm_buckets_report report;
+    double start = now();
+    work(o, 20000);
+    o->unit_s = (now() - start) / 20000;
+    double wanted = o->a.backward_ms * 1e-3;
+    dcomm_status status = DCOMM_OK;
+    if (wanted == 0) {
+        status = make_buckets(o, 0, &b);
+        if (status >= 0) {
+            status = dcomm_buckets_calibrate(b, 5);
+        }
+        if (status >= 0) {
+            status = dcomm_buckets_get_report(b, &report);
+        }
+        wanted = status >= 0 ? report.alone_s : 0;
+        dcomm_buckets_destroy(&b);
+    }
+    if (status >= 0) {
+        status = slowest(o, &wanted);
+    }
+    o->units = wanted / o->unit_s / o->a.params;
+    double times[5] = {0};
+    for (int i = 0; i < 5 && status >= 0; i++) {
+        start = now();
+        run_step(o, NULL);
+        times[i] = now() - start;
+        status = slowest(o, &times[i]);
+    }
+    qsort(times, 5, sizeof *times, by_value);
+    o->backward_s = times[2];
+    return status;
+}
+
+static bool wrong_result(const overlap *o)
+{
+    for (int p = 0; p < o->a.params && o->a.codec == NULL; p++) {
+        float wanted = (float)p + (float)(o->size - 1) / 2;
+        if (fabsf(o->grads[(size_t)p * o->count] - wanted) > 1e-3f) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- output ---- */
+
+static const char *progress_name(const overlap *o)
+{
+    return o->a.thread ? "thread" : o->a.none ? "none" : "calls";
+}
+
+static void print_rows(const overlap *o)
+{
+    printf("%d ranks, %.1f MiB in %d gradients, backward %.3f ms alone, progress by %s\n", o->size,
+           (double)(o->count * sizeof(float)) * o->a.params / 1048576, o->a.params,
+           o->backward_s * 1e3, progress_name(o));
+    printf("%10s %7s %9s %9s %9s %9s %8s %7s %9s\n", "bucket", "buckets", "step", "backward",
+           "exposed", "alone", "hidden%", "over%", "model");
+    for (size_t i = 0; i < o->a.nbuckets; i++) {
+        const overlap_row *r = &o->rows[i];
+        printf("%10zu %7zu %9.3f %9.3f %9.3f %9.3f %8.1f %7.1f %9.3f\n", r->bucket_bytes,
+               r->nbuckets, r->step * 1e3, r->backward * 1e3, r->exposed * 1e3, r->alone * 1e3,
+               r->hidden, r->over, r->model * 1e3);
+    }
+}
+
+static int write_json(const overlap *o)
+{
+    FILE *file = fopen(o->a.json, "w");
+    if (file == NULL) {
+        fprintf(stderr, "dcomm-overlap: cannot write %s\n", o->a.json);
+        return OVERLAP_USAGE;
+    }
+    fprintf(file,
+            "{\"schema\":1,\"tool\":\"dcomm-overlap\",\"nranks\":%d,\"bytes\":%zu,\"params\":%d,"
+            "\"progress\":\"%s\",\"codec\":\"%s\",\"backward_ms\":%.6g,\"results\":[",
+            o->size, o->count * sizeof(float) * (size_t)o->a.params, o->a.params, progress_name(o),
+            o->a.codec != NULL ? o->a.codec : "none", o->backward_s * 1e3);
+    for (size_t i = 0; i < o->a.nbuckets; i++) {
+        const overlap_row *r = &o->rows[i];
+        fprintf(file,
+                "%s\n{\"bucket_bytes\":%zu,\"buckets\":%zu,\"step_ms\":%.6g,\"backward_ms\":%.6g,"
+                "\"exposed_ms\":%.6g,\"alone_ms\":%.6g,\"hidden_percent\":%.6g,"
+                "\"over_percent\":%.6g,\"step_ms_p50\":%.6g,\"step_ms_p95\":%.6g,"
+                "\"step_ms_p99\":%.6g,\"model_ms\":",
+                i > 0 ? "," : "", r->bucket_bytes, r->nbuckets, r->step * 1e3, r->backward * 1e3,
+                r->exposed * 1e3, r->alone * 1e3, r->hidden, r->over, r->spread.p50 * 1e3,
+                r->spread.p95 * 1e3, r->spread.p99 * 1e3);
+        fprintf(file, isfinite(r->model) ? "%.6g}" : "null}", r->model * 1e3);
+    }
+    fprintf(file, "]}\n");
+    return fclose(file) == 0 ? OVERLAP_GOOD : OVERLAP_USAGE;
+}
+
+/* Percentages, once the shortest communication is known. */
+static void compare(overlap *o)
+{
+    double shortest = INFINITY;
+    for (size_t i = 0; i < o->a.nbuckets; i++) {
+        shortest = fmin(shortest, o->rows[i].alone);
+    }
+    double ideal = fmax(o->backward_s, shortest);
+    for (size_t i = 0; i < o->a.nbuckets; i++) {
+        overlap_row *r = &o->rows[i];
+        r->hidden = 100 * (o->backward_s + r->alone - r->step) / fmin(o->backward_s, r->alone);
+        r->over = 100 * (r->step / ideal - 1);
+    }
+}
+
+static int run_all(overlap *o)
+{
+    dcomm_comm_opts opts = {.context_opts = {.progress_thread = o->a.thread}};
+    dcomm_status status = dcomm_comm_create(&opts, &o->comm);
+    o->rank = dcomm_comm_rank(o->comm);
+    o->size = dcomm_comm_size(o->comm);
+    o->count = o->a.bytes / sizeof *o->grads / (size_t)o->a.params;
+    o->count += o->count == 0;
+    o->grads = calloc(o->count * (size_t)o->a.params, sizeof *o->grads);
+    status = status >= 0 && o->grads == NULL ? DCOMM_ERR_NO_MEMORY : status;
+    if (status >= 0) {
+        status = settle_backward(o);
+    }
+    bool wrong = false;
+    for (size_t i = 0; i < o->a.nbuckets && status >= 0; i++) {
+        o->rows[i].bucket_bytes = o->a.buckets[i];
+        status = measure(o, &o->rows[i]);
+        wrong = wrong || (status >= 0 && wrong_result(o));
+    }
+    if (status < 0) {
+        fprintf(stderr, "dcomm-overlap: rank %d: %s\n", o->rank, dcomm_last_error());
+        return OVERLAP_COMM;
+    }
+    compare(o);
+    int result = wrong ? OVERLAP_WRONG : OVERLAP_GOOD;
+    if (o->rank == 0) {
+        print_rows(o);
+        int written = o->a.json != NULL ? write_json(o) : OVERLAP_GOOD;
+        result = result == OVERLAP_GOOD ? written : result;
+    }
+    return result;
+}
+
+int main(int argc, char **argv)
+{
+    static overlap o;
+    bool done = false;
+    int result = overlap_parse(&o.a, argc, argv, &done);
+    if (result != OVERLAP_GOOD || done) {
+        return result;
+    }
+    result = run_all(&o);
+    dcomm_comm_destroy(&o.comm);
+    free(o.grads);
+    return result;
+}

@@ -1,0 +1,164 @@
+/* overlap_args.h - the command line of dcomm-overlap. */
+#ifndef OVERLAP_ARGS_H
+#define OVERLAP_ARGS_H
+
+#include "dcomm/all.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OVERLAP_GOOD = 0, OVERLAP_WRONG = 1, OVERLAP_USAGE = 2, OVERLAP_COMM = 3 };
+enum { OVERLAP_SIZES = 32, OVERLAP_PARAMS = 1024 };
+
+typedef struct overlap_args {
+    size_t bytes, buckets[OVERLAP_SIZES];
+    size_t nbuckets;
+    int params, steps, calls;
+    double backward_ms;
+    bool thread, none; /* who progresses; neither: calls */
+    const char *algo, *codec, *json, *trace;
+} overlap_args;
+
+static void overlap_help(void)
+{
+    puts(
+        "usage: dcomm-overlap [options]      under a launcher\n"
+        "Steps of a made-up backward pass whose gradients are averaged in buckets, for bucket "
+        "after\n"
+        "bucket size. Backward is a fixed amount of arithmetic: what communication takes from the\n"
+        "core makes it longer.\n"
+        "  --bytes SIZE       of all gradients, f32; K, M, G are powers of 1024 (64M)\n"
+        "  --params N         parameters, of equal size (64)\n"
+        "  --backward-ms T    what backward takes alone (as long as communication does)\n"
+        "  --buckets A,B,...  bucket sizes; 0: one for all (64K,256K,1M,4M,16M,0)\n"
+        "  --progress WHO     calls: dcomm_buckets_progress after each piece of backward; thread: "
+        "the\n"
+        "                     context's; none (calls)\n"
+        "  --calls N          pieces of backward per parameter (4)\n"
+        "  --steps N          timed steps of each size (10)\n"
+        "  --algo NAME        of the all-reduces (chosen by the library)\n"
+        "  --codec SPEC       of the all-reduces (exact)\n"
+        "  --json FILE        write all of it as JSON\n"
+        "  --trace FILE       rank 0's last three steps of the last size, for Perfetto\n"
+        "\n"
+        "Times are medians over steps of the slowest rank's, in ms. alone: all buckets, one after\n"
+        "another, with nothing else to do. hidden: (backward + alone - step) of the shorter of "
+        "the\n"
+        "two, in percent, with backward alone. over: step over the longer of backward and the\n"
+        "shortest `alone` of all sizes, less 1, in percent. model: what the library's model and\n"
+        "the order of buckets predict for the step.\n"
+        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
+}
+
+static int overlap_usage(const char *what, const char *value)
+{
+    const char *rank = getenv("RANK");
+    if (rank == NULL || strcmp(rank, "0") == 0) {
+        fprintf(stderr, "dcomm-overlap: %s: %s (--help shows the options)\n", what, value);
+    }
+    return OVERLAP_USAGE;
+}
+
+/* "64K"; the end of it in *end_p. */
+static bool overlap_parse_bytes(const char *text, size_t *bytes, char **end_p)
+{
+    unsigned long long n = strtoull(text, end_p, 10);
+    const char *units = "kmg", *unit = **end_p != 0 ? strchr(units, **end_p | 32) : NULL;
+    *end_p += unit != NULL;
+    *bytes = (size_t)n << (unit != NULL ? 10 * (unit - units + 1) : 0);
+    return text[0] >= '0' && text[0] <= '9' && n < (1ull << 33);
+}
+
+static bool overlap_parse_sizes(const char *text, overlap_args *a)
+{
+    char *end;
+    for (a->nbuckets = 0; a->nbuckets < OVERLAP_SIZES; text = end + 1) {
+        if (!overlap_parse_bytes(text, &a->buckets[a->nbuckets++], &end) ||
+            (*end != 0 && *end != ',')) {
+            return false;
+        }
+        if (*end == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
+{
+    static const struct option options[] = {{"bytes", required_argument, NULL, 'b'},
+                                            {"params", required_argument, NULL, 'p'},
+                                            {"backward-ms", required_argument, NULL, 'm'},
+                                            {"buckets", required_argument, NULL, 'k'},
+                                            {"progress", required_argument, NULL, 'w'},
+                                            {"calls", required_argument, NULL, 'n'},
+                                            {"steps", required_argument, NULL, 's'},
+                                            {"algo", required_argument, NULL, 'a'},
+                                            {"codec", required_argument, NULL, 'c'},
+                                            {"json", required_argument, NULL, 'j'},
+                                            {"trace", required_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    char *end = NULL;
+    *a = (overlap_args){.bytes = (size_t)64 << 20, .params = 64, .steps = 10, .calls = 4};
+    overlap_parse_sizes("64K,256K,1M,4M,16M,0", a);
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        bool good = true;
+        switch (c) {
+        case 'b':
+            good = overlap_parse_bytes(optarg, &a->bytes, &end) && *end == 0 && a->bytes > 0;
+            break;
+        case 'p':
+            a->params = atoi(optarg);
+            good = a->params >= 1 && a->params <= OVERLAP_PARAMS;
+            break;
+        case 'm':
+            a->backward_ms = strtod(optarg, &end);
+            good = *end == 0 && a->backward_ms > 0 && a->backward_ms < 1e5;
+            break;
+        case 'k':
+            good = overlap_parse_sizes(optarg, a);
+            break;
+        case 'w':
+            a->thread = strcmp(optarg, "thread") == 0;
+            a->none = strcmp(optarg, "none") == 0;
+            good = a->thread || a->none || strcmp(optarg, "calls") == 0;
+            break;
+        case 'n':
+            a->calls = atoi(optarg);
+            good = a->calls >= 1 && a->calls <= 10000;
+            break;
+        case 's':
+            a->steps = atoi(optarg);
+            good = a->steps >= 1 && a->steps <= 10000;
+            break;
+        case 'a':
+            a->algo = optarg;
+            break;
+        case 'c':
+            a->codec = optarg;
+            break;
+        case 'j':
+            a->json = optarg;
+            break;
+        case 't':
+            a->trace = optarg;
+            break;
+        case 'h':
+            overlap_help();
+            *done = true;
+            return OVERLAP_GOOD;
+        default:
+            return overlap_usage("unknown option, or its value is missing", argv[optind - 1]);
+        }
+        if (!good) {
+            return overlap_usage("not a value of this option", optarg);
+        }
+    }
+    return optind == argc ? OVERLAP_GOOD : overlap_usage("takes no arguments", argv[optind]);
+}
+
+#endif

@@ -1,0 +1,439 @@
+/* bucket_layout.h - which parameter is in which bucket, and where buckets lie. */
+#ifndef DCOMMI_BUCKET_LAYOUT_H
+#define DCOMMI_BUCKET_LAYOUT_H
+
+#include "api_mem.h"
+#include "bucket_types.h"
+
+#include <fnmatch.h>
+
+/* ---- parameters ---- */
+
+static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
+{
+    const dcomm_coll_opts *c = &o->coll;
+    const char *wrong =
+        o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
+        : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
+        : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
+                c->codec_report != NULL
+            ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+        : o->sharded && o->rebuild
+            ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
+        : o->feedback != NULL && o->codec == NULL && o->nrules == 0
+            ? "opts.feedback is for opts.codec or opts.rules"
+            : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
+}
+
+/* The codec's spec of a parameter; NULL: exact. */
+static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
+                                   const char *name)
+{
+    const char *spec = given->codec;
+    for (size_t i = 0; spec == NULL && i < o->nrules; i++) {
+        const dcomm_bucket_rule *rule = &o->rules[i];
+        if (rule->match != NULL && fnmatch(rule->match, name, 0) == 0) {
+            spec = rule->codec != NULL ? rule->codec : "none";
+        }
+    }
+    spec = spec != NULL ? spec : o->codec;
+    bool none = spec == NULL || strcmp(spec, "none") == 0 || given->dtype > DCOMM_BF16;
+    return none ? NULL : spec;
+}
+
+/* The kind of a dtype and a codec, new or known. */
+static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
+                                       size_t *kind_p)
+{
+    dcomm_codec *codec = NULL;
+    if (spec != NULL) {
+        DCOMMI_TRY(dcomm_codec_create(spec, &codec));
+    }
+    for (size_t i = 0; i < b->nkinds; i++) {
+        const dcomm_codec *known = b->kinds[i].codec;
+        if (b->kinds[i].dtype == dtype && (known == NULL) == (codec == NULL) &&
+            (known == NULL || strcmp(dcomm_codec_spec(known), dcomm_codec_spec(codec)) == 0)) {
+            dcomm_codec_destroy(&codec);
+            *kind_p = i;
+            return DCOMM_OK;
+        }
+    }
+    dcomm_status status =
+        dcommi_grow((void **)&b->kinds, &b->kinds_capacity, b->nkinds + 1, sizeof *b->kinds);
+    if (status < 0) {
+        dcomm_codec_destroy(&codec);
+        return status;
+    }
+    b->kinds[b->nkinds] = (dcommi_bkt_kind){dtype, codec};
+    *kind_p = b->nkinds++;
+    return DCOMM_OK;
+}
+
+static int dcommi_bkt_by_name(const void *x, const void *y)
+{
+    const char *const *a = x, *const *c = y;
+    return strcmp(*a, *c);
+}
+
+static dcomm_status dcommi_bkt_check_names(const dcomm_buckets *b)
+{
+    const char **sorted = dcommi_calloc(b->nparams, sizeof *sorted);
+    dcomm_status status = DCOMM_OK;
+    if (sorted == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
+        sorted[i] = b->params[i].name;
+    }
+    qsort(sorted, b->nparams, sizeof *sorted, dcommi_bkt_by_name);
+    for (size_t i = 1; i < b->nparams && status == DCOMM_OK; i++) {
+        if (strcmp(sorted[i - 1], sorted[i]) == 0) {
+            status =
+                dcommi_fail(DCOMM_ERR_INVALID,
+                            "dcomm_buckets_create: two parameters are named \"%s\"", sorted[i]);
+        }
+    }
+    dcommi_free(sorted);
+    return status;
+}
+
+static dcomm_status dcommi_bkt_take_names(dcomm_buckets *b, const dcomm_bucket_param *params)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < b->nparams; i++) {
+        bytes += params[i].name != NULL ? strlen(params[i].name) + 1 : 32;
+    }
+    char *at = b->names = dcommi_alloc(bytes);
+    if (at == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
+        b->params[i].name = at;
+        if (params[i].name != NULL) {
+            size_t len = strlen(params[i].name) + 1;
+            memcpy(at, params[i].name, len);
+            at += len;
+        } else {
+            at += snprintf(at, 32, "param%zu", i) + 1;
+        }
+    }
+    return dcommi_bkt_check_names(b);
+}
+
+static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_opts *o,
+                                          const dcomm_bucket_param *given, dcommi_bkt_param *p)
+{
+    size_t element = dcomm_dtype_size(given->dtype), number = (size_t)(p - b->params);
+    p->grad = given->grad;
+    p->value = given->value;
+    p->count = given->count;
+    p->dtype = given->dtype;
+    if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
+        b->bytes > (size_t)INT64_MAX / 4) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,
+            p->name, (int)given->dtype, given->count);
+    }
+    if (o->weighted && given->dtype > DCOMM_BF16) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", is of integers (%s), which "
+            "have no weighted average",
+            number, p->name, dcomm_dtype_name(given->dtype));
+    }
+    p->bytes = given->count * element;
+    b->bytes += p->bytes;
+    dcomm_status status =
+        dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, p->name), &p->kind);
+    if (status < 0) {
+        return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
+                           dcomm_last_error());
+    }
+    const dcomm_codec *codec = b->kinds[p->kind].codec;
+    if (o->sharded && codec != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s, and "
+                           "opts.sharded sums by reduce-scatter, which has no compressed form",
+                           number, p->name, dcomm_codec_spec(codec));
+    }
+    if (o->sharded && number > 0 && b->has_values != (given->value != NULL)) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has %s value, unlike those "
+            "before it",
+            number, p->name, given->value != NULL ? "a" : "no");
+    }
+    b->has_values = o->sharded && given->value != NULL;
+    if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\": codec auto may be exact for "
+            "the buckets of opts.rebuild, and would never send what error feedback "
+            "has held back until then",
+            number, p->name);
+    }
+    return DCOMM_OK;
+}
+
+/* Everything that the caller registers, checked and copied. */
+static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *params,
+                                    const dcomm_buckets_opts *o)
+{
+    DCOMMI_TRY(dcommi_bkt_check_opts(o));
+    if (params == NULL && b->nparams > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: params is NULL, nparams %zu",
+                           b->nparams);
+    }
+    DCOMMI_TRY(dcommi_bkt_take_names(b, params));
+    for (size_t i = 0; i < b->nparams; i++) {
+        DCOMMI_TRY(dcommi_bkt_take_param(b, o, &params[i], &b->params[i]));
+    }
+    return DCOMM_OK;
+}
+
+/* ---- buckets ---- */
+
+static void dcommi_bkt_free_memory(dcommi_bkt *k)
+{
+    if (k->registered) {
+        void *memory = k->memory;
+        dcomm_mem_free(&memory);
+    } else {
+        dcommi_free(k->memory);
+    }
+    k->memory = k->data = NULL;
+}
+
+static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
+{
+    for (size_t i = 0; i < layout->n; i++) {
+        dcommi_bkt *k = &layout->buckets[i];
+        dcommi_bkt_free_memory(k);
+        dcomm_feedback_destroy(&k->feedback);
+        dcommi_free(k->durations);
+        dcommi_free(k->shards);
+        dcommi_free(k->values_memory);
+        dcommi_free(k->params);
+    }
+    dcommi_free(layout->buckets);
+    *layout = (dcommi_bkt_layout){0};
+}
+
+static dcomm_status dcommi_bkt_append(dcommi_bkt *k, size_t *capacity, size_t i,
+                                      const dcommi_bkt_param *p)
+{
+    DCOMMI_TRY(dcommi_grow((void **)&k->params, capacity, k->nparams + 1, sizeof *k->params));
+    k->params[k->nparams++] = i;
+    k->count += p->count;
+    k->bytes += p->bytes;
+    return DCOMM_OK;
+}
+
+static int dcommi_bkt_by_close(const void *x, const void *y)
+{
+    const dcommi_bkt *a = x, *c = y;
+    return (a->closed_at > c->closed_at) - (a->closed_at < c->closed_at);
+}
+
+static int dcommi_bkt_by_number(const void *x, const void *y)
+{
+    const size_t *a = x, *c = y;
+    return (*a > *c) - (*a < *c);
+}
+
+/* The bucket of the same kind that is closed next to bucket i; n: there is none. */
+static size_t dcommi_bkt_neighbour(const dcommi_bkt_layout *layout, size_t i)
+{
+    size_t best = layout->n, at = layout->buckets[i].closed_at, distance = SIZE_MAX;
+    for (size_t j = 0; j < layout->n; j++) {
+        const dcommi_bkt *k = &layout->buckets[j];
+        size_t off = k->closed_at > at ? k->closed_at - at : at - k->closed_at;
+        if (j != i && k->kind == layout->buckets[i].kind && off < distance) {
+            best = j;
+            distance = off;
+        }
+    }
+    return best;
+}
+
+/* What is too short for its codec would be summed exactly, and residuals that were moved there
+ * would never be sent: it goes with another bucket, where there is one. */
+static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
+                                     size_t *room)
+{
+    for (size_t i = layout->n; i-- > 0;) {
+        dcommi_bkt *k = &layout->buckets[i];
+        size_t to = dcommi_bkt_neighbour(layout, i);
+        if (b->kinds[k->kind].codec == NULL || k->count >= DCOMMI_CODED_MIN || to == layout->n) {
+            continue;
+        }
+        dcommi_bkt *other = &layout->buckets[to];
+        for (size_t j = 0; j < k->nparams; j++) {
+            DCOMMI_TRY(dcommi_bkt_append(other, &room[to], k->params[j], &b->params[k->params[j]]));
+        }
+        other->closed_at = k->closed_at > other->closed_at ? k->closed_at : other->closed_at;
+        dcommi_free(k->params);
+        layout->n--;
+        if (i < layout->n) {
+            *k = layout->buckets[layout->n];
+            room[i] = room[layout->n];
+        }
+        layout->buckets[layout->n] = (dcommi_bkt){0};
+        i = layout->n; /* what is in its place has not been looked at */
+    }
+    return DCOMM_OK;
+}
+
+/* Deal the parameters, in this order, into buckets: a function of what all ranks know. Within a
+ * bucket they lie in the order of registration, in which the caller's arrays often lie too. */
+static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequence,
+                                    dcommi_bkt_layout *layout)
+{
+    size_t *open = dcommi_calloc(b->nkinds, sizeof *open); /* number + 1; 0: none, or closed */
+    bool *seen = dcommi_calloc(b->nkinds, sizeof *seen);
+    size_t *room = dcommi_calloc(b->nparams, sizeof *room);
+    layout->buckets = dcommi_calloc(b->nparams, sizeof *layout->buckets);
+    dcomm_status status = open == NULL || seen == NULL || room == NULL || layout->buckets == NULL
+                              ? DCOMM_ERR_NO_MEMORY
+                              : DCOMM_OK;
+    for (size_t at = 0; at < b->nparams && status == DCOMM_OK; at++) {
+        const dcommi_bkt_param *p = &b->params[sequence[at]];
+        dcommi_bkt *k = open[p->kind] > 0 ? &layout->buckets[open[p->kind] - 1] : NULL;
+        size_t limit = seen[p->kind] ? b->opts.bucket_bytes : b->opts.first_bytes;
+        if (k != NULL && k->bytes > 0 && p->bytes > limit - (k->bytes < limit ? k->bytes : limit)) {
+            seen[p->kind] = true;
+            k = NULL;
+        }
+        if (k == NULL) {
+            k = &layout->buckets[layout->n++];
+            k->kind = p->kind;
+            open[p->kind] = layout->n;
+        }
+        k->closed_at = at;
+        status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_bkt_merge(b, layout, room);
+    }
+    dcommi_free(open);
+    dcommi_free(seen);
+    dcommi_free(room);
+    if (status == DCOMM_OK) {
+        qsort(layout->buckets, layout->n, sizeof *layout->buckets, dcommi_bkt_by_close);
+        for (size_t i = 0; i < layout->n; i++) {
+            dcommi_bkt *k = &layout->buckets[i];
+            qsort(k->params, k->nparams, sizeof *k->params, dcommi_bkt_by_number);
+        }
+    }
+    return status;
+}
+
+/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
+ * alone to know: what is sent does not depend on it. */
+static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
+{
+    unsigned char *first = NULL, *next = NULL;
+    for (size_t i = 0; i < k->nparams; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        if (p->count == 0) {
+            continue;
+        }
+        unsigned char *at = values ? p->value : p->grad;
+        if (at == NULL || (next != NULL && at != next)) {
+            return NULL;
+        }
+        first = first != NULL ? first : at;
+        next = at + p->bytes;
+    }
+    return first;
+}
+
+/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
+    size_t left = k->count;
+    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    if (k->shards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < b->size; r++) {
+        k->shards[r] = left < part ? left : part;
+        left -= k->shards[r];
+    }
+    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
+    if (b->has_values && k->values == NULL && k->bytes > 0) {
+        k->values = k->values_memory = dcommi_alloc(k->bytes);
+        return k->values != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
+{
+    const dcomm_codec *codec = b->kinds[k->kind].codec;
+    k->data = dcommi_bkt_flat(b, k, false);
+    k->durations = dcommi_calloc(b->history, sizeof *k->durations);
+    if (k->durations == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (k->data == NULL && k->bytes > 0) {
+        void *memory = NULL;
+        k->registered =
+            b->opts.registered && dcomm_mem_alloc(b->comm->context, k->bytes, &memory) == DCOMM_OK;
+        k->memory = k->registered ? memory : dcommi_alloc(k->bytes);
+        if (k->memory == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        k->data = k->memory;
+        for (size_t i = 0; i < k->nparams; i++) {
+            k->copies = k->copies || b->params[k->params[i]].grad != NULL;
+        }
+    }
+    if (b->opts.sharded) {
+        DCOMMI_TRY(dcommi_bkt_share(b, k));
+    }
+    if (codec != NULL && b->has_feedback) {
+        dcomm_feedback_opts o = b->feedback_opts;
+        o.tensor += (uint32_t)number;
+        return dcomm_feedback_create(codec, k->count, &o, &k->feedback);
+    }
+    return DCOMM_OK;
+}
+
+/* Buckets by an order of the parameters, with all that they need. */
+static dcomm_status dcommi_bkt_build(const dcomm_buckets *b, const uint32_t *sequence,
+                                     dcommi_bkt_layout *layout)
+{
+    dcomm_status status = dcommi_bkt_deal(b, sequence, layout);
+    for (size_t i = 0; i < layout->n && status >= 0; i++) {
+        status = dcommi_bkt_furnish(b, i, &layout->buckets[i]);
+    }
+    if (status < 0) {
+        dcommi_bkt_layout_free(layout);
+    }
+    return status;
+}
+
+/* These are the buckets from now on. */
+static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
+{
+    b->layout = *layout;
+    b->built++;
+    for (size_t i = 0; i < layout->n; i++) {
+        dcommi_bkt *k = &layout->buckets[i];
+        size_t first = 0;
+        for (size_t j = 0; j < k->nparams; j++) {
+            dcommi_bkt_param *p = &b->params[k->params[j]];
+            p->bucket = i;
+            p->first = first;
+            first += p->count;
+        }
+        atomic_store(&k->pending, k->nparams);
+    }
+}
+
+#endif

@@ -1,0 +1,387 @@
+/* bucket_step.h - a step: gradients are marked, buckets started in order, results waited for. */
+#ifndef DCOMMI_BUCKET_STEP_H
+#define DCOMMI_BUCKET_STEP_H
+
+#include "bucket_agree.h"
+
+/* ---- failure ---- */
+
+static dcomm_status dcommi_bkt_broken(dcomm_buckets *b)
+{
+    int failed = atomic_load_explicit(&b->failed, memory_order_acquire);
+    return failed < 0 ? dcommi_fail((dcomm_status)failed, "%s", b->message) : DCOMM_OK;
+}
+
+/* The step cannot go on; the other ranks are told why. With b->lock. */
+static dcomm_status dcommi_bkt_fail(dcomm_buckets *b, dcomm_status status)
+{
+    if (atomic_load(&b->failed) < 0) {
+        return dcommi_bkt_broken(b);
+    }
+    snprintf(b->message, sizeof b->message, "%s", dcommi_message);
+    atomic_store_explicit(&b->failed, status, memory_order_release);
+    dcomm_comm_abort(b->comm, b->message);
+    return dcommi_fail(status, "%s", b->message);
+}
+
+static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
+{
+    if (b == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: b is NULL", what);
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_no_group(what));
+    return dcommi_bkt_broken(b);
+}
+
+/* ---- beginning ---- */
+
+/* With b->lock. All ranks say which step they are in, and what it weighs: a rank that has skipped a
+ * step is found by this and not by a wrong sum. */
+static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
+{
+    if (atomic_load_explicit(&b->open, memory_order_acquire)) {
+        return DCOMM_OK;
+    }
+    if (b->opts.weighted && !b->begun) {
+        dcommi_fail(DCOMM_ERR_INVALID,
+                    "buckets: step %" PRIu64
+                    " was not begun by dcomm_buckets_begin, which tells the weight of rank %d",
+                    b->steps, b->rank);
+        return dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+    }
+    b->begin_at = dcommi_now();
+    b->next = 0;
+    b->cards_here = false;
+    b->factor = 1;
+    if (!b->step.accumulate) {
+        b->card[0] = b->steps;
+        memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
+        dcomm_status status =
+            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, NULL, &b->cards_request);
+        if (status < 0) {
+            return dcommi_bkt_fail(b, status);
+        }
+    }
+    atomic_store_explicit(&b->open, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* What the ranks have said; with b->lock, once it is here. */
+static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
+{
+    double sum = 0;
+    for (int r = 0; r < b->size; r++) {
+        double weight;
+        if (b->cards[2 * r] != b->steps) {
+            dcommi_fail(DCOMM_ERR_MISMATCH,
+                        "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
+                        "; all ranks must send or accumulate in the same steps",
+                        b->rank, b->steps, r, b->cards[2 * r]);
+            return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
+        }
+        memcpy(&weight, &b->cards[2 * r + 1], sizeof weight);
+        sum += weight;
+    }
+    b->cards_here = true;
+    b->factor = sum > 0 ? b->step.weight / sum : 0;
+    return DCOMM_OK;
+}
+
+/* DCOMM_IN_PROGRESS: not yet. With b->lock. */
+static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
+{
+    if (b->cards_here) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = dcomm_test(&b->cards_request);
+    return status < 0           ? dcommi_bkt_fail(b, status)
+           : status == DCOMM_OK ? dcommi_bkt_read_cards(b)
+                                : DCOMM_IN_PROGRESS;
+}
+
+/* ---- starting buckets ---- */
+
+/* The sum of a bucket, or of what has its length, in place. */
+static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k, void *data,
+                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcomm_dtype dtype = b->kinds[k->kind].dtype;
+    return k->shards != NULL ? dcomm_ireduce_scatterv(b->comm, DCOMM_IN_PLACE, data, k->shards,
+                                                      dtype, dcommi_bkt_op(b), opts, request_p)
+                             : dcomm_iallreduce(b->comm, data, data, k->count, dtype,
+                                                dcommi_bkt_op(b), opts, request_p);
+}
+
+static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_coll_opts opts = b->opts.coll;
+    opts.codec = b->kinds[k->kind].codec;
+    opts.feedback = k->feedback;
+    if (b->opts.weighted) {
+        opts.premul = b->factor;
+        if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
+            memset(k->data, 0, k->bytes);
+        }
+    }
+    k->start_at = dcommi_now();
+    dcomm_status status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
+    if (status < 0) {
+        return dcommi_bkt_fail(b, status);
+    }
+    atomic_store_explicit(&k->started, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* Start what is ready, in order. With b->lock. */
+static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
+{
+    DCOMMI_TRY(dcommi_bkt_broken(b));
+    if (b->step.accumulate) {
+        return DCOMM_OK;
+    }
+    while (b->next < b->layout.n) {
+        dcommi_bkt *k = &b->layout.buckets[b->next];
+        if (atomic_load_explicit(&k->pending, memory_order_acquire) > 0) {
+            break;
+        }
+        if (b->opts.weighted) {
+            dcomm_status here = dcommi_bkt_try_cards(b);
+            if (here != DCOMM_OK) {
+                return here < 0 ? here : DCOMM_OK;
+            }
+        }
+        DCOMMI_TRY(dcommi_bkt_start(b, k));
+        b->next++;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- marks ---- */
+
+/* Bring a gradient to its place in the bucket. */
+static void dcommi_bkt_pack(const dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
+{
+    unsigned char *place = dcommi_bkt_place(b, p);
+    if (p->bytes == 0) {
+        return;
+    }
+    if (zero) {
+        memset(place, 0, p->bytes);
+    } else if (p->grad != NULL && p->grad != place) {
+        memcpy(place, p->grad, p->bytes);
+    }
+}
+
+/* The last gradient of its bucket starts what it can. */
+static dcomm_status dcommi_bkt_arrive(dcomm_buckets *b, dcommi_bkt_param *p)
+{
+    dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    p->ready_at = dcommi_now();
+    p->order = atomic_fetch_add_explicit(&b->marked, 1, memory_order_relaxed);
+    if (atomic_fetch_sub_explicit(&k->pending, 1, memory_order_acq_rel) > 1) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&b->lock);
+    k->ready_at = p->ready_at;
+    dcomm_status status = dcommi_bkt_launch(b);
+    pthread_mutex_unlock(&b->lock);
+    return status;
+}
+
+static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i, int as)
+{
+    DCOMMI_TRY(dcommi_bkt_check(what, b));
+    if (i >= b->nparams) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: parameter %zu of %zu", what, i, b->nparams);
+    }
+    dcommi_bkt_param *p = &b->params[i];
+    if (!atomic_load_explicit(&b->open, memory_order_acquire)) {
+        pthread_mutex_lock(&b->lock);
+        dcomm_status status = dcommi_bkt_open(b);
+        pthread_mutex_unlock(&b->lock);
+        DCOMMI_TRY(status);
+    }
+    int idle = DCOMMI_BKT_IDLE;
+    if (!atomic_compare_exchange_strong(&p->mark, &idle, as)) {
+        pthread_mutex_lock(&b->lock);
+        dcommi_fail(DCOMM_ERR_INVALID,
+                    "buckets: parameter %zu, \"%s\", was marked twice in step %" PRIu64
+                    " of rank %d",
+                    i, p->name, b->steps, b->rank);
+        dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+        pthread_mutex_unlock(&b->lock);
+        return status;
+    }
+    if (!b->step.accumulate) {
+        dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
+    }
+    return dcommi_bkt_arrive(b, p);
+}
+
+/* ---- waiting ---- */
+
+/* Which elements of a parameter are of this rank's shard. */
+static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
+                             size_t *count_p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    size_t begin = 0, end = k->count;
+    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
+        begin = r > 0 ? begin + k->shards[r - 1] : 0;
+        end = begin + k->shards[r];
+    }
+    begin = begin > p->first ? begin - p->first : 0;
+    end = end > p->first ? end - p->first : 0;
+    end = end < p->count ? end : p->count;
+    *first_p = begin < end ? begin : 0;
+    *count_p = begin < end ? end - begin : 0;
+}
+
+/* A result is there: bring gradients back to their places. With b->lock. */
+static void dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
+{
+    for (size_t i = 0; i < k->nparams && k->copies; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (p->grad != NULL && count > 0) {
+            memcpy(p->grad + first * element, dcommi_bkt_place(b, p) + first * element,
+                   count * element);
+        }
+    }
+}
+
+/* End bucket k if its result is there; else DCOMM_IN_PROGRESS. With b->lock. */
+static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
+{
+    if (atomic_load_explicit(&k->finished, memory_order_acquire)) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_bkt_broken(b));
+    if (k->request == NULL) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcomm_status here = dcommi_bkt_try_cards(b); /* else the sum may be of different steps */
+    if (here != DCOMM_OK) {
+        return here;
+    }
+    dcommi_run *run = &k->request->run;
+    if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+        return DCOMM_IN_PROGRESS;
+    }
+    k->done_at = run->ended_at;
+    dcomm_status status = dcomm_wait(&k->request);
+    if (status < 0) {
+        return dcommi_bkt_fail(b, status);
+    }
+    dcommi_bkt_unpack(b, k);
+    atomic_store_explicit(&k->finished, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* Until bucket k has its result; all before it are started. */
+static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    while (status == DCOMM_IN_PROGRESS) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_launch(b);
+        status = status < 0 ? status : dcommi_bkt_end(b, k);
+        pthread_mutex_unlock(&b->lock);
+        if (status == DCOMM_IN_PROGRESS) {
+            dcommi_progress_or_yield(b->comm->context);
+        }
+    }
+    return status;
+}
+
+/* After a failure: the memory of buckets is the library's until the engine has let go of it. */
+static void dcommi_bkt_drain(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcomm_wait(&b->layout.buckets[i].request);
+    }
+    dcomm_wait(&b->cards_request);
+}
+
+/* Parameters that nobody marked. With no other thread in the step. */
+static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
+{
+    size_t missing = 0, first = 0;
+    for (size_t i = 0; i < b->nparams; i++) {
+        dcommi_bkt_param *p = &b->params[i];
+        if (atomic_load(&p->mark) != DCOMMI_BKT_IDLE) {
+            continue;
+        }
+        if (b->step.accumulate || b->opts.unused || p->touched) {
+            DCOMMI_TRY(dcommi_bkt_mark("dcomm_buckets_wait", b, i, DCOMMI_BKT_UNUSED));
+        } else {
+            first = missing++ == 0 ? i : first;
+        }
+    }
+    if (missing == 0) {
+        return DCOMM_OK;
+    }
+    char more[64] = "";
+    if (missing > 1) {
+        snprintf(more, sizeof more, " and %zu others,", missing - 1);
+    }
+    pthread_mutex_lock(&b->lock);
+    dcommi_fail(DCOMM_ERR_INVALID,
+                "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
+                " of rank %d (see dcomm_bucket_unused and opts.unused)",
+                first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
+                b->rank);
+    dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+    pthread_mutex_unlock(&b->lock);
+    return status;
+}
+
+/* Ready for the next step. */
+static void dcommi_bkt_close(dcomm_buckets *b)
+{
+    bool sent = !b->step.accumulate;
+    for (size_t i = 0; i < b->nparams; i++) {
+        dcommi_bkt_param *p = &b->params[i];
+        int mark = atomic_exchange(&p->mark, DCOMMI_BKT_IDLE);
+        p->touched = !sent && (p->touched || mark == DCOMMI_BKT_READY);
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        atomic_store(&k->pending, k->nparams);
+        atomic_store(&k->started, false);
+        atomic_store(&k->finished, false);
+    }
+    atomic_store(&b->marked, 0);
+    b->steps++;
+    b->sent_steps += sent;
+    b->begun = false;
+    b->step = (dcomm_buckets_step){0};
+    atomic_store(&b->open, false);
+}
+
+/* All of a step but its books. */
+static dcomm_status dcommi_bkt_wait_all(dcomm_buckets *b)
+{
+    pthread_mutex_lock(&b->lock);
+    dcomm_status status = dcommi_bkt_open(b);
+    pthread_mutex_unlock(&b->lock);
+    DCOMMI_TRY(status);
+    b->wait_at = dcommi_now();
+    DCOMMI_TRY(dcommi_bkt_complete(b));
+    if (b->step.accumulate) {
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        DCOMMI_TRY(dcommi_bkt_await(b, &b->layout.buckets[i]));
+    }
+    for (status = DCOMM_IN_PROGRESS; status == DCOMM_IN_PROGRESS;) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_try_cards(b);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
+
+#endif

@@ -1,0 +1,330 @@
+/* test_bucket.c - gradient buckets: sums are right whatever the placement, the order of readiness
+ * and the size of buckets; accumulation, unused parameters, weights, reports. */
+#define _GNU_SOURCE
+#include "bucket_set.h"
+
+#include <criterion/criterion.h>
+
+#include <math.h>
+
+static ranks_place place_now;
+
+static void on(int n, ranks_place place, double timeout_s, procs_fn fn)
+{
+    int ended[PROCS_MAX];
+    place_now = place;
+    cr_assert_eq(procs_run(n, timeout_s, fn, NULL, ended), 0, "%d ranks, %s", n,
+                 ranks_place_name(place));
+}
+
+static dcomm_comm *join(int rank, int n, procs_shared *s)
+{
+    ranks_settle(rank, n, place_now);
+    return ranks_join(rank, n, s, NULL);
+}
+
+/* ---- two ranks, two parameters ---- */
+
+static int smallest(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    float w[3] = {1, 2, (float)rank}, bias[1] = {(float)(4 * rank)};
+    dcomm_bucket_param params[] = {{.name = "w", .grad = w, .count = 3, .dtype = DCOMM_F32},
+                                   {.name = "bias", .grad = bias, .count = 1, .dtype = DCOMM_F32}};
+    dcomm_buckets *b = NULL;
+    RANKS_OK(dcomm_buckets_create(comm, params, 2, NULL, &b));
+    RANKS_OK(dcomm_bucket_ready(b, 1, NULL));
+    RANKS_OK(dcomm_bucket_ready(b, 0, NULL));
+    RANKS_OK(dcomm_buckets_wait(b));
+    PROCS_TRUE(w[0] == 1 && w[1] == 2 && w[2] == 0.5f && bias[0] == 2);
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    return ranks_leave(&comm);
+}
+
+Test(bucket, smallest, .timeout = 30)
+{
+    on(2, RANKS_LOCAL, 25, smallest);
+}
+
+/* ---- all placements, sizes, orders ---- */
+
+static int sums(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    const size_t sizes[] = {1, 700, 20000, 0};
+    uint64_t seed = (uint64_t)rank + 5;
+    for (int round = 0; round < 10; round++) {
+        static set t;
+        dcomm_buckets_opts opts = {.bucket_bytes = sizes[round % 4],
+                                   .first_bytes = round % 3 == 0 ? 300 : 0,
+                                   .sum = n == 3 || round % 2 == 0,
+                                   .registered = round % 3 == 1,
+                                   .rebuild = round % 5 == 3,
+                                   .history = 4};
+        set_shape(&t, round == 7 ? 1 : 23, round == 4 ? 30000 : 900, round % 2 == 1,
+                  (uint64_t)round);
+        set_settle(&t, comm, (set_place)(round % 5));
+        set_make(&t, &opts);
+        for (int step = 0; step < 6; step++) {
+            int32_t own = rank;
+            set_backward(&t, step, 1 + (round + step) % 3, &seed);
+            /* The caller's own collectives may come between, here or there. */
+            RANKS_OK(dcomm_allreduce(comm, &own, &own, 1, DCOMM_I32, DCOMM_SUM, NULL));
+            PROCS_TRUE(own == n * (n - 1) / 2);
+            size_t one = ranks_random(&seed) % t.n;
+            if (step % 2 == 0) {
+                RANKS_OK(dcomm_bucket_wait(t.b, one));
+                set_compare(&t, one, step);
+            }
+            RANKS_OK(dcomm_buckets_wait(t.b));
+            for (size_t i = 0; i < t.n; i++) {
+                set_compare(&t, i, step);
+            }
+        }
+        dcomm_buckets_info info;
+        RANKS_OK(dcomm_buckets_get_info(t.b, &info));
+        PROCS_TRUE(info.nparams == t.n && info.steps == 6 && info.sent_steps == 6);
+        PROCS_TRUE(info.built == (opts.rebuild ? 2 : 1) && info.status == DCOMM_OK);
+        set_end(&t);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(bucket, sums, .timeout = 100)
+{
+    on(2, RANKS_LOCAL, 45, sums);
+    on(4, RANKS_PAIRS, 45, sums);
+}
+
+Test(bucket, sums_of_three, .timeout = 100)
+{
+    on(3, RANKS_HOSTS, 45, sums);
+    on(1, RANKS_LOCAL, 45, sums);
+}
+
+/* ---- layout ---- */
+
+static int layout(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    /* In bytes: 400, 4000, 40, 40, 8 (f64), 40, 100. */
+    static const size_t counts[] = {100, 1000, 10, 10, 1, 10, 25};
+    static const size_t bucket[] = {5, 4, 3, 2, 1, 2, 0}, first[] = {0, 0, 0, 0, 0, 10, 0};
+    dcomm_bucket_param params[7] = {{0}};
+    dcomm_buckets_opts opts = {.bucket_bytes = 90, .first_bytes = 100};
+    dcomm_buckets *b = NULL;
+    for (int i = 0; i < 7; i++) {
+        params[i] =
+            (dcomm_bucket_param){.count = counts[i], .dtype = i == 4 ? DCOMM_F64 : DCOMM_F32};
+    }
+    params[2].codec = "qsgd:bits=4";
+    opts.first_bytes = 110; /* at most bucket_bytes */
+    RANKS_OK(dcomm_buckets_create(comm, params, 7, &opts, &b));
+    dcomm_buckets_info all;
+    RANKS_OK(dcomm_buckets_get_info(b, &all));
+    PROCS_CHECK(all.nbuckets == 6 && all.bytes == 4628, "%zu buckets of %zu bytes", all.nbuckets,
+                all.bytes);
+    for (size_t i = 0; i < 7; i++) {
+        size_t k, at;
+        RANKS_OK(dcomm_bucket_of(b, i, &k, &at));
+        PROCS_CHECK(k == bucket[i] && at == first[i], "parameter %zu: bucket %zu, at %zu", i, k,
+                    at);
+    }
+    dcomm_bucket_info info;
+    RANKS_OK(dcomm_bucket_get_info(b, 2, &info));
+    PROCS_TRUE(info.nparams == 2 && info.count == 20 && info.bytes == 80 && info.in_place &&
+               info.dtype == DCOMM_F32 && info.codec == NULL && info.feedback == NULL);
+    RANKS_OK(dcomm_bucket_get_info(b, 3, &info));
+    PROCS_CHECK(info.codec != NULL && strncmp(info.codec, "qsgd:bits=4", 11) == 0, "%s",
+                info.codec);
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    return ranks_leave(&comm);
+}
+
+Test(bucket, layout, .timeout = 30)
+{
+    on(2, RANKS_LOCAL, 25, layout);
+}
+
+/* ---- accumulation and unused parameters ---- */
+
+static int accumulation(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    for (int place = 0; place < 5; place++) {
+        static set t;
+        dcomm_buckets_opts opts = {.bucket_bytes = 500, .sum = true, .unused = true};
+        set_shape(&t, 12, 200, false, 3);
+        set_settle(&t, comm, (set_place)place);
+        set_make(&t, &opts);
+        for (int round = 0; round < 3; round++) {
+            dcomm_buckets_step skip = {.accumulate = true};
+            for (size_t i = 0; i < t.n; i++) {
+                for (size_t j = 0; j < t.params[i].count; j++) {
+                    ranks_put(dcomm_bucket_grad(t.b, i), j, DCOMM_F32, 0);
+                }
+            }
+            for (int micro = 0; micro < 3; micro++) {
+                if (micro < 2) {
+                    RANKS_OK(dcomm_buckets_begin(t.b, &skip));
+                }
+                for (size_t i = 0; i < t.n; i++) {
+                    /* 2 has a gradient in the first of them only, 3 on one rank only. */
+                    if (i == 0 || (i == 2 && micro > 0) || (i == 3 && rank != 1)) {
+                        continue;
+                    }
+                    set_compute(&t, i, micro, true);
+                    RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+                }
+                if (micro == 1) {
+                    PROCS_TRUE(dcomm_bucket_wait(t.b, 5) == DCOMM_ERR_INVALID);
+                    PROCS_TRUE(strstr(dcomm_last_error(), "does not send") != NULL);
+                }
+                RANKS_OK(dcomm_buckets_wait(t.b));
+            }
+            for (size_t i = 0; i < t.n; i++) {
+                const float *grad = dcomm_bucket_grad(t.b, i);
+                for (size_t j = 0; j < t.params[i].count; j++) {
+                    double sum = 0;
+                    for (int micro = 0; micro < 3; micro++) {
+                        sum += i == 0 || (i == 2 && micro > 0) ? 0
+                               : i == 3                        ? set_value(i, j, 1, micro)
+                                                               : set_sum(&t, i, j, micro);
+                    }
+                    PROCS_CHECK((double)grad[j] == sum, "place %d, parameter %zu: %g, not %g",
+                                place, i, (double)grad[j], sum);
+                }
+            }
+        }
+        dcomm_buckets_info info;
+        RANKS_OK(dcomm_buckets_get_info(t.b, &info));
+        PROCS_TRUE(info.steps == 9 && info.sent_steps == 3);
+        set_end(&t);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(bucket, accumulation, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, 25, accumulation);
+    on(3, RANKS_HOSTS, 25, accumulation);
+}
+
+/* ---- weights ---- */
+
+static int weights(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    static const double of[3][4] = {{1, 1, 2, 4}, {0, 3, 0, 5}, {0, 0, 0, 0}};
+    for (int place = 0; place < 3; place++) {
+        static set t;
+        dcomm_buckets_opts opts = {.bucket_bytes = 700, .weighted = true};
+        set_shape(&t, 9, 300, true, 8);
+        set_settle(&t, comm, (set_place)place);
+        set_make(&t, &opts);
+        uint64_t seed = (uint64_t)rank;
+        for (int step = 0; step < 6; step++) {
+            double total = 0;
+            dcomm_buckets_step begin = {.weight = of[step % 3][rank]};
+            RANKS_OK(dcomm_buckets_begin(t.b, &begin));
+            PROCS_TRUE(dcomm_buckets_begin(t.b, &begin) == DCOMM_ERR_INVALID);
+            if (begin.weight > 0) {
+                set_backward(&t, step, 2, &seed);
+            }
+            for (size_t i = 0; i < t.n && begin.weight == 0; i++) { /* whatever is in there */
+                if (t.params[i].count > 0 && t.params[i].dtype <= DCOMM_F32) {
+                    ranks_put(dcomm_bucket_grad(t.b, i), 0, t.params[i].dtype, (double)NAN);
+                }
+                RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+            }
+            RANKS_OK(dcomm_buckets_wait(t.b));
+            for (int r = 0; r < n; r++) {
+                total += of[step % 3][r];
+            }
+            for (size_t i = 0; i < t.n; i++) {
+                for (size_t j = 0; j < t.params[i].count; j++) {
+                    double sum = 0,
+                           got = ranks_get(dcomm_bucket_grad(t.b, i), j, t.params[i].dtype);
+                    for (int r = 0; r < n && total > 0; r++) {
+                        sum += set_value(i, j, r, step) * of[step % 3][r] / total;
+                    }
+                    PROCS_CHECK(fabs(got - sum) < 0.07, "%g, not %g", got, sum);
+                }
+            }
+        }
+        set_end(&t);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(bucket, weights, .timeout = 60)
+{
+    on(4, RANKS_LOCAL, 25, weights);
+    on(2, RANKS_HOSTS, 25, weights);
+}
+
+/* ---- reports ---- */
+
+static int reports(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    static set t;
+    dcomm_buckets_opts opts = {.bucket_bytes = 4000, .history = 8, .trace_steps = 2};
+    char path[64];
+    uint64_t seed = (uint64_t)rank;
+    dcomm_buckets_report r;
+    dcomm_bucket_info info;
+    dcomm_buckets_info all;
+    set_shape(&t, 20, 900, false, 2);
+    snprintf(t.names[3], sizeof t.names[3], "q\"uo\\te\n");
+    set_settle(&t, comm, SET_MIXED);
+    set_make(&t, &opts);
+    RANKS_OK(dcomm_buckets_get_report(t.b, &r));
+    PROCS_TRUE(r.steps == 0 && r.step.last == 0 && r.efficiency == 0);
+    RANKS_OK(dcomm_buckets_calibrate(t.b, 3));
+    for (int step = 0; step < 12; step++) {
+        set_backward(&t, step, 1, &seed);
+        PROCS_TRUE(dcomm_buckets_get_report(t.b, &r) == DCOMM_ERR_INVALID);
+        RANKS_OK(dcomm_buckets_wait(t.b));
+    }
+    RANKS_OK(dcomm_buckets_get_report(t.b, &r));
+    PROCS_TRUE(r.steps == 8 && r.step.p50 > 0 && r.step.p50 <= r.step.p95);
+    PROCS_TRUE(r.step.p95 <= r.step.p99 && r.step.last <= r.step.p99 && r.alone_s > 0);
+    PROCS_TRUE(fabs(r.backward.last + r.exposed.last - r.step.last) < 1e-6);
+    PROCS_TRUE(r.comm.last <= r.step.last + 1e-6 && r.efficiency >= 0 && r.efficiency <= 1);
+    RANKS_OK(dcomm_buckets_get_info(t.b, &all));
+    PROCS_TRUE(all.nbuckets > 3);
+    double before = 0;
+    for (size_t k = 0; k < all.nbuckets; k++) {
+        RANKS_OK(dcomm_bucket_get_info(t.b, k, &info));
+        PROCS_TRUE(info.ready_s <= info.start_s && info.start_s <= info.done_s);
+        PROCS_TRUE(info.start_s >= before && info.alone_s > 0 && info.time.p50 > 0);
+        before = info.start_s;
+    }
+    PROCS_TRUE(dcomm_bucket_get_info(t.b, all.nbuckets, &info) == DCOMM_ERR_INVALID);
+    snprintf(path, sizeof path, "/tmp/dcomm-bucket-%d.json", (int)getpid());
+    RANKS_OK(dcomm_buckets_trace(t.b, path));
+    char command[256];
+    snprintf(command, sizeof command,
+             "python3 -c \"import json,sys; e=json.load(open(sys.argv[1])); "
+             "n=[x['name'] for x in e]; assert n.count('backward')==2, n; "
+             "assert n.count('bucket 0')==2 and n.count('layer5.weight')==2, n\" %s",
+             path);
+    PROCS_TRUE(system(command) == 0);
+    unlink(path);
+    PROCS_TRUE(dcomm_buckets_trace(t.b, "/nowhere/at/all") == DCOMM_ERR_SYSTEM);
+    set_end(&t);
+    return ranks_leave(&comm);
+}
+
+Test(bucket, reports, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, 25, reports);
+}
