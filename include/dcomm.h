@@ -41822,13 +41822,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
     }
 }
 
-/* A piece of narrow elements has more accumulators, which take registers. */
+/* A piece of bytes has sixteen accumulators, which take registers. */
 template <class E, bool WHOLE> struct dcommi_cuda_wide {
-    static const int N = !WHOLE ? 8 : sizeof(typename E::stored) < 4 ? 2 : 4;
+    static const int N = !WHOLE ? 4 : sizeof(typename E::stored) == 1 ? 1 : 2;
 };
 
 template <class E, int KIND, bool WHOLE>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
     dcommi_cuda_fold_kernel(const __grid_constant__ dcommi_cuda_fold p)
 {
     const int wide = dcommi_cuda_wide<E, WHOLE>::N;
@@ -42987,8 +42987,10 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
 }
 
 template <int FORMAT, bool SUMS, bool BLOCK>
-static __global__ void __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST
-                                               : DCOMMI_CUDA_ENCODE_THREADS)
+static __global__ void
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
+                                                                               : SUMS ? 5
+                                                                                      : 6)
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
@@ -43332,7 +43334,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
 }
 
 template <bool HALF, bool SUMS>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
     dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;

@@ -126,7 +126,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
 }
 
 template <bool HALF, bool SUMS>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
     dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;

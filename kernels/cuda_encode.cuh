@@ -274,8 +274,10 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
 }
 
 template <int FORMAT, bool SUMS, bool BLOCK>
-static __global__ void __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST
-                                               : DCOMMI_CUDA_ENCODE_THREADS)
+static __global__ void
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
+                                                                               : SUMS ? 5
+                                                                                      : 6)
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;

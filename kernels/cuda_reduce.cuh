@@ -306,13 +306,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
     }
 }
 
-/* A piece of narrow elements has more accumulators, which take registers. */
+/* A piece of bytes has sixteen accumulators, which take registers. */
 template <class E, bool WHOLE> struct dcommi_cuda_wide {
-    static const int N = !WHOLE ? 8 : sizeof(typename E::stored) < 4 ? 2 : 4;
+    static const int N = !WHOLE ? 4 : sizeof(typename E::stored) == 1 ? 1 : 2;
 };
 
 template <class E, int KIND, bool WHOLE>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
     dcommi_cuda_fold_kernel(const __grid_constant__ dcommi_cuda_fold p)
 {
     const int wide = dcommi_cuda_wide<E, WHOLE>::N;
