@@ -2,7 +2,7 @@
  *
  * A block takes 256 * WIDE pieces of 16 bytes, which a thread reads WIDE at a time, the next
  * operand's while it folds those of this one. Where operands lie differently against 16 bytes, the
- * pieces are single elements. What lies before the first piece and behind the last is the first
+ * pieces are single elements. What lies before the first piece and behind the last is the last
  * block's. */
 #ifndef DCOMMI_CUDA_REDUCE_H
 #define DCOMMI_CUDA_REDUCE_H
@@ -323,7 +323,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
     } else {
         dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, first + threadIdx.x);
     }
-    if (WHOLE && blockIdx.x == 0) {
+    if (WHOLE && blockIdx.x == gridDim.x - 1) {
         if (threadIdx.x < p.head) {
             dcommi_cuda_fold_one<E, KIND>(p, threadIdx.x);
         }

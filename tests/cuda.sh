@@ -5,6 +5,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 . tests/lib_cuda.sh
+build=${1:-build}
 update=
 [ "${!#}" != --update ] || update=--update
 
@@ -39,6 +40,28 @@ check "kernels' global symbols begin with dcomm_" own_names
 check "kernels need no communicator" same_sources
 check "registers, stack and spills are those of tests/cuda_resources.tsv" \
     tests/cuda_resources.py "$scratch/log" $update
+
+# A trainer in C: it includes no CUDA header, and the launchers' sentences reach it.
+cat >"$scratch/trainer.c" <<'END'
+#include "dcomm.h"
+#include <string.h>
+int main(void)
+{
+    float x[4] = {0};
+    const void *src = x;
+    return dcomm_cuda_reduce(x, &src, 1, 0, DCOMM_F32, DCOMM_SUM, 0, NULL) != DCOMM_OK ||
+           dcomm_cuda_reduce(NULL, &src, 1, 4, DCOMM_F32, DCOMM_SUM, 0, NULL) != DCOMM_ERR_INVALID ||
+           strstr(dcomm_last_error(), "dcomm_cuda_reduce: dst is NULL") == NULL;
+}
+END
+trainer() {
+    gcc -std=c11 -Wall -Wextra -Wpedantic -Werror -I include -c -o "$scratch/trainer.o" \
+        "$scratch/trainer.c" &&
+        "$nvcc" -o "$scratch/trainer" "$scratch"/{trainer,kernels}.o "$build/libdcomm_one.a" \
+            -lucp -lucs -luct -lhwloc -lm -lpthread -ldl &&
+        "$scratch/trainer"
+}
+check "a C program with one .cu file" trainer
 
 for source in tests/cuda_kernels.cu bench/dcomm-kernels.cu; do
     check "$source: nvcc's front end" "$nvcc" "${nvcc_warnings[@]}" -I include -I tests -cuda \

@@ -19,6 +19,10 @@
 #include <string>
 #include <vector>
 
+#ifdef DCOMMI_CUDA_SHIM
+#include <sys/mman.h>
+#endif
+
 extern "C" int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                      int dtype, int op, int64_t divisor);
 extern "C" void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype,
@@ -554,6 +558,100 @@ static const char *const specs[] = {
     "sign:bucket=12288",
 };
 
+/* ---- more elements than 32 bits count ---- */
+
+/* Memory of zeros, of which little is touched. */
+struct expanse {
+    unsigned char *p;
+    size_t size;
+    explicit expanse(size_t len) : p(NULL), size(len)
+    {
+#ifdef DCOMMI_CUDA_SHIM
+        void *at = mmap(NULL, len, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        p = at == MAP_FAILED ? NULL : static_cast<unsigned char *>(at);
+#else
+        if (cudaMalloc(reinterpret_cast<void **>(&p), len) != cudaSuccess) {
+            (void)cudaGetLastError();
+            p = NULL;
+        } else {
+            cudaMemset(p, 0, len);
+        }
+#endif
+    }
+    expanse(const expanse &) = delete;
+    expanse &operator=(const expanse &) = delete;
+    ~expanse()
+    {
+#ifdef DCOMMI_CUDA_SHIM
+        munmap(p, size);
+#else
+        cudaFree(p);
+#endif
+    }
+    bytes part(size_t at, size_t len) const
+    {
+        bytes b(len);
+        area::copy(b.data(), p + at, len, false);
+        return b;
+    }
+};
+
+/* The end of an array of 2^31 + 5 elements: its buckets are as they are when it is encoded alone
+ * under the same indices. Four bits, or a cast. */
+static void test_far(const char *spec)
+{
+    const size_t n = ((size_t)1 << 31) + 5, begin = n - 5 - 1024, rest = n - begin;
+    dcomm_codec *codec = NULL;
+    good(dcomm_codec_create(spec, &codec), spec);
+    dcomm_codec_layout layout = dcomm_codec_layout();
+    good(dcomm_codec_get_layout(codec, &layout), spec);
+    const size_t len = dcomm_codec_max_bytes(codec, n), part = dcomm_codec_max_bytes(codec, rest);
+    const size_t steps = layout.bucket > 0 ? 4 * ((rest + layout.bucket - 1) / layout.bucket) : 0;
+    const std::vector<float> x = numbers(rest, NORMAL);
+    std::vector<float> y(rest);
+    bytes wire(part);
+    size_t written = 0;
+    dcomm_codec_key key = dcomm_codec_key();
+    key.first = begin;
+    expanse in(4 * n), out(len), back(4 * n);
+    if (in.p == NULL || out.p == NULL || back.p == NULL) {
+        std::printf("# skipped: 2^31 + 5 elements, %s (no memory for them)\n", spec);
+        dcomm_codec_destroy(&codec);
+        return;
+    }
+    area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
+    good(dcomm_encode(codec, x.data(), rest, &key, wire.data(), part, &written, NULL, NULL), spec);
+    good(dcomm_decode(codec, wire.data(), part, y.data(), rest), spec);
+    key.first = 0;
+    const void *from = out.p;
+#ifdef DCOMMI_CUDA_SHIM
+    shim_last = 3;
+#endif
+    good(dcomm_cuda_encode(codec, reinterpret_cast<float *>(in.p), NULL, NULL, n, &key, out.p, len,
+                           NULL, NULL, NULL),
+         spec);
+    good(dcomm_cuda_decode_sum(codec, &from, &len, 1, reinterpret_cast<float *>(back.p), n, NULL,
+                               NULL),
+         spec);
+    const void *both[] = {in.p, back.p};
+    same(out.part(len - steps, steps), wire.data() + part - steps, "steps");
+    const size_t codes =
+        layout.bucket > 0 ? dcommi_wire_codes(n, 4) - dcommi_wire_codes(rest, 4) : 2 * begin;
+    same(out.part(codes, part - steps), wire.data(), "codes");
+    same(back.part(4 * begin, 4 * rest), y.data(), "decoded");
+    good(dcomm_cuda_reduce(back.p, both, 2, n, DCOMM_F32, DCOMM_MAX, 0, NULL), "reduce");
+    for (size_t i = 0; i < rest; i++) {
+        y[i] = x[i] > y[i] ? x[i] : y[i];
+    }
+    same(back.part(4 * begin, 4 * rest), y.data(), "reduced");
+#ifdef DCOMMI_CUDA_SHIM
+    shim_last = 0;
+#endif
+    dcomm_codec_destroy(&codec);
+    ok(std::string("2^31 + 5 elements, ") + spec);
+}
+
 /* ---- arguments ---- */
 
 static bool says(dcomm_status got, dcomm_status want, const char *words)
@@ -622,6 +720,11 @@ static void test_all(void)
     }
     for (const char *spec : specs) {
         test_codec(spec);
+    }
+    if (!small) {
+        test_far("qsgd:bits=4,bucket=512");
+        test_far("qsgd:bits=4,bucket=1024");
+        test_far("bf16:rounding=stochastic");
     }
     test_arguments();
 }

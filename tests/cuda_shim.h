@@ -79,6 +79,8 @@ struct shim_block {
 static shim_block shim;
 /* How fibers take turns: 0 upwards, 1 downwards, 2 scattered. */
 static int shim_order;
+/* How many blocks of a launch run, its last ones; 0: all. For arrays that are very long. */
+static unsigned shim_last;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 static inline void shim_wait(shim_state state)
@@ -238,8 +240,9 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
     shim.body = shim_call<P>::run;
     blockDim = dim3{threads, 1, 1};
     gridDim = dim3{blocks, 1, 1};
-    for (unsigned b = 0; b < blocks; b++) {
-        blockIdx = dim3{shim_order == 1 ? blocks - 1 - b : b, 0, 0};
+    const unsigned first = shim_last > 0 && shim_last < blocks ? blocks - shim_last : 0;
+    for (unsigned b = first; b < blocks; b++) {
+        blockIdx = dim3{shim_order == 1 ? blocks - 1 - (b - first) : b, 0, 0};
         shim_run_block();
     }
     return cudaSuccess;
