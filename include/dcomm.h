@@ -41725,8 +41725,8 @@ struct dcommi_cuda_fold {
     uint64_t count;  /* elements */
     uint64_t pieces; /* whole ones */
     uint32_t head;   /* elements before the first piece */
-    double factor;   /* of a scaling; the divisor of a float average */
-    int64_t divisor; /* of an integer average; 1: none */
+    double factor;   /* of a scaling */
+    int64_t divisor; /* of an average; 1: none */
 };
 
 /* ---- elements ---- */
@@ -41762,9 +41762,13 @@ struct dcommi_cuda_f64 {
     {
         return dcommi_f64_scale(x, by);
     }
-    DCOMMI_CUDA_INLINE acc finish(acc x, double by, int64_t)
+    DCOMMI_CUDA_INLINE acc divide(acc x, int64_t by)
     {
-        return dcommi_f64_canonical(by > 1 ? __ddiv_rn(x, by) : x);
+        return __ddiv_rn(x, (double)by);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return dcommi_f64_canonical(x);
     }
 };
 
@@ -41790,9 +41794,13 @@ struct dcommi_cuda_single {
     {
         return dcommi_f32_scale(x, by);
     }
-    DCOMMI_CUDA_INLINE acc finish(acc x, double by, int64_t)
+    DCOMMI_CUDA_INLINE acc divide(acc x, int64_t by)
     {
-        return dcommi_f32_canonical(by > 1 ? __fdiv_rn(x, (float)by) : x);
+        return __fdiv_rn(x, (float)(double)by);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return dcommi_f32_canonical(x);
     }
 };
 
@@ -41870,9 +41878,13 @@ template <class T, class U, class W> struct dcommi_cuda_int {
         }
         return (acc)dcommi_scale_unsigned(product, ~(uint64_t)0 >> (64 - bits), past);
     }
-    DCOMMI_CUDA_INLINE acc finish(acc x, double, int64_t by)
+    DCOMMI_CUDA_INLINE acc divide(acc x, int64_t by)
     {
-        return by > 1 ? (acc)((W)x / (W)by) : x;
+        return (acc)((W)x / (W)by);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 
@@ -41896,8 +41908,7 @@ DCOMMI_CUDA_INLINE typename E::acc dcommi_cuda_op(typename E::acc a, typename E:
 template <class E, int KIND>
 DCOMMI_CUDA_INLINE typename E::stored dcommi_cuda_end(typename E::acc x, const dcommi_cuda_fold &p)
 {
-    return E::to(KIND == DCOMMI_CUDA_SCALE ? E::scale(x, p.factor)
-                                           : E::finish(x, p.factor, p.divisor));
+    return E::to(KIND == DCOMMI_CUDA_SCALE ? E::scale(x, p.factor) : E::finish(x));
 }
 
 /* ---- pieces ---- */
@@ -41945,53 +41956,66 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_one(const dcommi_cuda_fold &p, uint64_t
     for (uint32_t s = 1; s < p.src.n; s++) {
         acc = dcommi_cuda_op<E, KIND>(acc, E::from(static_cast<const stored *>(p.src.at[s])[i]));
     }
+    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
+        acc = E::divide(acc, p.divisor);
+    }
     static_cast<stored *>(p.dst)[i] = dcommi_cuda_end<E, KIND>(acc, p);
 }
 
-/* Pieces at, at + 256, ...: ALL of them are there, or some. */
-template <class E, int KIND, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t at)
+/* Pieces at, at + 256, ... of operand s: ALL of them are there, or some. */
+template <class E, bool WHOLE, int WIDE, bool ALL>
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t at,
+                                              dcommi_cuda_piece<E, WHOLE> piece[WIDE])
 {
-    typedef dcommi_cuda_piece<E, WHOLE> piece;
-    typedef typename E::stored stored;
-    piece next[WIDE];
-    typename E::acc acc[WIDE][piece::N];
-    const stored *from = static_cast<const stored *>(p.src.at[0]) + p.head;
+    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + p.head;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
         if (ALL || i < p.pieces) {
-            next[u] = dcommi_cuda_piece_load<E, WHOLE>(from, i);
+            piece[u] = dcommi_cuda_piece_load<E, WHOLE>(from, i);
         } else {
-            next[u] = piece();
+            piece[u] = dcommi_cuda_piece<E, WHOLE>();
         }
     }
-    for (uint32_t s = 0; s < p.src.n; s++) {
-        piece now[WIDE];
+}
+
+template <class E, int KIND, bool WHOLE, int WIDE, bool ALL>
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t at)
+{
+    typedef dcommi_cuda_piece<E, WHOLE> piece;
+    piece now[WIDE], next[WIDE];
+    typename E::acc acc[WIDE][piece::N];
+    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, at, now);
+    if (p.src.n > 1) {
+        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, at, next);
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE * piece::N; i++) {
+        acc[i / piece::N][i % piece::N] = E::from(now[i / piece::N].v[i % piece::N]);
+    }
+#pragma unroll 1
+    for (uint32_t s = 1; s < p.src.n; s++) {
 #pragma unroll
         for (int u = 0; u < WIDE; u++) {
             now[u] = next[u];
         }
         if (s + 1 < p.src.n) {
-            from = static_cast<const stored *>(p.src.at[s + 1]) + p.head;
-#pragma unroll
-            for (int u = 0; u < WIDE; u++) {
-                const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
-                if (ALL || i < p.pieces) {
-                    next[u] = dcommi_cuda_piece_load<E, WHOLE>(from, i);
-                }
-            }
+            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, at, next);
         }
 #pragma unroll
-        for (int u = 0; u < WIDE; u++) {
-#pragma unroll
-            for (int e = 0; e < piece::N; e++) {
-                typename E::acc x = E::from(now[u].v[e]);
-                acc[u][e] = s == 0 ? x : dcommi_cuda_op<E, KIND>(acc[u][e], x);
-            }
+        for (int i = 0; i < WIDE * piece::N; i++) {
+            const int u = i / piece::N, e = i % piece::N;
+            acc[u][e] = dcommi_cuda_op<E, KIND>(acc[u][e], E::from(now[u].v[e]));
         }
     }
-    stored *to = static_cast<stored *>(p.dst) + p.head;
+    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
+#pragma unroll
+        for (int i = 0; i < WIDE * piece::N; i++) {
+            const int u = i / piece::N, e = i % piece::N;
+            acc[u][e] = E::divide(acc[u][e], p.divisor);
+        }
+    }
+    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + p.head;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -42160,7 +42184,6 @@ extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, siz
                                 dcomm_op_name(op));
     }
     p.divisor = divisor > 1 ? divisor : 1;
-    p.factor = divisor > 1 ? (double)divisor : 0;
     if (count == 0) {
         return DCOMM_OK;
     }

@@ -39,7 +39,8 @@ def of_log(path):
 
 def of_table():
     with open(TABLE, encoding="utf-8") as f:
-        rows = [line.rstrip("\n").split("\t") for line in f if not line.startswith(("#", "kernel\t"))]
+        rows = [line.rstrip("\n").split("\t") for line in f
+                if not line.startswith(("#", "kernel\t"))]
     return {(r[0], r[1]): tuple(map(int, r[2:])) for r in rows}
 
 
@@ -72,7 +73,8 @@ def main():
         if key not in now or key not in then:
             where = "only in the table" if key not in now else "not in the table"
         elif worse(now[key], then[key]):
-            where = "registers, stack, spilled: %d %d %d, in the table %d %d %d" % (now[key] + then[key])
+            where = "registers, stack, spilled: %d %d %d, in the table %d %d %d" % (
+                now[key] + then[key])
         else:
             continue
         print("%s %s: %s" % (key + (where,)))
