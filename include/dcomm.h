@@ -5,7 +5,10 @@
  *     #define _GNU_SOURCE
  *     #define DCOMM_IMPLEMENTATION
  *     #include "dcomm.h"
- * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. */
+ * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of
+ * cuda.h, in exactly one .cu file:
+ *     #define DCOMM_CUDA_IMPLEMENTATION
+ *     #include "dcomm.h" */
 /* ==== include/dcomm/base.h ================================================================= */
 /* base.h - version, configuration macros, status codes, dtypes and reduction operators. */
 #ifndef DCOMM_BASE_H
@@ -520,6 +523,129 @@ typedef struct dcomm_feedback_loss {
 DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
                                               uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
                                               dcomm_feedback_loss *loss);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/cuda.h ================================================================= */
+/* cuda.h - the dense codecs and the reductions on device memory, as CUDA kernels.
+ *
+ * These functions are there where one .cu file of the program is compiled with
+ *     #define DCOMM_CUDA_IMPLEMENTATION
+ *     #include "dcomm.h"
+ * and linked with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
+ * CUDA header: a stream is a void * (a cudaStream_t; NULL: the default stream), and the file that
+ * calls may be C. They need no communicator either. docs/cuda.md shows a program.
+ *
+ * What they all do alike:
+ * - Data pointers are of memory that the current device can read and write. Arrays of such
+ *   pointers, codecs and keys are read before the call returns, and are host memory.
+ * - A call launches one kernel on the stream, and returns. It allocates nothing and waits for
+ *   nothing, so that it can be captured into a graph; a captured call keeps its arguments.
+ * - Bytes are those that the function of the same name in compress.h writes. What that function
+ *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
+ * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
+ * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
+ *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
+ *   the sentence. What goes wrong while the kernel runs is the stream's to report, as always. */
+#ifndef DCOMM_CUDA_H
+#define DCOMM_CUDA_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DCOMM_CUDA_OPERANDS 128 /* arrays or wires that one call takes, at most */
+
+/* What kernels found in the data, added up over calls: device memory, aligned to 8, that was set to
+ * zero before the first of them. */
+typedef struct dcomm_cuda_report {
+    uint64_t clipped;
+    uint64_t nonfinite;
+    uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
+    uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+} dcomm_cuda_report;
+
+/* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
+ * *out (NULL: not wanted) is the report, and the status is DCOMM_ERR_CORRUPT, or DCOMM_ERR_INVALID
+ * after non-finite inputs with nonfinite=fail. */
+DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
+                                               const dcomm_cuda_report *report,
+                                               dcomm_codec_report *out);
+
+/* ---- reductions ---- */
+
+/* dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc <=
+ * DCOMM_CUDA_OPERANDS; dst may be any src, or memory that overlaps none. 16-bit floats are
+ * accumulated in f32 and rounded once. divisor > 1: the result is then divided by it, which is what
+ * DCOMM_AVG means; for sums and averages alone. DCOMM_PREMUL_SUM is a sum. No caller's operators.
+ */
+DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
+                                         size_t count, dcomm_dtype dtype, dcomm_op op,
+                                         int64_t divisor, void *stream);
+/* dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32 for other
+ * floats; for integers the product is an f64, rounded towards zero. dst may be src. */
+DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                                        double factor, void *stream);
+
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign ---- */
+
+/* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
+ * dcomm_codec_max_bytes. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
+ * report may be NULL. */
+DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
+                                         const float *residual, float *next, size_t count,
+                                         const dcomm_codec_key *key, void *wire, size_t capacity,
+                                         void *workspace, dcomm_cuda_report *report, void *stream);
+/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
+DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                             const size_t *bytes, size_t n, float *x, size_t count,
+                                             dcomm_cuda_report *report, void *stream);
+/* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
+DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
+                                             const size_t *bytes, size_t n, float *acc,
+                                             size_t count, dcomm_cuda_report *report, void *stream);
+/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. */
+DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
+                                         const size_t *bytes, size_t n, float factor,
+                                         const float *residual, float *next, size_t count,
+                                         const dcomm_codec_key *key, void *wire, size_t capacity,
+                                         void *workspace, dcomm_cuda_report *report, void *stream);
+/* Bytes of device memory that an encoding, or a recoding, needs as workspace; 0: none, and NULL
+ * will do. The other calls need none. */
+DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+/* ---- for other back ends ---- */
+
+/* How a dense codec writes; docs/codecs.md has the formats. */
+typedef enum dcomm_codec_format {
+    DCOMM_FORMAT_Q1 = 0,
+    DCOMM_FORMAT_Q2 = 1,
+    DCOMM_FORMAT_Q4 = 2,
+    DCOMM_FORMAT_Q8 = 3,
+    DCOMM_FORMAT_SIGN = 4,
+    DCOMM_FORMAT_E4M3 = 5,
+    DCOMM_FORMAT_E5M2 = 6,
+    DCOMM_FORMAT_F16 = 7,
+    DCOMM_FORMAT_BF16 = 8
+} dcomm_codec_format;
+
+typedef struct dcomm_codec_layout {
+    dcomm_codec_format format;
+    size_t bucket;   /* elements that share a step; 0: there are no steps */
+    bool two_norm;   /* the step follows from the 2-norm, not from the largest */
+    bool stochastic; /* rounded by chance, not to the nearest */
+    int nonfinite;   /* 0 fail, 1 zero, 2 pass */
+} dcomm_codec_layout;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
+DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
+/* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
+ * reports as it does. */
+DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);
 
 #ifdef __cplusplus
 }
@@ -1752,6 +1878,394 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #endif
 #endif
 
+#if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+/* ==== kernels/rng.h ======================================================================== */
+/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
+ * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
+ * CUDA alike.
+ *
+ * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
+ * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
+ * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
+ * bits that it shares with three others. */
+#ifndef DCOMMI_RNG_H
+#define DCOMMI_RNG_H
+
+/* ==== kernels/math.h ======================================================================= */
+/* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
+ *
+ * Decisions are taken on the bits, and arithmetic is single IEEE operations, never a product and a
+ * sum together, so that the compiler's floating-point flags cannot change a result. Every NaN that
+ * an operator makes or passes on is the canonical quiet NaN (0x7fc00000 and its like): back ends
+ * disagree about which payload survives, and about its sign. */
+#ifndef DCOMMI_MATH_H
+#define DCOMMI_MATH_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define DCOMMI_HD __host__ __device__
+#else
+#define DCOMMI_HD
+#endif
+
+#define DCOMMI_F32_NAN 0x7fc00000u
+#define DCOMMI_F64_NAN 0x7ff8000000000000u
+
+/* ---- bits ---- */
+
+DCOMMI_HD static inline uint32_t dcommi_f32_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+DCOMMI_HD static inline float dcommi_f32_from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+DCOMMI_HD static inline uint64_t dcommi_f64_bits(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+DCOMMI_HD static inline double dcommi_f64_from_bits(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+DCOMMI_HD static inline int dcommi_f32_isnan(uint32_t bits)
+{
+    return (bits & 0x7fffffffu) > 0x7f800000u;
+}
+
+DCOMMI_HD static inline int dcommi_f64_isnan(uint64_t bits)
+{
+    return (bits & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
+}
+
+DCOMMI_HD static inline float dcommi_f32_canonical(float x)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    return dcommi_f32_from_bits(dcommi_f32_isnan(bits) ? DCOMMI_F32_NAN : bits);
+}
+
+DCOMMI_HD static inline double dcommi_f64_canonical(double x)
+{
+    uint64_t bits = dcommi_f64_bits(x);
+    return dcommi_f64_from_bits(dcommi_f64_isnan(bits) ? DCOMMI_F64_NAN : bits);
+}
+
+/* ---- 16-bit floats. To f32: exact. From f32: to nearest, ties to even, beyond the largest to
+ * infinity. A NaN keeps its sign and the payload bits that fit, and becomes quiet. ---- */
+
+DCOMMI_HD static inline float dcommi_f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t a = h & 0x7fffu;
+    uint32_t small = dcommi_f32_bits((float)(int32_t)a * 5.9604644775390625e-8f); /* 2^-24: exact */
+    uint32_t bits = (a << 13) + (a >= 0x7c00u ? 224u << 23 : 112u << 23);
+    bits = a < 0x400u ? small : bits;
+    bits |= a > 0x7c00u ? 0x400000u : 0;
+    return dcommi_f32_from_bits(sign | bits);
+}
+
+/* Every case is computed and one is chosen, so that plain loops vectorize. */
+DCOMMI_HD static inline uint16_t dcommi_f32_to_f16(float x)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t a = bits & 0x7fffffffu;
+    uint32_t h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+    /* Denormals count in 2^-24, the last place of 0.5f, where this addition rounds them. */
+    uint32_t small = dcommi_f32_bits(dcommi_f32_from_bits(a) + 0.5f) - 0x3f000000u;
+    h = a < 0x38800000u ? small : h;
+    h = a >= 0x477ff000u ? 0x7c00u : h; /* 65520 is halfway to 2^16 */
+    h = a > 0x7f800000u ? 0x7e00u | ((a >> 13) & 0x3ffu) : h;
+    return (uint16_t)(sign | h);
+}
+
+DCOMMI_HD static inline float dcommi_bf16_to_f32(uint16_t h)
+{
+    return dcommi_f32_from_bits((uint32_t)h << 16);
+}
+
+DCOMMI_HD static inline uint16_t dcommi_f32_to_bf16(float x)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)(dcommi_f32_isnan(bits) ? (bits >> 16) | 0x40u : rounded);
+}
+
+/* ---- operators. sum, prod: one IEEE operation; min, max: a NaN operand gives NaN, -0 < +0 ---- */
+
+/* Signed order of the keys is the order of the numbers, -0 below +0. */
+DCOMMI_HD static inline int32_t dcommi_f32_key(uint32_t bits)
+{
+    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7fffffffu));
+}
+
+DCOMMI_HD static inline int64_t dcommi_f64_key(uint64_t bits)
+{
+    return (int64_t)(bits ^ (((uint64_t)0 - (bits >> 63)) & 0x7fffffffffffffffu));
+}
+
+DCOMMI_HD static inline float dcommi_f32_min(float x, float y)
+{
+    uint32_t a = dcommi_f32_bits(x), b = dcommi_f32_bits(y);
+    uint32_t least = dcommi_f32_key(a) <= dcommi_f32_key(b) ? a : b;
+    int nan = dcommi_f32_isnan(a) | dcommi_f32_isnan(b);
+    return dcommi_f32_from_bits(nan ? DCOMMI_F32_NAN : least);
+}
+
+DCOMMI_HD static inline float dcommi_f32_max(float x, float y)
+{
+    uint32_t a = dcommi_f32_bits(x), b = dcommi_f32_bits(y);
+    uint32_t most = dcommi_f32_key(a) >= dcommi_f32_key(b) ? a : b;
+    int nan = dcommi_f32_isnan(a) | dcommi_f32_isnan(b);
+    return dcommi_f32_from_bits(nan ? DCOMMI_F32_NAN : most);
+}
+
+DCOMMI_HD static inline double dcommi_f64_min(double x, double y)
+{
+    uint64_t a = dcommi_f64_bits(x), b = dcommi_f64_bits(y);
+    uint64_t least = dcommi_f64_key(a) <= dcommi_f64_key(b) ? a : b;
+    int nan = dcommi_f64_isnan(a) | dcommi_f64_isnan(b);
+    return dcommi_f64_from_bits(nan ? DCOMMI_F64_NAN : least);
+}
+
+DCOMMI_HD static inline double dcommi_f64_max(double x, double y)
+{
+    uint64_t a = dcommi_f64_bits(x), b = dcommi_f64_bits(y);
+    uint64_t most = dcommi_f64_key(a) >= dcommi_f64_key(b) ? a : b;
+    int nan = dcommi_f64_isnan(a) | dcommi_f64_isnan(b);
+    return dcommi_f64_from_bits(nan ? DCOMMI_F64_NAN : most);
+}
+
+/* The end of a fold: divided when it is an average. */
+DCOMMI_HD static inline float dcommi_f32_finish(float x, double divisor)
+{
+    return dcommi_f32_canonical(divisor > 1 ? x / (float)divisor : x);
+}
+
+DCOMMI_HD static inline double dcommi_f64_finish(double x, double divisor)
+{
+    return dcommi_f64_canonical(divisor > 1 ? x / divisor : x);
+}
+
+DCOMMI_HD static inline float dcommi_f32_scale(float x, double factor)
+{
+    return dcommi_f32_canonical(x * (float)factor);
+}
+
+DCOMMI_HD static inline double dcommi_f64_scale(double x, double factor)
+{
+    return dcommi_f64_canonical(x * factor);
+}
+
+/* ---- integers: wrap around in their width ---- */
+
+/* The product as an f64, truncated into [least, most]; NaN gives 0. `past` is most + 1, a power of
+ * two, which f64 can hold where it cannot hold `most` itself. */
+DCOMMI_HD static inline int64_t dcommi_scale_signed(double product, int64_t least, int64_t most,
+                                                    double past)
+{
+    if (dcommi_f64_isnan(dcommi_f64_bits(product))) {
+        return 0;
+    }
+    return product >= past ? most : product <= -past ? least : (int64_t)product;
+}
+
+DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t most, double past)
+{
+    if (!(product > 0)) {
+        return 0;
+    }
+    return product >= past ? most : (uint64_t)product;
+}
+
+#endif
+
+#define DCOMMI_RNG_GROUP 128
+#define DCOMMI_RNG_ROUNDS 10
+#define DCOMMI_PHILOX_M0 0xd2511f53u
+#define DCOMMI_PHILOX_M1 0xcd9e8d57u
+#define DCOMMI_PHILOX_W0 0x9e3779b9u
+#define DCOMMI_PHILOX_W1 0xbb67ae85u
+
+/* The random numbers of one array. */
+typedef struct dcommi_rng {
+    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
+    uint32_t high[2];                    /* the upper half of every counter */
+    uint64_t group;                      /* of the array's first element */
+} dcommi_rng;
+
+DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Arrays that begin inside a group draw from counters of their own. */
+DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
+                                                   uint64_t rank, uint64_t first)
+{
+    dcommi_rng rng;
+    uint64_t key = dcommi_rng_mix(seed, tensor);
+    uint64_t high = dcommi_rng_mix(step, rank);
+    if (first % DCOMMI_RNG_GROUP != 0) {
+        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
+    }
+    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
+        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
+    }
+    rng.high[0] = (uint32_t)high;
+    rng.high[1] = (uint32_t)(high >> 32);
+    rng.group = first / DCOMMI_RNG_GROUP;
+    return rng;
+}
+
+DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
+                                              uint32_t word[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
+    uint32_t c2 = rng->high[0], c3 = rng->high[1];
+    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
+        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
+        c3 = (uint32_t)p0;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+/* The random number of element `at` of the array. */
+DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
+{
+    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
+    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
+    unsigned turn = 8 * (k % 4);
+    uint32_t word[4];
+    dcommi_rng_block(rng, 8 * group + i / 2, word);
+    uint32_t w = word[2 * (k / 4) + i % 2];
+    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
+}
+
+#endif
+/* ==== kernels/wire.h ======================================================================= */
+/* wire.h - packed formats. C, C++ and CUDA alike.
+ *
+ * Codes of 1, 2, 4 or 8 bits come in lines of 64 bytes: sixteen little-endian 32-bit words, and
+ * code k of word i (from the low end) is that of element 16k+i. What does not fill a line follows
+ * one behind the other: code e at bit e*bits. Numbers of 8 and 16 bits are in order. Steps (one f32
+ * for each bucket) stand behind the codes, from a multiple of four bytes on; bits between are zero.
+ *
+ * A step has 16 significant bits, so that its product with a code of up to 8 bits is exact: whether
+ * a compiler fuses it with an addition does not show. */
+#ifndef DCOMMI_WIRE_H
+#define DCOMMI_WIRE_H
+
+
+#include <stddef.h>
+
+#define DCOMMI_WIRE_LINE 64
+#define DCOMMI_WIRE_STAGE 512 /* elements: the longest line */
+
+/* The formats of codec_loops.h. */
+typedef enum dcommi_format {
+    DCOMMI_FORMAT_Q1 = 0, /* +step or -step */
+    DCOMMI_FORMAT_Q2 = 1, /* code * step; the lowest code does not occur */
+    DCOMMI_FORMAT_Q4 = 2,
+    DCOMMI_FORMAT_Q8 = 3,
+    DCOMMI_FORMAT_SIGN = 4, /* step with the sign that the bit is */
+    DCOMMI_FORMAT_E4M3 = 5, /* number * step */
+    DCOMMI_FORMAT_E5M2 = 6,
+    DCOMMI_FORMAT_COUNT = 7
+} dcommi_format;
+
+/* A float of few bits: fraction bits, what the exponent is less by (as f32 bits), its smallest
+ * normal number, one over its smallest number, the largest code. */
+typedef struct dcommi_mini {
+    int fraction;
+    uint32_t rebias;
+    float least, units;
+    uint32_t most;
+} dcommi_mini;
+
+static const dcommi_mini dcommi_mini_f16 = {10, 0x38000000u, 0x1p-14f, 0x1p24f, 0x7bff};
+static const dcommi_mini dcommi_mini_e4m3 = {3, 0x3c000000u, 0x1p-6f, 0x1p9f, 0x7e};
+static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 0x7b};
+
+#define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
+/* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
+ * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
+#define DCOMMI_WIRE_LEAST 0x1p-80f
+#define DCOMMI_WIRE_LARGEST 0x1p127f
+
+static const unsigned char dcommi_format_bits[DCOMMI_FORMAT_COUNT] = {1, 2, 4, 8, 1, 8, 8};
+/* The largest number that a code stands for, in steps. */
+static const float dcommi_format_most[DCOMMI_FORMAT_COUNT] = {1, 1, 7, 127, 1, 448, 57344};
+
+/* Codes of `count` elements, up to a multiple of four bytes; count * bits must not overflow. */
+DCOMMI_HD static inline size_t dcommi_wire_codes(size_t count, unsigned bits)
+{
+    return (count / 8 * bits + (count % 8 * bits + 7) / 8 + 3) & ~(size_t)3;
+}
+
+/* largest / most, rounded up to 16 significant bits; 0 when that is too small. */
+DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    uint32_t bits = dcommi_f32_bits(largest / most);
+    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
+}
+
+/* Whether an encoder can have written this step, of which `largest` is the largest. */
+DCOMMI_HD static inline int dcommi_wire_step_within(float step, float largest, int exact)
+{
+    uint32_t bits = dcommi_f32_bits(step);
+    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(largest) &&
+                         (!exact || (bits & 0xffu) == 0));
+}
+
+/* The code of element e in a line. */
+DCOMMI_HD static inline unsigned dcommi_wire_get(const unsigned char *line, unsigned e,
+                                                 unsigned bits)
+{
+    unsigned bit = e / 16 * bits;
+    return (line[4 * (e % 16) + bit / 8] >> (bit % 8)) & ((1u << bits) - 1);
+}
+
+/* Into a line that was zero. */
+DCOMMI_HD static inline void dcommi_wire_put(unsigned char *line, unsigned e, unsigned bits,
+                                             unsigned code)
+{
+    unsigned bit = e / 16 * bits;
+    line[4 * (e % 16) + bit / 8] |= (unsigned char)(code << (bit % 8));
+}
+
+#endif
+#endif
+
 #ifdef DCOMM_IMPLEMENTATION
 /* ==== include/dcomm/impl/util.h ============================================================ */
 /* util.h - errors with a sentence, logging, memory, checked sizes, time. */
@@ -2462,296 +2976,6 @@ static dcommi_isa dcommi_isa_get(void)
 #ifndef DCOMMI_LANES_PORTABLE_H
 #define DCOMMI_LANES_PORTABLE_H
 
-/* ==== kernels/rng.h ======================================================================== */
-/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
- * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
- * CUDA alike.
- *
- * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
- * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
- * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
- * bits that it shares with three others. */
-#ifndef DCOMMI_RNG_H
-#define DCOMMI_RNG_H
-
-/* ==== kernels/math.h ======================================================================= */
-/* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
- *
- * Decisions are taken on the bits, and arithmetic is single IEEE operations, never a product and a
- * sum together, so that the compiler's floating-point flags cannot change a result. Every NaN that
- * an operator makes or passes on is the canonical quiet NaN (0x7fc00000 and its like): back ends
- * disagree about which payload survives, and about its sign. */
-#ifndef DCOMMI_MATH_H
-#define DCOMMI_MATH_H
-
-#include <stdint.h>
-#include <string.h>
-
-#ifdef __CUDACC__
-#define DCOMMI_HD __host__ __device__
-#else
-#define DCOMMI_HD
-#endif
-
-#define DCOMMI_F32_NAN 0x7fc00000u
-#define DCOMMI_F64_NAN 0x7ff8000000000000u
-
-/* ---- bits ---- */
-
-DCOMMI_HD static inline uint32_t dcommi_f32_bits(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-DCOMMI_HD static inline float dcommi_f32_from_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-DCOMMI_HD static inline uint64_t dcommi_f64_bits(double x)
-{
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-DCOMMI_HD static inline double dcommi_f64_from_bits(uint64_t bits)
-{
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-DCOMMI_HD static inline int dcommi_f32_isnan(uint32_t bits)
-{
-    return (bits & 0x7fffffffu) > 0x7f800000u;
-}
-
-DCOMMI_HD static inline int dcommi_f64_isnan(uint64_t bits)
-{
-    return (bits & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
-}
-
-DCOMMI_HD static inline float dcommi_f32_canonical(float x)
-{
-    uint32_t bits = dcommi_f32_bits(x);
-    return dcommi_f32_from_bits(dcommi_f32_isnan(bits) ? DCOMMI_F32_NAN : bits);
-}
-
-DCOMMI_HD static inline double dcommi_f64_canonical(double x)
-{
-    uint64_t bits = dcommi_f64_bits(x);
-    return dcommi_f64_from_bits(dcommi_f64_isnan(bits) ? DCOMMI_F64_NAN : bits);
-}
-
-/* ---- 16-bit floats. To f32: exact. From f32: to nearest, ties to even, beyond the largest to
- * infinity. A NaN keeps its sign and the payload bits that fit, and becomes quiet. ---- */
-
-DCOMMI_HD static inline float dcommi_f16_to_f32(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
-    uint32_t a = h & 0x7fffu;
-    uint32_t small = dcommi_f32_bits((float)(int32_t)a * 5.9604644775390625e-8f); /* 2^-24: exact */
-    uint32_t bits = (a << 13) + (a >= 0x7c00u ? 224u << 23 : 112u << 23);
-    bits = a < 0x400u ? small : bits;
-    bits |= a > 0x7c00u ? 0x400000u : 0;
-    return dcommi_f32_from_bits(sign | bits);
-}
-
-/* Every case is computed and one is chosen, so that plain loops vectorize. */
-DCOMMI_HD static inline uint16_t dcommi_f32_to_f16(float x)
-{
-    uint32_t bits = dcommi_f32_bits(x);
-    uint32_t sign = (bits >> 16) & 0x8000u;
-    uint32_t a = bits & 0x7fffffffu;
-    uint32_t h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    /* Denormals count in 2^-24, the last place of 0.5f, where this addition rounds them. */
-    uint32_t small = dcommi_f32_bits(dcommi_f32_from_bits(a) + 0.5f) - 0x3f000000u;
-    h = a < 0x38800000u ? small : h;
-    h = a >= 0x477ff000u ? 0x7c00u : h; /* 65520 is halfway to 2^16 */
-    h = a > 0x7f800000u ? 0x7e00u | ((a >> 13) & 0x3ffu) : h;
-    return (uint16_t)(sign | h);
-}
-
-DCOMMI_HD static inline float dcommi_bf16_to_f32(uint16_t h)
-{
-    return dcommi_f32_from_bits((uint32_t)h << 16);
-}
-
-DCOMMI_HD static inline uint16_t dcommi_f32_to_bf16(float x)
-{
-    uint32_t bits = dcommi_f32_bits(x);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)(dcommi_f32_isnan(bits) ? (bits >> 16) | 0x40u : rounded);
-}
-
-/* ---- operators. sum, prod: one IEEE operation; min, max: a NaN operand gives NaN, -0 < +0 ---- */
-
-/* Signed order of the keys is the order of the numbers, -0 below +0. */
-DCOMMI_HD static inline int32_t dcommi_f32_key(uint32_t bits)
-{
-    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7fffffffu));
-}
-
-DCOMMI_HD static inline int64_t dcommi_f64_key(uint64_t bits)
-{
-    return (int64_t)(bits ^ (((uint64_t)0 - (bits >> 63)) & 0x7fffffffffffffffu));
-}
-
-DCOMMI_HD static inline float dcommi_f32_min(float x, float y)
-{
-    uint32_t a = dcommi_f32_bits(x), b = dcommi_f32_bits(y);
-    uint32_t least = dcommi_f32_key(a) <= dcommi_f32_key(b) ? a : b;
-    int nan = dcommi_f32_isnan(a) | dcommi_f32_isnan(b);
-    return dcommi_f32_from_bits(nan ? DCOMMI_F32_NAN : least);
-}
-
-DCOMMI_HD static inline float dcommi_f32_max(float x, float y)
-{
-    uint32_t a = dcommi_f32_bits(x), b = dcommi_f32_bits(y);
-    uint32_t most = dcommi_f32_key(a) >= dcommi_f32_key(b) ? a : b;
-    int nan = dcommi_f32_isnan(a) | dcommi_f32_isnan(b);
-    return dcommi_f32_from_bits(nan ? DCOMMI_F32_NAN : most);
-}
-
-DCOMMI_HD static inline double dcommi_f64_min(double x, double y)
-{
-    uint64_t a = dcommi_f64_bits(x), b = dcommi_f64_bits(y);
-    uint64_t least = dcommi_f64_key(a) <= dcommi_f64_key(b) ? a : b;
-    int nan = dcommi_f64_isnan(a) | dcommi_f64_isnan(b);
-    return dcommi_f64_from_bits(nan ? DCOMMI_F64_NAN : least);
-}
-
-DCOMMI_HD static inline double dcommi_f64_max(double x, double y)
-{
-    uint64_t a = dcommi_f64_bits(x), b = dcommi_f64_bits(y);
-    uint64_t most = dcommi_f64_key(a) >= dcommi_f64_key(b) ? a : b;
-    int nan = dcommi_f64_isnan(a) | dcommi_f64_isnan(b);
-    return dcommi_f64_from_bits(nan ? DCOMMI_F64_NAN : most);
-}
-
-/* The end of a fold: divided when it is an average. */
-DCOMMI_HD static inline float dcommi_f32_finish(float x, double divisor)
-{
-    return dcommi_f32_canonical(divisor > 1 ? x / (float)divisor : x);
-}
-
-DCOMMI_HD static inline double dcommi_f64_finish(double x, double divisor)
-{
-    return dcommi_f64_canonical(divisor > 1 ? x / divisor : x);
-}
-
-DCOMMI_HD static inline float dcommi_f32_scale(float x, double factor)
-{
-    return dcommi_f32_canonical(x * (float)factor);
-}
-
-DCOMMI_HD static inline double dcommi_f64_scale(double x, double factor)
-{
-    return dcommi_f64_canonical(x * factor);
-}
-
-/* ---- integers: wrap around in their width ---- */
-
-/* The product as an f64, truncated into [least, most]; NaN gives 0. `past` is most + 1, a power of
- * two, which f64 can hold where it cannot hold `most` itself. */
-DCOMMI_HD static inline int64_t dcommi_scale_signed(double product, int64_t least, int64_t most,
-                                                    double past)
-{
-    if (dcommi_f64_isnan(dcommi_f64_bits(product))) {
-        return 0;
-    }
-    return product >= past ? most : product <= -past ? least : (int64_t)product;
-}
-
-DCOMMI_HD static inline uint64_t dcommi_scale_unsigned(double product, uint64_t most, double past)
-{
-    if (!(product > 0)) {
-        return 0;
-    }
-    return product >= past ? most : (uint64_t)product;
-}
-
-#endif
-
-#define DCOMMI_RNG_GROUP 128
-#define DCOMMI_RNG_ROUNDS 10
-#define DCOMMI_PHILOX_M0 0xd2511f53u
-#define DCOMMI_PHILOX_M1 0xcd9e8d57u
-#define DCOMMI_PHILOX_W0 0x9e3779b9u
-#define DCOMMI_PHILOX_W1 0xbb67ae85u
-
-/* The random numbers of one array. */
-typedef struct dcommi_rng {
-    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
-    uint32_t high[2];                    /* the upper half of every counter */
-    uint64_t group;                      /* of the array's first element */
-} dcommi_rng;
-
-DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
-{
-    uint64_t z = a + 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-/* Arrays that begin inside a group draw from counters of their own. */
-DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
-                                                   uint64_t rank, uint64_t first)
-{
-    dcommi_rng rng;
-    uint64_t key = dcommi_rng_mix(seed, tensor);
-    uint64_t high = dcommi_rng_mix(step, rank);
-    if (first % DCOMMI_RNG_GROUP != 0) {
-        high = dcommi_rng_mix(high, first % DCOMMI_RNG_GROUP);
-    }
-    for (uint32_t i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        rng.key[2 * i] = (uint32_t)key + i * DCOMMI_PHILOX_W0;
-        rng.key[2 * i + 1] = (uint32_t)(key >> 32) + i * DCOMMI_PHILOX_W1;
-    }
-    rng.high[0] = (uint32_t)high;
-    rng.high[1] = (uint32_t)(high >> 32);
-    rng.group = first / DCOMMI_RNG_GROUP;
-    return rng;
-}
-
-DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t block,
-                                              uint32_t word[4])
-{
-    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
-    uint32_t c2 = rng->high[0], c3 = rng->high[1];
-    for (int i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-        uint64_t p0 = (uint64_t)DCOMMI_PHILOX_M0 * c0;
-        uint64_t p1 = (uint64_t)DCOMMI_PHILOX_M1 * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ rng->key[2 * i];
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ rng->key[2 * i + 1];
-        c3 = (uint32_t)p0;
-    }
-    word[0] = c0;
-    word[1] = c1;
-    word[2] = c2;
-    word[3] = c3;
-}
-
-/* The random number of element `at` of the array. */
-DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
-{
-    uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;
-    unsigned k = (unsigned)(at % DCOMMI_RNG_GROUP) / 16, i = (unsigned)(at % 16);
-    unsigned turn = 8 * (k % 4);
-    uint32_t word[4];
-    dcommi_rng_block(rng, 8 * group + i / 2, word);
-    uint32_t w = word[2 * (k / 4) + i % 2];
-    return turn == 0 ? w : (w << turn) | (w >> (32 - turn));
-}
-
-#endif
 
 #include <math.h>
 #include <stdbool.h>
@@ -3095,101 +3319,6 @@ DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox_end(dcommi_vport_phi
         }
     }
     return r;
-}
-
-#endif
-/* ==== kernels/wire.h ======================================================================= */
-/* wire.h - packed formats. C, C++ and CUDA alike.
- *
- * Codes of 1, 2, 4 or 8 bits come in lines of 64 bytes: sixteen little-endian 32-bit words, and
- * code k of word i (from the low end) is that of element 16k+i. What does not fill a line follows
- * one behind the other: code e at bit e*bits. Numbers of 8 and 16 bits are in order. Steps (one f32
- * for each bucket) stand behind the codes, from a multiple of four bytes on; bits between are zero.
- *
- * A step has 16 significant bits, so that its product with a code of up to 8 bits is exact: whether
- * a compiler fuses it with an addition does not show. */
-#ifndef DCOMMI_WIRE_H
-#define DCOMMI_WIRE_H
-
-
-#include <stddef.h>
-
-#define DCOMMI_WIRE_LINE 64
-#define DCOMMI_WIRE_STAGE 512 /* elements: the longest line */
-
-/* The formats of codec_loops.h. */
-typedef enum dcommi_format {
-    DCOMMI_FORMAT_Q1 = 0, /* +step or -step */
-    DCOMMI_FORMAT_Q2 = 1, /* code * step; the lowest code does not occur */
-    DCOMMI_FORMAT_Q4 = 2,
-    DCOMMI_FORMAT_Q8 = 3,
-    DCOMMI_FORMAT_SIGN = 4, /* step with the sign that the bit is */
-    DCOMMI_FORMAT_E4M3 = 5, /* number * step */
-    DCOMMI_FORMAT_E5M2 = 6,
-    DCOMMI_FORMAT_COUNT = 7
-} dcommi_format;
-
-/* A float of few bits: fraction bits, what the exponent is less by (as f32 bits), its smallest
- * normal number, one over its smallest number, the largest code. */
-typedef struct dcommi_mini {
-    int fraction;
-    uint32_t rebias;
-    float least, units;
-    uint32_t most;
-} dcommi_mini;
-
-static const dcommi_mini dcommi_mini_f16 = {10, 0x38000000u, 0x1p-14f, 0x1p24f, 0x7bff};
-static const dcommi_mini dcommi_mini_e4m3 = {3, 0x3c000000u, 0x1p-6f, 0x1p9f, 0x7e};
-static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 0x7b};
-
-#define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
-/* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
- * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
-#define DCOMMI_WIRE_LEAST 0x1p-80f
-#define DCOMMI_WIRE_LARGEST 0x1p127f
-
-static const unsigned char dcommi_format_bits[DCOMMI_FORMAT_COUNT] = {1, 2, 4, 8, 1, 8, 8};
-/* The largest number that a code stands for, in steps. */
-static const float dcommi_format_most[DCOMMI_FORMAT_COUNT] = {1, 1, 7, 127, 1, 448, 57344};
-
-/* Codes of `count` elements, up to a multiple of four bytes; count * bits must not overflow. */
-DCOMMI_HD static inline size_t dcommi_wire_codes(size_t count, unsigned bits)
-{
-    return (count / 8 * bits + (count % 8 * bits + 7) / 8 + 3) & ~(size_t)3;
-}
-
-/* largest / most, rounded up to 16 significant bits; 0 when that is too small. */
-DCOMMI_HD static inline float dcommi_wire_step(float largest, float most)
-{
-    if (!(largest >= DCOMMI_WIRE_LEAST)) {
-        return 0;
-    }
-    uint32_t bits = dcommi_f32_bits(largest / most);
-    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
-}
-
-/* Whether an encoder can have written this step, of which `largest` is the largest. */
-DCOMMI_HD static inline int dcommi_wire_step_within(float step, float largest, int exact)
-{
-    uint32_t bits = dcommi_f32_bits(step);
-    return bits == 0 || (bits >= dcommi_f32_bits(0x1p-98f) && bits <= dcommi_f32_bits(largest) &&
-                         (!exact || (bits & 0xffu) == 0));
-}
-
-/* The code of element e in a line. */
-DCOMMI_HD static inline unsigned dcommi_wire_get(const unsigned char *line, unsigned e,
-                                                 unsigned bits)
-{
-    unsigned bit = e / 16 * bits;
-    return (line[4 * (e % 16) + bit / 8] >> (bit % 8)) & ((1u << bits) - 1);
-}
-
-/* Into a line that was zero. */
-DCOMMI_HD static inline void dcommi_wire_put(unsigned char *line, unsigned e, unsigned bits,
-                                             unsigned code)
-{
-    unsigned bit = e / 16 * bits;
-    line[4 * (e % 16) + bit / 8] |= (unsigned char)(code << (bit % 8));
 }
 
 #endif
@@ -11895,6 +12024,77 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     *fb_p = fb;
     if (loss != NULL) {
         *loss = seen;
+    }
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/api_layout.h ====================================================== */
+/* api_layout.h - the functions of cuda.h that need no device: what other back ends ask a codec, and
+ * what their reports mean. */
+#ifndef DCOMMI_API_LAYOUT_H
+#define DCOMMI_API_LAYOUT_H
+
+
+_Static_assert((int)DCOMM_FORMAT_SIGN == (int)DCOMMI_FORMAT_SIGN &&
+                   (int)DCOMM_FORMAT_F16 == (int)DCOMMI_FORMAT_COUNT,
+               "the public numbers of the formats are those of kernels/wire.h");
+
+DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout)
+{
+    if (codec == NULL || layout == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_layout: %s is NULL",
+                           codec == NULL ? "codec" : "layout");
+    }
+    *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
+    if (codec->ops == &dcommi_codec_f16 || codec->ops == &dcommi_codec_bf16) {
+        layout->format = codec->ops == &dcommi_codec_f16 ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
+        layout->stochastic = dcommi_cast_stochastic(codec);
+        return DCOMM_OK;
+    }
+    if (codec->ops->max_bytes != dcommi_bucket_row_bytes) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %s is not dense: f16, bf16, fp8, qsgd, tern and sign are",
+                           codec->spec);
+    }
+    const dcommi_bucketing *as = &codec->bucketing;
+    layout->format = (dcomm_codec_format)as->format;
+    layout->bucket = as->bucket;
+    layout->two_norm = as->two_norm;
+    layout->stochastic = as->stochastic;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence)
+{
+    return dcommi_fail(status, "%s", sentence != NULL ? sentence : "");
+}
+
+DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
+                                               const dcomm_cuda_report *report,
+                                               dcomm_codec_report *out)
+{
+    if (codec == NULL || report == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_cuda_report_check: %s is NULL",
+                           codec == NULL ? "codec" : "report");
+    }
+    size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
+    if (out != NULL) {
+        *out = (dcomm_codec_report){.bytes = codec->ops->max_bytes(codec, count),
+                                    .kept = count,
+                                    .clipped = (size_t)report->clipped,
+                                    .nonfinite = (size_t)report->nonfinite,
+                                    .first_nonfinite = first};
+    }
+    if (report->corrupt != 0) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds a code, a step or a number that does not exist",
+                           codec->ops->name);
+    }
+    if (report->nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu",
+                           codec->ops->name, (size_t)report->nonfinite, count, first);
     }
     return DCOMM_OK;
 }
@@ -44964,6 +45164,2399 @@ DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t 
 #endif
 #endif
 
+#ifdef DCOMM_CUDA_IMPLEMENTATION
+/* ==== kernels/cuda_reduce.cuh ============================================================== */
+/* cuda_reduce.cuh - folds of n operands in one pass, and scaling, on the device.
+ *
+ * A block takes 256 * WIDE pieces of 16 bytes, which a thread reads WIDE at a time, the next
+ * operand's while it folds those of this one. Where operands lie differently against 16 bytes, the
+ * pieces are single elements. What lies before the first piece and behind the last is the last
+ * block's. */
+#ifndef DCOMMI_CUDA_REDUCE_H
+#define DCOMMI_CUDA_REDUCE_H
+
+/* ==== kernels/cuda_base.cuh ================================================================ */
+/* cuda_base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
+ *
+ * The code is C++17. Tests compile it for the CPU too, after tests/cuda_shim.h, which stands in for
+ * CUDA's runtime and runs a block's threads in lock step.
+ *
+ * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums
+ * where it can, leaves results alone. */
+#ifndef DCOMMI_CUDA_BASE_H
+#define DCOMMI_CUDA_BASE_H
+
+#ifndef __cplusplus
+#error \
+    "dcomm: DCOMM_CUDA_IMPLEMENTATION is CUDA C++: define it in one .cu file, which nvcc compiles"
+#endif
+
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#ifndef DCOMMI_CUDA_SHIM
+#include <cuda_runtime.h>
+
+/* Start a kernel of one argument, a structure. */
+template <class P>
+static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigned threads,
+                                     const P &p, cudaStream_t stream)
+{
+    void *args[] = {const_cast<P *>(&p)};
+    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(blocks), dim3(threads),
+                            args, 0, stream);
+}
+#endif
+
+#define DCOMMI_CUDA_INLINE __device__ static __forceinline__
+
+/* ---- the host's side ---- */
+
+__attribute__((format(printf, 2, 3))) static dcomm_status dcommi_cuda_fail(dcomm_status status,
+                                                                           const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return dcomm_set_error(status, text);
+}
+
+template <class P>
+static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
+                                       unsigned threads, const P &p, void *stream)
+{
+    if (blocks > 0x7fffffffu) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: the arrays are too long for one launch",
+                                call);
+    }
+    cudaError_t error =
+        dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream));
+    return error == cudaSuccess ? DCOMM_OK
+                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
+                                                   call, cudaGetErrorString(error));
+}
+
+static bool dcommi_cuda_aligned(const void *p, size_t to)
+{
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+
+/* Operands of a call, by value, as kernels take them. */
+struct dcommi_cuda_operands {
+    const void *at[DCOMM_CUDA_OPERANDS];
+    uint32_t n;
+};
+
+/* All of them are there and aligned to `to`. */
+static dcomm_status dcommi_cuda_operands_make(const char *call, const void *const *at, size_t n,
+                                              size_t to, bool empty, dcommi_cuda_operands *out)
+{
+    if (at == NULL || n == 0) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: there are no operands", call);
+    }
+    if (n > DCOMM_CUDA_OPERANDS) {
+        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED, "%s: %zu operands are more than %d", call, n,
+                                DCOMM_CUDA_OPERANDS);
+    }
+    out->n = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        out->at[i] = at[i];
+        if ((at[i] == NULL && !empty) || !dcommi_cuda_aligned(at[i], to)) {
+            return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operand number %zu is %s", call, i,
+                                    at[i] == NULL ? "NULL" : "not aligned to its elements");
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* ---- memory: what is used once passes the caches by ---- */
+
+template <class T> DCOMMI_CUDA_INLINE T dcommi_cuda_load(const void *p)
+{
+    return __ldcs(static_cast<const T *>(p));
+}
+
+template <class T> DCOMMI_CUDA_INLINE void dcommi_cuda_store(void *p, T v)
+{
+    __stcs(static_cast<T *>(p), v);
+}
+
+/* ---- single operations ---- */
+
+/* What x86 makes of a sum with a NaN: the first NaN, made quiet, so that sums of what was decoded
+ * are the same bytes on both. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
+{
+    float sum = __fadd_rn(a, b);
+    if (dcommi_f32_isnan(dcommi_f32_bits(sum))) {
+        uint32_t x = dcommi_f32_bits(a), y = dcommi_f32_bits(b);
+        uint32_t nan = dcommi_f32_isnan(x)   ? x | 0x400000u
+                       : dcommi_f32_isnan(y) ? y | 0x400000u
+                                             : 0xffc00000u;
+        sum = dcommi_f32_from_bits(nan);
+    }
+    return sum;
+}
+
+/* Of a NaN, some NaN. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
+{
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+#else
+    return dcommi_f16_to_f32(h);
+#endif
+}
+
+/* Of a NaN, the canonical one. */
+DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_to_f16(float x)
+{
+#ifdef __CUDA_ARCH__
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (uint16_t)0x7e00 : h;
+#else
+    return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (uint16_t)0x7e00 : dcommi_f32_to_f16(x);
+#endif
+}
+
+#endif
+
+#define DCOMMI_CUDA_FOLD_THREADS 256u
+
+enum dcommi_cuda_kind {
+    DCOMMI_CUDA_SUM = 0,
+    DCOMMI_CUDA_PROD = 1,
+    DCOMMI_CUDA_MIN = 2,
+    DCOMMI_CUDA_MAX = 3,
+    DCOMMI_CUDA_SCALE = 4
+};
+
+struct dcommi_cuda_fold {
+    dcommi_cuda_operands src;
+    void *dst;
+    uint64_t count;  /* elements */
+    uint64_t pieces; /* whole ones */
+    uint32_t head;   /* elements before the first piece */
+    double factor;   /* of a scaling */
+    int64_t divisor; /* of an average; 1: none */
+};
+
+/* ---- elements ---- */
+
+/* stored: as in memory; acc: as folded. */
+struct dcommi_cuda_f64 {
+    typedef double stored, acc;
+    DCOMMI_CUDA_INLINE acc from(stored x)
+    {
+        return x;
+    }
+    DCOMMI_CUDA_INLINE stored to(acc x)
+    {
+        return x;
+    }
+    DCOMMI_CUDA_INLINE acc sum(acc a, acc b)
+    {
+        return __dadd_rn(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc prod(acc a, acc b)
+    {
+        return __dmul_rn(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc least(acc a, acc b)
+    {
+        return dcommi_f64_min(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc most(acc a, acc b)
+    {
+        return dcommi_f64_max(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc scale(acc x, double by)
+    {
+        return dcommi_f64_scale(x, by);
+    }
+    DCOMMI_CUDA_INLINE acc divide(acc x, int64_t by)
+    {
+        return __ddiv_rn(x, (double)by);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return dcommi_f64_canonical(x);
+    }
+};
+
+struct dcommi_cuda_single {
+    typedef float acc;
+    DCOMMI_CUDA_INLINE acc sum(acc a, acc b)
+    {
+        return __fadd_rn(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc prod(acc a, acc b)
+    {
+        return __fmul_rn(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc least(acc a, acc b)
+    {
+        return dcommi_f32_min(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc most(acc a, acc b)
+    {
+        return dcommi_f32_max(a, b);
+    }
+    DCOMMI_CUDA_INLINE acc scale(acc x, double by)
+    {
+        return dcommi_f32_scale(x, by);
+    }
+    DCOMMI_CUDA_INLINE acc divide(acc x, int64_t by)
+    {
+        return __fdiv_rn(x, (float)(double)by);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return dcommi_f32_canonical(x);
+    }
+};
+
+struct dcommi_cuda_f32 : dcommi_cuda_single {
+    typedef float stored;
+    DCOMMI_CUDA_INLINE acc from(stored x)
+    {
+        return x;
+    }
+    DCOMMI_CUDA_INLINE stored to(acc x)
+    {
+        return x;
+    }
+};
+
+struct dcommi_cuda_f16 : dcommi_cuda_single {
+    typedef uint16_t stored;
+    DCOMMI_CUDA_INLINE acc from(stored x)
+    {
+        return dcommi_cuda_from_f16(x);
+    }
+    DCOMMI_CUDA_INLINE stored to(acc x)
+    {
+        return dcommi_cuda_to_f16(x);
+    }
+};
+
+struct dcommi_cuda_bf16 : dcommi_cuda_single {
+    typedef uint16_t stored;
+    DCOMMI_CUDA_INLINE acc from(stored x)
+    {
+        return dcommi_bf16_to_f32(x);
+    }
+    DCOMMI_CUDA_INLINE stored to(acc x)
+    {
+        return dcommi_f32_to_bf16(x);
+    }
+};
+
+/* Sums and products wrap around, in U; WIDE holds every quotient. */
+template <class T, class U, class W> struct dcommi_cuda_int {
+    typedef T stored, acc;
+    DCOMMI_CUDA_INLINE acc from(stored x)
+    {
+        return x;
+    }
+    DCOMMI_CUDA_INLINE stored to(acc x)
+    {
+        return x;
+    }
+    DCOMMI_CUDA_INLINE acc sum(acc a, acc b)
+    {
+        return (acc)(U)((U)a + (U)b);
+    }
+    DCOMMI_CUDA_INLINE acc prod(acc a, acc b)
+    {
+        return (acc)(U)((U)a * (U)b);
+    }
+    DCOMMI_CUDA_INLINE acc least(acc a, acc b)
+    {
+        return a < b ? a : b;
+    }
+    DCOMMI_CUDA_INLINE acc most(acc a, acc b)
+    {
+        return a > b ? a : b;
+    }
+    DCOMMI_CUDA_INLINE acc scale(acc x, double by)
+    {
+        const int bits = 8 * (int)sizeof(T) - ((T)-1 < (T)0 ? 1 : 0);
+        const double past = 2.0 * (double)((uint64_t)1 << (bits - 1));
+        const double product = __dmul_rn(by, (double)x);
+        if ((T)-1 < (T)0) {
+            const int64_t most = (int64_t)(~(uint64_t)0 >> (64 - bits));
+            return (acc)dcommi_scale_signed(product, -most - 1, most, past);
+        }
+        return (acc)dcommi_scale_unsigned(product, ~(uint64_t)0 >> (64 - bits), past);
+    }
+    DCOMMI_CUDA_INLINE acc divide(acc x, int64_t by)
+    {
+        return (acc)((W)x / (W)by);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
+    }
+};
+
+typedef dcommi_cuda_int<int8_t, uint32_t, int64_t> dcommi_cuda_i8;
+typedef dcommi_cuda_int<uint8_t, uint32_t, int64_t> dcommi_cuda_u8;
+typedef dcommi_cuda_int<uint16_t, uint32_t, int64_t> dcommi_cuda_u16;
+typedef dcommi_cuda_int<int32_t, uint32_t, int64_t> dcommi_cuda_i32;
+typedef dcommi_cuda_int<uint32_t, uint32_t, int64_t> dcommi_cuda_u32;
+typedef dcommi_cuda_int<int64_t, uint64_t, int64_t> dcommi_cuda_i64;
+typedef dcommi_cuda_int<uint64_t, uint64_t, uint64_t> dcommi_cuda_u64;
+
+template <class E, int KIND>
+DCOMMI_CUDA_INLINE typename E::acc dcommi_cuda_op(typename E::acc a, typename E::acc b)
+{
+    return KIND == DCOMMI_CUDA_SUM    ? E::sum(a, b)
+           : KIND == DCOMMI_CUDA_PROD ? E::prod(a, b)
+           : KIND == DCOMMI_CUDA_MIN  ? E::least(a, b)
+                                      : E::most(a, b);
+}
+
+template <class E, int KIND>
+DCOMMI_CUDA_INLINE typename E::stored dcommi_cuda_end(typename E::acc x, const dcommi_cuda_fold &p)
+{
+    return E::to(KIND == DCOMMI_CUDA_SCALE ? E::scale(x, p.factor) : E::finish(x));
+}
+
+/* ---- pieces ---- */
+
+/* 16 bytes, or one element. */
+template <class E, bool WHOLE> struct dcommi_cuda_piece {
+    static const int N = WHOLE ? 16 / (int)sizeof(typename E::stored) : 1;
+    typename E::stored v[N];
+};
+
+template <class E, bool WHOLE>
+DCOMMI_CUDA_INLINE dcommi_cuda_piece<E, WHOLE> dcommi_cuda_piece_load(const void *from, uint64_t at)
+{
+    dcommi_cuda_piece<E, WHOLE> piece;
+    if (WHOLE) {
+        uint4 raw = dcommi_cuda_load<uint4>(static_cast<const uint4 *>(from) + at);
+        memcpy(&piece, &raw, sizeof piece);
+    } else {
+        piece.v[0] = dcommi_cuda_load<typename E::stored>(
+            static_cast<const typename E::stored *>(from) + at);
+    }
+    return piece;
+}
+
+template <class E, bool WHOLE>
+DCOMMI_CUDA_INLINE void dcommi_cuda_piece_store(void *to, uint64_t at,
+                                                dcommi_cuda_piece<E, WHOLE> piece)
+{
+    if (WHOLE) {
+        uint4 raw;
+        memcpy(&raw, &piece, sizeof raw);
+        dcommi_cuda_store<uint4>(static_cast<uint4 *>(to) + at, raw);
+    } else {
+        dcommi_cuda_store<typename E::stored>(static_cast<typename E::stored *>(to) + at,
+                                              piece.v[0]);
+    }
+}
+
+/* Element `i`, by itself. */
+template <class E, int KIND>
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_one(const dcommi_cuda_fold &p, uint64_t i)
+{
+    typedef typename E::stored stored;
+    typename E::acc acc = E::from(static_cast<const stored *>(p.src.at[0])[i]);
+    for (uint32_t s = 1; s < p.src.n; s++) {
+        acc = dcommi_cuda_op<E, KIND>(acc, E::from(static_cast<const stored *>(p.src.at[s])[i]));
+    }
+    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
+        acc = E::divide(acc, p.divisor);
+    }
+    static_cast<stored *>(p.dst)[i] = dcommi_cuda_end<E, KIND>(acc, p);
+}
+
+/* Pieces at, at + 256, ... of operand s: ALL of them are there, or some. */
+template <class E, bool WHOLE, int WIDE, bool ALL>
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t at,
+                                              dcommi_cuda_piece<E, WHOLE> piece[WIDE])
+{
+    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + p.head;
+#pragma unroll
+    for (int u = 0; u < WIDE; u++) {
+        const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
+        if (ALL || i < p.pieces) {
+            piece[u] = dcommi_cuda_piece_load<E, WHOLE>(from, i);
+        } else {
+            piece[u] = dcommi_cuda_piece<E, WHOLE>();
+        }
+    }
+}
+
+template <class E, int KIND, bool WHOLE, int WIDE, bool ALL>
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t at)
+{
+    typedef dcommi_cuda_piece<E, WHOLE> piece;
+    piece now[WIDE], next[WIDE];
+    typename E::acc acc[WIDE][piece::N];
+    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, at, now);
+    if (p.src.n > 1) {
+        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, at, next);
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE * piece::N; i++) {
+        acc[i / piece::N][i % piece::N] = E::from(now[i / piece::N].v[i % piece::N]);
+    }
+#pragma unroll 1
+    for (uint32_t s = 1; s < p.src.n; s++) {
+#pragma unroll
+        for (int u = 0; u < WIDE; u++) {
+            now[u] = next[u];
+        }
+        if (s + 1 < p.src.n) {
+            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, at, next);
+        }
+#pragma unroll
+        for (int i = 0; i < WIDE * piece::N; i++) {
+            const int u = i / piece::N, e = i % piece::N;
+            acc[u][e] = dcommi_cuda_op<E, KIND>(acc[u][e], E::from(now[u].v[e]));
+        }
+    }
+    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
+#pragma unroll
+        for (int i = 0; i < WIDE * piece::N; i++) {
+            const int u = i / piece::N, e = i % piece::N;
+            acc[u][e] = E::divide(acc[u][e], p.divisor);
+        }
+    }
+    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + p.head;
+#pragma unroll
+    for (int u = 0; u < WIDE; u++) {
+        const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
+        piece out;
+#pragma unroll
+        for (int e = 0; e < piece::N; e++) {
+            out.v[e] = dcommi_cuda_end<E, KIND>(acc[u][e], p);
+        }
+        if (ALL || i < p.pieces) {
+            dcommi_cuda_piece_store<E, WHOLE>(to, i, out);
+        }
+    }
+}
+
+/* A piece of bytes has sixteen accumulators, which take registers. */
+template <class E, bool WHOLE> struct dcommi_cuda_wide {
+    static const int N = !WHOLE ? 4 : sizeof(typename E::stored) == 1 ? 1 : 2;
+};
+
+template <class E, int KIND, bool WHOLE>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
+    dcommi_cuda_fold_kernel(const __grid_constant__ dcommi_cuda_fold p)
+{
+    const int wide = dcommi_cuda_wide<E, WHOLE>::N;
+    const int n = dcommi_cuda_piece<E, WHOLE>::N;
+    const uint64_t first = (uint64_t)blockIdx.x * (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide);
+    if (first + (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide) <= p.pieces) {
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, first + threadIdx.x);
+    } else {
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, first + threadIdx.x);
+    }
+    if (WHOLE && blockIdx.x == gridDim.x - 1) {
+        if (threadIdx.x < p.head) {
+            dcommi_cuda_fold_one<E, KIND>(p, threadIdx.x);
+        }
+        const uint64_t rest = p.head + p.pieces * (uint64_t)n + threadIdx.x;
+        if (rest < p.count) {
+            dcommi_cuda_fold_one<E, KIND>(p, rest);
+        }
+    }
+}
+
+/* ---- launchers ---- */
+
+template <class E, int KIND>
+static dcomm_status dcommi_cuda_fold_launch(const char *call, dcommi_cuda_fold *p, void *stream)
+{
+    const size_t element = sizeof(typename E::stored);
+    const uintptr_t dst = reinterpret_cast<uintptr_t>(p->dst);
+    bool whole = true;
+    for (uint32_t s = 0; s < p->src.n; s++) {
+        whole = whole && (reinterpret_cast<uintptr_t>(p->src.at[s]) - dst) % 16 == 0;
+    }
+    if (whole) {
+        const uint64_t head = (16 - dst % 16) % 16 / element;
+        p->head = (uint32_t)(head < p->count ? head : p->count);
+        p->pieces = (p->count - p->head) / (16 / element);
+        const uint64_t tile = DCOMMI_CUDA_FOLD_THREADS * dcommi_cuda_wide<E, true>::N;
+        const uint64_t blocks = (p->pieces + tile - 1) / tile;
+        return dcommi_cuda_launch(call, dcommi_cuda_fold_kernel<E, KIND, true>,
+                                  blocks > 0 ? blocks : 1, DCOMMI_CUDA_FOLD_THREADS, *p, stream);
+    }
+    p->pieces = p->count;
+    const uint64_t tile = DCOMMI_CUDA_FOLD_THREADS * dcommi_cuda_wide<E, false>::N;
+    return dcommi_cuda_launch(call, dcommi_cuda_fold_kernel<E, KIND, false>,
+                              (p->pieces + tile - 1) / tile, DCOMMI_CUDA_FOLD_THREADS, *p, stream);
+}
+
+/* Sums and products of signed integers are those of unsigned ones. */
+template <class E, class U>
+static dcomm_status dcommi_cuda_fold_kinds(const char *call, dcommi_cuda_kind kind, bool divides,
+                                           dcommi_cuda_fold *p, void *stream)
+{
+    switch (kind) {
+    case DCOMMI_CUDA_PROD:
+        return dcommi_cuda_fold_launch<U, DCOMMI_CUDA_PROD>(call, p, stream);
+    case DCOMMI_CUDA_MIN:
+        return dcommi_cuda_fold_launch<E, DCOMMI_CUDA_MIN>(call, p, stream);
+    case DCOMMI_CUDA_MAX:
+        return dcommi_cuda_fold_launch<E, DCOMMI_CUDA_MAX>(call, p, stream);
+    case DCOMMI_CUDA_SCALE:
+        return dcommi_cuda_fold_launch<E, DCOMMI_CUDA_SCALE>(call, p, stream);
+    case DCOMMI_CUDA_SUM:
+        break;
+    }
+    return divides ? dcommi_cuda_fold_launch<E, DCOMMI_CUDA_SUM>(call, p, stream)
+                   : dcommi_cuda_fold_launch<U, DCOMMI_CUDA_SUM>(call, p, stream);
+}
+
+static dcomm_status dcommi_cuda_fold_dtype(const char *call, dcomm_dtype dtype,
+                                           dcommi_cuda_kind kind, dcommi_cuda_fold *p, void *stream)
+{
+    const bool divides = p->divisor > 1;
+#define DCOMMI_CUDA_DTYPE(NAME, E, U)                                                           \
+    case NAME:                                                                                  \
+        return dcommi_cuda_fold_kinds<dcommi_cuda_##E, dcommi_cuda_##U>(call, kind, divides, p, \
+                                                                        stream)
+    switch ((int)dtype) {
+        DCOMMI_CUDA_DTYPE(DCOMM_F64, f64, f64);
+        DCOMMI_CUDA_DTYPE(DCOMM_F32, f32, f32);
+        DCOMMI_CUDA_DTYPE(DCOMM_F16, f16, f16);
+        DCOMMI_CUDA_DTYPE(DCOMM_BF16, bf16, bf16);
+        DCOMMI_CUDA_DTYPE(DCOMM_I8, i8, u8);
+        DCOMMI_CUDA_DTYPE(DCOMM_U8, u8, u8);
+        DCOMMI_CUDA_DTYPE(DCOMM_I32, i32, u32);
+        DCOMMI_CUDA_DTYPE(DCOMM_U32, u32, u32);
+        DCOMMI_CUDA_DTYPE(DCOMM_I64, i64, u64);
+        DCOMMI_CUDA_DTYPE(DCOMM_U64, u64, u64);
+    }
+#undef DCOMMI_CUDA_DTYPE
+    return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dtype %d does not exist", call, (int)dtype);
+}
+
+/* One operand: its bits, whatever they mean. */
+static dcomm_status dcommi_cuda_copy(const char *call, size_t element, dcommi_cuda_fold *p,
+                                     void *stream)
+{
+    switch (element) {
+    case 8:
+        return dcommi_cuda_fold_launch<dcommi_cuda_u64, DCOMMI_CUDA_SUM>(call, p, stream);
+    case 4:
+        return dcommi_cuda_fold_launch<dcommi_cuda_u32, DCOMMI_CUDA_SUM>(call, p, stream);
+    case 2:
+        return dcommi_cuda_fold_launch<dcommi_cuda_u16, DCOMMI_CUDA_SUM>(call, p, stream);
+    default:
+        return dcommi_cuda_fold_launch<dcommi_cuda_u8, DCOMMI_CUDA_SUM>(call, p, stream);
+    }
+}
+
+static dcomm_status dcommi_cuda_fold_args(const char *call, void *dst, const void *const *src,
+                                          size_t nsrc, size_t count, dcomm_dtype dtype,
+                                          dcommi_cuda_fold *p)
+{
+    const size_t element = dcomm_dtype_size(dtype);
+    if (element == 0 || count > SIZE_MAX / element) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %zu elements of dtype %d", call, count,
+                                (int)dtype);
+    }
+    if ((dst == NULL && count > 0) || !dcommi_cuda_aligned(dst, element)) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dst is %s", call,
+                                dst == NULL ? "NULL" : "not aligned to its elements");
+    }
+    *p = dcommi_cuda_fold();
+    p->dst = dst;
+    p->count = count;
+    p->divisor = 1;
+    return dcommi_cuda_operands_make(call, src, nsrc, element, count == 0, &p->src);
+}
+
+extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
+                                          size_t count, dcomm_dtype dtype, dcomm_op op,
+                                          int64_t divisor, void *stream)
+{
+    const char *call = "dcomm_cuda_reduce";
+    dcommi_cuda_fold p;
+    dcomm_status status = dcommi_cuda_fold_args(call, dst, src, nsrc, count, dtype, &p);
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    const bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+    if (!sums && op != DCOMM_PROD && op != DCOMM_MIN && op != DCOMM_MAX) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operator %d has no kernel", call, (int)op);
+    }
+    if (!sums && divisor > 1) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operator %s cannot divide", call,
+                                dcomm_op_name(op));
+    }
+    p.divisor = divisor > 1 ? divisor : 1;
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    if (nsrc == 1 && divisor <= 1) {
+        return dst == src[0] ? DCOMM_OK
+                             : dcommi_cuda_copy(call, dcomm_dtype_size(dtype), &p, stream);
+    }
+    dcommi_cuda_kind kind = sums               ? DCOMMI_CUDA_SUM
+                            : op == DCOMM_PROD ? DCOMMI_CUDA_PROD
+                            : op == DCOMM_MIN  ? DCOMMI_CUDA_MIN
+                                               : DCOMMI_CUDA_MAX;
+    return dcommi_cuda_fold_dtype(call, dtype, kind, &p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count,
+                                         dcomm_dtype dtype, double factor, void *stream)
+{
+    const char *call = "dcomm_cuda_scale";
+    dcommi_cuda_fold p;
+    dcomm_status status = dcommi_cuda_fold_args(call, dst, &src, 1, count, dtype, &p);
+    if (status != DCOMM_OK || count == 0) {
+        return status;
+    }
+    p.factor = factor;
+    return dcommi_cuda_fold_dtype(call, dtype, DCOMMI_CUDA_SCALE, &p, stream);
+}
+
+#endif
+/* ==== kernels/cuda_codec.cuh =============================================================== */
+/* cuda_codec.cuh - the codec calls of cuda.h: arguments are checked, and kernels chosen by the
+ * codec's layout. */
+#ifndef DCOMMI_CUDA_CODEC_H
+#define DCOMMI_CUDA_CODEC_H
+
+/* ==== kernels/cuda_cast.cuh ================================================================ */
+/* cuda_cast.cuh - casts to f16 and bf16, of an array or of a sum of casts, with or without
+ * feedback, and back. Elements are dealt to threads as in cuda_bucket.cuh, for the random numbers'
+ * sake. */
+#ifndef DCOMMI_CUDA_CAST_H
+#define DCOMMI_CUDA_CAST_H
+
+/* ==== kernels/cuda_decode.cuh ============================================================== */
+/* cuda_decode.cuh - decoding any number of wires in one pass: their sum, or onto an array. */
+#ifndef DCOMMI_CUDA_DECODE_H
+#define DCOMMI_CUDA_DECODE_H
+
+/* ==== kernels/cuda_encode.cuh ============================================================== */
+/* cuda_encode.cuh - encoding buckets, of an array or of a sum of wires, with or without feedback.
+ *
+ * Buckets of 128, 256 and 512 elements are held by 8, 16 or 32 lanes of a warp; others by a block,
+ * of up to 512 threads and so 8192 elements. Each input is then read once. Of longer buckets a
+ * block reads one piece after the other, and again to encode it, when much of it is in the second
+ * cache. */
+#ifndef DCOMMI_CUDA_ENCODE_H
+#define DCOMMI_CUDA_ENCODE_H
+
+/* ==== kernels/cuda_measure.cuh ============================================================= */
+/* cuda_measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
+ * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
+ * dictate: each column from the first row to the last, so that groups wait for one another. */
+#ifndef DCOMMI_CUDA_MEASURE_H
+#define DCOMMI_CUDA_MEASURE_H
+
+/* ==== kernels/cuda_bucket.cuh ============================================================== */
+/* cuda_bucket.cuh - what one thread does for the formats of kernels/wire.h: 16 elements, their
+ * random numbers, their codes, and what codes stand for.
+ *
+ * A group of 128 elements is eight rows of 16. Eight threads share it: thread j has columns 2j and
+ * 2j+1 of all rows, for which one block of random numbers serves and whose codes lie in two words
+ * of a line. v[2k+c] is the element of row k, column 2j+c. */
+#ifndef DCOMMI_CUDA_BUCKET_H
+#define DCOMMI_CUDA_BUCKET_H
+
+
+#define DCOMMI_CUDA_OWN 16
+#define DCOMMI_CUDA_TEAM (DCOMMI_RNG_GROUP / DCOMMI_CUDA_OWN)
+
+/* Where v[e] is, from the thread's first element on, and how far behind all of them is. */
+#define DCOMMI_CUDA_ROW 16
+#define DCOMMI_CUDA_OFF(e) ((unsigned)(e) / 2 * DCOMMI_CUDA_ROW + (unsigned)(e) % 2)
+#define DCOMMI_CUDA_REACH (7 * DCOMMI_CUDA_ROW + 2)
+
+/* ---- formats ---- */
+
+template <int FORMAT> struct dcommi_cuda_format {
+    static const bool SIGN = FORMAT == DCOMMI_FORMAT_SIGN;
+    static const bool F8 = FORMAT >= DCOMMI_FORMAT_E4M3;
+    static const unsigned BITS = FORMAT == DCOMMI_FORMAT_Q2         ? 2
+                                 : FORMAT == DCOMMI_FORMAT_Q4       ? 4
+                                 : FORMAT == DCOMMI_FORMAT_Q8 || F8 ? 8
+                                                                    : 1;
+    static const unsigned LINE = 8 * DCOMMI_WIRE_LINE / BITS; /* elements */
+    static const int WORDS = BITS == 8 ? 4 : 2;               /* of a thread's codes */
+};
+
+/* Codes of a thread: code k of column c at bit k * BITS of w[c]; of eight bits, at bit k%4 * 8 of
+ * w[2(k/4)+c]. */
+template <int FORMAT> struct dcommi_cuda_codes {
+    uint32_t w[dcommi_cuda_format<FORMAT>::WORDS];
+};
+
+#define DCOMMI_CUDA_WORD(BITS, k, c) ((BITS) == 8 ? 2 * ((k) / 4) + (c) : (c))
+#define DCOMMI_CUDA_BIT(BITS, k) ((BITS) == 8 ? 8 * ((k) % 4) : (BITS) * (k))
+
+template <int FORMAT>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_code_get(const dcommi_cuda_codes<FORMAT> &codes, int k,
+                                                 int c)
+{
+    const unsigned bits = dcommi_cuda_format<FORMAT>::BITS;
+    return codes.w[DCOMMI_CUDA_WORD(bits, k, c)] >> DCOMMI_CUDA_BIT(bits, k) & ((1u << bits) - 1);
+}
+
+/* ---- elements in memory ---- */
+
+/* Elements from `at` to `end`, in 32 bits: that is as many as it takes to tell which exist. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_left(uint64_t at, uint64_t end)
+{
+    const uint64_t left = end > at ? end - at : 0;
+    return left < 0x10000u ? (uint32_t)left : 0x10000u;
+}
+
+/* The thread's elements from x on, of which those below `left` exist; 0 for the others. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_own_load(const float *x, uint32_t left, bool pairs,
+                                             float v[DCOMMI_CUDA_OWN])
+{
+    if (left >= DCOMMI_CUDA_REACH && pairs) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float2 two = dcommi_cuda_load<float2>(x + DCOMMI_CUDA_ROW * k);
+            v[2 * k] = two.x;
+            v[2 * k + 1] = two.y;
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = DCOMMI_CUDA_OFF(e) < left ? dcommi_cuda_load<float>(x + DCOMMI_CUDA_OFF(e)) : 0;
+        }
+    }
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_own_store(float *x, uint32_t left, bool pairs,
+                                              const float v[DCOMMI_CUDA_OWN])
+{
+    if (left >= DCOMMI_CUDA_REACH && pairs) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float2 two;
+            two.x = v[2 * k];
+            two.y = v[2 * k + 1];
+            dcommi_cuda_store<float2>(x + DCOMMI_CUDA_ROW * k, two);
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            if (DCOMMI_CUDA_OFF(e) < left) {
+                dcommi_cuda_store<float>(x + DCOMMI_CUDA_OFF(e), v[e]);
+            }
+        }
+    }
+}
+
+/* ---- random numbers ---- */
+
+struct dcommi_cuda_random {
+    uint32_t word[4];
+};
+
+/* `at` is the thread's first element. */
+DCOMMI_CUDA_INLINE dcommi_cuda_random dcommi_cuda_random_of(const dcommi_rng &rng, uint64_t at)
+{
+    dcommi_cuda_random r;
+    const uint64_t block = 8 * (rng.group + at / DCOMMI_RNG_GROUP) + at % DCOMMI_RNG_GROUP / 2;
+    dcommi_rng_block(&rng, block, r.word);
+    return r;
+}
+
+/* The element's own byte on top, turned left by `more` bits. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_turned(const dcommi_cuda_random &r, int k, int c,
+                                               unsigned more)
+{
+    const uint32_t w = r.word[2 * (k / 4) + c];
+    return __funnelshift_l(w, w, (8 * (unsigned)(k % 4) + more) % 32);
+}
+
+/* ---- encoding ---- */
+
+/* What a bucket's step comes to. */
+struct dcommi_cuda_scale {
+    float step, inverse;
+};
+
+/* How a format rounds. */
+struct dcommi_cuda_rounding {
+    dcommi_rng rng;
+    dcommi_mini mini;    /* of floats of 8 bits, and of f16 */
+    float magic;         /* a number whose last place is the mini's smallest number */
+    uint32_t mask, half; /* what is taken of a random number, and added to it */
+    float unit;          /* what codes count in, before the division by the step */
+    bool stochastic;
+};
+
+/* |y| as a code of few bits, without clipping; see mini in codec_loops.h. */
+template <bool STOCHASTIC>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_mini(float y, uint32_t random,
+                                             const dcommi_cuda_rounding &how)
+{
+    const dcommi_mini &to = how.mini;
+    const int cut = 23 - to.fraction;
+    const uint32_t a = dcommi_f32_bits(y) & 0x7fffffffu, least = dcommi_f32_bits(to.least);
+    uint32_t large, small;
+    if (STOCHASTIC) {
+        large = a - to.rebias + (random >> (32 - cut));
+        const float below = dcommi_f32_from_bits(a < least ? a : least);
+        small = (uint32_t)__float2int_rz(__fmul_rn(below, __fmul_rn(to.units, 65536.0f)));
+        small = (small + (random >> 16)) >> 16;
+    } else {
+        large = a + (a >> cut & 1) + ((1u << (cut - 1)) - 1 - to.rebias);
+        small = dcommi_f32_bits(__fadd_rn(dcommi_f32_from_bits(a), how.magic)) -
+                dcommi_f32_bits(how.magic);
+    }
+    return a < least ? small : large >> cut;
+}
+
+/* A code of 8 bits as a number; of e4m3, divided by 256. */
+template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_from_f8(uint32_t b)
+{
+    return dcommi_cuda_from_f16(FORMAT == DCOMMI_FORMAT_E5M2
+                                    ? (uint16_t)(b << 8)
+                                    : (uint16_t)((b & 0x7f) << 7 | (b & 0x80) << 8));
+}
+
+/* An integer of up to 8 bits, signed, as f32: added to 1.5 * 2^23 it is rounded nowhere. */
+template <unsigned BITS> DCOMMI_CUDA_INLINE float dcommi_cuda_level(uint32_t code)
+{
+    const int32_t level = (int32_t)(code << (32 - BITS)) >> (32 - BITS);
+    return __fsub_rn(dcommi_f32_from_bits(0x4b400000u + (uint32_t)level), 12582912.0f);
+}
+
+/* What a code stands for is `times` its step. */
+template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_times(uint32_t code)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    if (format::F8) {
+        return dcommi_cuda_from_f8<FORMAT>(code);
+    }
+    return dcommi_cuda_level<format::BITS>(code);
+}
+
+/* 1 or -1 times the step. */
+template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_binary(uint32_t code, float step)
+{
+    const uint32_t turn = FORMAT == DCOMMI_FORMAT_Q1 ? code ^ 1 : code;
+    return dcommi_f32_from_bits(dcommi_f32_bits(step) ^ turn << 31);
+}
+
+template <int FORMAT, bool STOCHASTIC>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_scale &scale,
+                                                   const dcommi_cuda_rounding &how,
+                                                   const dcommi_cuda_random &random, int k, int c)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    if (format::SIGN) {
+        return dcommi_f32_bits(v) >> 31;
+    }
+    const bool normal = (dcommi_f32_bits(v) & 0x7f800000u) != 0;
+    const float y = normal ? __fmul_rn(v, scale.inverse) : 0;
+    if (format::F8) {
+        const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 0) : 0;
+        const uint32_t a = dcommi_cuda_mini<STOCHASTIC>(y, turned, how);
+        return (a < how.mini.most ? a : how.mini.most) | (dcommi_f32_bits(y) >> 24 & 0x80);
+    }
+    const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 32 - format::BITS) : 0;
+    uint32_t t =
+        (uint32_t)__float2int_rz(y) + (STOCHASTIC ? (turned & how.mask) | how.half : how.half);
+    if (FORMAT == DCOMMI_FORMAT_Q1) {
+        t += 0x40000000u;
+    }
+    return t >> (32 - format::BITS);
+}
+
+/* Codes of v; v becomes what they leave of it where FEEDBACK. */
+template <int FORMAT, bool STOCHASTIC, bool FEEDBACK>
+DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT>
+dcommi_cuda_encode_own(float v[DCOMMI_CUDA_OWN], const dcommi_cuda_scale &scale,
+                       const dcommi_cuda_rounding &how, uint64_t at)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    dcommi_cuda_codes<FORMAT> codes = {};
+    dcommi_cuda_random random = {};
+    if (STOCHASTIC) {
+        random = dcommi_cuda_random_of(how.rng, at);
+    }
+    const float step = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(scale.step, 256.0f) : scale.step;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float x = v[2 * k + c];
+            const uint32_t code =
+                dcommi_cuda_encode_one<FORMAT, STOCHASTIC>(x, scale, how, random, k, c);
+            codes.w[DCOMMI_CUDA_WORD(format::BITS, k, c)] |= code
+                                                             << DCOMMI_CUDA_BIT(format::BITS, k);
+            if (FEEDBACK) {
+                const float sent = format::BITS == 1
+                                       ? dcommi_cuda_binary<FORMAT>(code, step)
+                                       : __fmul_rn(dcommi_cuda_times<FORMAT>(code), step);
+                v[2 * k + c] = __fsub_rn(x, sent);
+            }
+        }
+    }
+    return codes;
+}
+
+/* ---- codes on the wire ---- */
+
+DCOMMI_CUDA_INLINE uint2 dcommi_cuda_words_load(const unsigned char *p, bool pairs)
+{
+    if (pairs) {
+        return dcommi_cuda_load<uint2>(p);
+    }
+    uint2 words;
+    words.x = dcommi_cuda_load<uint32_t>(p);
+    words.y = dcommi_cuda_load<uint32_t>(p + 4);
+    return words;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_words_store(unsigned char *p, uint32_t a, uint32_t b,
+                                                bool pairs)
+{
+    if (pairs) {
+        uint2 words;
+        words.x = a;
+        words.y = b;
+        dcommi_cuda_store<uint2>(p, words);
+    } else {
+        dcommi_cuda_store<uint32_t>(p, a);
+        dcommi_cuda_store<uint32_t>(p + 4, b);
+    }
+}
+
+/* The code of element i of `count`, wherever it is. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_code_at(const unsigned char *wire, uint64_t i,
+                                                uint64_t count)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const uint64_t line = i / format::LINE;
+    const unsigned e = (unsigned)(i % format::LINE);
+    unsigned bit = e * format::BITS;
+    if (!format::F8 && (line + 1) * format::LINE <= count) {
+        bit = 32 * (e % 16) + e / 16 * format::BITS;
+    }
+    return wire[line * DCOMMI_WIRE_LINE + bit / 8] >> bit % 8 & ((1u << format::BITS) - 1);
+}
+
+/* Codes of a thread near the end, one by one. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsigned char *wire,
+                                                                      uint64_t at, uint64_t count)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    dcommi_cuda_codes<FORMAT> codes;
+    const int rows = format::BITS == 8 ? 4 : 8; /* of a word */
+#pragma unroll
+    for (int w = 0; w < format::WORDS; w++) {
+        uint64_t i = at + (uint64_t)(w / 2 * rows * DCOMMI_CUDA_ROW + w % 2);
+        uint32_t word = 0;
+#pragma unroll 1
+        for (int k = 0; k < rows && i < count; k++, i += DCOMMI_CUDA_ROW) {
+            word |= dcommi_cuda_code_at<FORMAT>(wire, i, count) << k * (int)format::BITS;
+        }
+        codes.w[w] = word;
+    }
+    return codes;
+}
+
+/* `whole`: elements in lines, and groups, that are whole. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsigned char *wire,
+                                                                    uint64_t at, uint64_t whole,
+                                                                    uint64_t count, bool pairs)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    dcommi_cuda_codes<FORMAT> codes = {};
+    if (at >= whole) {
+        return dcommi_cuda_codes_gather<FORMAT>(wire, at, count);
+    }
+    if (format::F8) {
+        const unsigned char *p = wire + at;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const uint32_t two = dcommi_cuda_load<uint16_t>(p + DCOMMI_CUDA_ROW * k);
+            codes.w[2 * (k / 4)] |= (two & 0xff) << 8 * (k % 4);
+            codes.w[2 * (k / 4) + 1] |= two >> 8 << 8 * (k % 4);
+        }
+        return codes;
+    }
+    const unsigned lane = (unsigned)(at % DCOMMI_RNG_GROUP) / 2;
+    const unsigned char *p = wire + at / format::LINE * DCOMMI_WIRE_LINE + 8 * lane;
+    uint2 words = dcommi_cuda_words_load(p, pairs);
+    codes.w[0] = words.x;
+    codes.w[1] = words.y;
+    if (format::BITS == 8) {
+        words = dcommi_cuda_words_load(p + DCOMMI_WIRE_LINE, pairs);
+        codes.w[format::WORDS - 2] = words.x;
+        codes.w[format::WORDS - 1] = words.y;
+    } else if (format::BITS < 4) { /* groups share a line */
+        const unsigned down = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
+        codes.w[0] = codes.w[0] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
+        codes.w[1] = codes.w[1] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
+    }
+    return codes;
+}
+
+/* The line that is not whole: its words are set to zero, and each thread adds its codes. All
+ * threads of the block that has it call this, before any of them stores codes. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_rest_clear(unsigned char *wire, uint64_t count)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const uint64_t line = count / format::LINE;
+    const uint64_t words = dcommi_wire_codes((size_t)count, format::BITS) / 4;
+    const uint64_t word = line * (DCOMMI_WIRE_LINE / 4) + threadIdx.x;
+    if (word < words) {
+        reinterpret_cast<uint32_t *>(wire)[word] = 0;
+    }
+    __syncthreads();
+}
+
+/* Of the thread's elements, `left` before the end, those in the last `end % LINE`. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_rest_store(unsigned char *wire, uint64_t end, uint32_t left,
+                                               const dcommi_cuda_codes<FORMAT> &codes)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const uint32_t rest = (uint32_t)(end % format::LINE);
+    const int rows = format::BITS == 8 ? 4 : 8; /* of a word */
+    unsigned *words = reinterpret_cast<unsigned *>(wire + end / format::LINE * DCOMMI_WIRE_LINE);
+#pragma unroll
+    for (int w = 0; w < format::WORDS; w++) {
+        uint32_t word = codes.w[w];
+        uint32_t off = (uint32_t)(w / 2 * rows * DCOMMI_CUDA_ROW + w % 2);
+#pragma unroll 1
+        for (int k = 0; k < rows && off < left; k++, off += DCOMMI_CUDA_ROW) {
+            if (left - off <= rest) {
+                const uint32_t bit = (rest - (left - off)) * format::BITS;
+                atomicOr(words + bit / 32, (word & ((1u << format::BITS) - 1)) << bit % 32);
+            }
+            word >>= format::BITS;
+        }
+    }
+}
+
+/* Codes to their lines, those that end before `left` elements. Every lane of the warp calls this.
+ */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_codes_store(unsigned char *wire, uint64_t at, uint32_t left,
+                                                bool pairs, const dcommi_cuda_codes<FORMAT> &codes)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const unsigned lane = (unsigned)(at % DCOMMI_RNG_GROUP) / 2;
+    const uint32_t behind = left + (uint32_t)(at % format::LINE); /* from the line's begin */
+    unsigned char *p = wire + at / format::LINE * DCOMMI_WIRE_LINE + 8 * lane;
+    if (format::F8) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const uint32_t two =
+                dcommi_cuda_code_get(codes, k, 0) | dcommi_cuda_code_get(codes, k, 1) << 8;
+            if (behind >= (unsigned)(k / 4 + 1) * format::LINE) {
+                dcommi_cuda_store<uint16_t>(wire + at + DCOMMI_CUDA_ROW * k, (uint16_t)two);
+            }
+        }
+        return;
+    }
+    uint32_t a = codes.w[0], b = codes.w[1];
+    bool mine = true;
+    if (format::BITS < 4) { /* the codes of two or four groups, which neighbours have */
+        const unsigned up = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
+        a <<= up;
+        b <<= up;
+#pragma unroll
+        for (unsigned far = DCOMMI_CUDA_TEAM; far < format::LINE / DCOMMI_CUDA_OWN; far *= 2) {
+            a |= __shfl_xor_sync(0xffffffffu, a, far);
+            b |= __shfl_xor_sync(0xffffffffu, b, far);
+        }
+        mine = up == 0;
+    }
+    if (mine && behind >= format::LINE) {
+        dcommi_cuda_words_store(p, a, b, pairs);
+    }
+    if (format::BITS == 8 && behind >= 2 * format::LINE) {
+        dcommi_cuda_words_store(p + DCOMMI_WIRE_LINE, codes.w[format::WORDS - 2],
+                                codes.w[format::WORDS - 1], pairs);
+    }
+}
+
+/* ---- decoding ---- */
+
+/* Not zero where codes hold one that no encoder writes. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT> &codes)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    uint32_t bad = 0;
+#pragma unroll
+    for (int i = 0; i < format::WORDS; i++) {
+        const uint32_t w = codes.w[i];
+        if (format::F8) {
+            bad |= (w & 0x7f7f7f7fu) + (FORMAT == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u);
+            bad &= 0x80808080u;
+        } else if (format::BITS > 1) {
+            const uint32_t ones = format::BITS == 8   ? 0x01010101u
+                                  : format::BITS == 4 ? 0x11111111u
+                                                      : 0x55555555u;
+            const uint32_t high = ones << (format::BITS - 1), t = w ^ high;
+            bad |= (t - ones) & high & ~t;
+        }
+    }
+    return bad;
+}
+
+/* sum += codes * step; FIRST: sum = that. */
+template <int FORMAT, bool FIRST>
+DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &codes, float step,
+                                               float sum[DCOMMI_CUDA_OWN])
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const float by = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(step, 256.0f) : step;
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
+        if (format::BITS == 1) {
+            const float x = dcommi_cuda_binary<FORMAT>(code, step);
+            sum[e] = FIRST ? x : __fadd_rn(sum[e], x);
+        } else { /* the product is exact */
+            const float times = dcommi_cuda_times<FORMAT>(code);
+            sum[e] = FIRST ? __fmul_rn(times, by) : __fmaf_rn(times, by, sum[e]);
+        }
+    }
+}
+
+#endif
+
+#define DCOMMI_CUDA_WARP 32u
+#define DCOMMI_CUDA_WARPS 32
+
+#define DCOMMI_CUDA_ALL 0xffffffffu
+
+/* Of the columns of a thread: sums of |x|, or in f64 of squares. */
+struct dcommi_cuda_columns {
+    float a, b;
+    double squares;
+};
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_own_most(const float v[DCOMMI_CUDA_OWN])
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const uint32_t size = dcommi_f32_bits(v[e]) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* The largest of a team: 8, 16 or 32 lanes. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_team_most(uint32_t most, unsigned team)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (team == DCOMMI_CUDA_WARP) {
+        return __reduce_max_sync(DCOMMI_CUDA_ALL, most);
+    }
+#endif
+    for (unsigned far = 1; far < team; far *= 2) {
+        const uint32_t other = __shfl_xor_sync(DCOMMI_CUDA_ALL, most, far);
+        most = other > most ? other : most;
+    }
+    return most;
+}
+
+/* |x|, denormals as zero. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_size(float x)
+{
+    const uint32_t bits = dcommi_f32_bits(x) & 0x7fffffffu;
+    return dcommi_f32_from_bits(bits >= 0x00800000u ? bits : 0);
+}
+
+/* Columns' sums, group after group of the team: the first group begins with `sum`, and all end with
+ * the sums of the last. */
+DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_sizes(const float v[DCOMMI_CUDA_OWN],
+                                                              unsigned team,
+                                                              dcommi_cuda_columns sum)
+{
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_WARP, first = lane & ~(team - 1);
+    for (unsigned group = 0; group < team / DCOMMI_CUDA_TEAM; group++) {
+        const unsigned begin = first + group * DCOMMI_CUDA_TEAM;
+        if (lane - begin < DCOMMI_CUDA_TEAM) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum.a = __fadd_rn(sum.a, dcommi_cuda_size(v[2 * k]));
+                sum.b = __fadd_rn(sum.b, dcommi_cuda_size(v[2 * k + 1]));
+            }
+        }
+        sum.a = __shfl_sync(DCOMMI_CUDA_ALL, sum.a, begin + lane % DCOMMI_CUDA_TEAM);
+        sum.b = __shfl_sync(DCOMMI_CUDA_ALL, sum.b, begin + lane % DCOMMI_CUDA_TEAM);
+    }
+    return sum;
+}
+
+/* Likewise squares. There are eight sums, each of two columns: those of 2j and 2j+8 are thread j's,
+ * and those of 2j+1 and 2j+9 thread j+4's. */
+DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_squares(const float v[DCOMMI_CUDA_OWN],
+                                                                unsigned team,
+                                                                dcommi_cuda_columns sum)
+{
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_WARP, first = lane & ~(team - 1);
+    const bool low = lane % DCOMMI_CUDA_TEAM < DCOMMI_CUDA_TEAM / 2;
+    float a[8], b[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const float got =
+            __shfl_xor_sync(DCOMMI_CUDA_ALL, low ? v[2 * k + 1] : v[2 * k], DCOMMI_CUDA_TEAM / 2);
+        a[k] = low ? v[2 * k] : got;
+        b[k] = low ? got : v[2 * k + 1];
+    }
+    for (unsigned group = 0; group < team / DCOMMI_CUDA_TEAM; group++) {
+        const unsigned begin = first + group * DCOMMI_CUDA_TEAM;
+        if (lane - begin < DCOMMI_CUDA_TEAM) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)a[k], (double)a[k]));
+                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)b[k], (double)b[k]));
+            }
+        }
+        sum.squares = __shfl_sync(DCOMMI_CUDA_ALL, sum.squares, begin + lane % DCOMMI_CUDA_TEAM);
+    }
+    return sum;
+}
+
+/* Over the columns: l and l + 8, then + 4, + 2, + 1. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_sizes_end(dcommi_cuda_columns sum)
+{
+    for (unsigned far = DCOMMI_CUDA_TEAM / 2; far > 0; far /= 2) {
+        sum.a = __fadd_rn(sum.a, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum.a, far));
+        sum.b = __fadd_rn(sum.b, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum.b, far));
+    }
+    return __fadd_rn(sum.a, sum.b);
+}
+
+/* Over eight sums: l and l + 4, then + 2, + 1. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_squares_end(dcommi_cuda_columns sum)
+{
+    const unsigned far[3] = {2, 1, 4};
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        sum.squares = __dadd_rn(sum.squares, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum.squares, far[i]));
+    }
+    return sum.squares;
+}
+
+/* |x| one by one in f64, from the first element to the last: of numbers whose sum as f32 is
+ * infinite, which is rare. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN], double sum)
+{
+    for (unsigned begin = 0; begin < DCOMMI_CUDA_WARP; begin += DCOMMI_CUDA_TEAM) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            for (unsigned j = 0; j < DCOMMI_CUDA_TEAM; j++) {
+                const float a = __shfl_sync(DCOMMI_CUDA_ALL, v[2 * k], begin + j);
+                const float b = __shfl_sync(DCOMMI_CUDA_ALL, v[2 * k + 1], begin + j);
+                sum =
+                    __dadd_rn(sum, (double)dcommi_f32_from_bits(dcommi_f32_bits(a) & 0x7fffffffu));
+                sum =
+                    __dadd_rn(sum, (double)dcommi_f32_from_bits(dcommi_f32_bits(b) & 0x7fffffffu));
+            }
+        }
+    }
+    return sum;
+}
+
+/* ---- a block: its warps in order ---- */
+
+/* What warps hand on to the next. */
+struct dcommi_cuda_shared {
+    uint32_t most[DCOMMI_CUDA_WARPS];
+    dcommi_cuda_columns columns[DCOMMI_CUDA_TEAM];
+    double exact;
+};
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_most(uint32_t most, dcommi_cuda_shared *shared)
+{
+    const unsigned warps = blockDim.x / DCOMMI_CUDA_WARP;
+    most = dcommi_cuda_team_most(most, DCOMMI_CUDA_WARP);
+    __syncthreads(); /* what was there has been read */
+    if (threadIdx.x % DCOMMI_CUDA_WARP == 0) {
+        shared->most[threadIdx.x / DCOMMI_CUDA_WARP] = most;
+    }
+    __syncthreads();
+    for (unsigned w = 0; w < warps; w++) {
+        most = shared->most[w] > most ? shared->most[w] : most;
+    }
+    return most;
+}
+
+/* Sums of sizes, or of squares, that begin with what `sum` is in all threads. */
+DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_block_columns(const float v[DCOMMI_CUDA_OWN],
+                                                                 bool squares,
+                                                                 dcommi_cuda_columns sum,
+                                                                 dcommi_cuda_shared *shared)
+{
+    const unsigned warp = threadIdx.x / DCOMMI_CUDA_WARP, column = threadIdx.x % DCOMMI_CUDA_TEAM;
+    for (unsigned w = 0; w < blockDim.x / DCOMMI_CUDA_WARP; w++) {
+        __syncthreads();
+        if (w == warp) {
+            sum = squares ? dcommi_cuda_team_squares(v, DCOMMI_CUDA_WARP, sum)
+                          : dcommi_cuda_team_sizes(v, DCOMMI_CUDA_WARP, sum);
+            if (threadIdx.x % DCOMMI_CUDA_WARP < DCOMMI_CUDA_TEAM) {
+                shared->columns[column] = sum;
+            }
+        }
+        __syncthreads();
+        sum = shared->columns[column];
+    }
+    return sum;
+}
+
+DCOMMI_CUDA_INLINE double dcommi_cuda_block_exact(const float v[DCOMMI_CUDA_OWN], double sum,
+                                                  dcommi_cuda_shared *shared)
+{
+    for (unsigned w = 0; w < blockDim.x / DCOMMI_CUDA_WARP; w++) {
+        __syncthreads();
+        if (w == threadIdx.x / DCOMMI_CUDA_WARP) {
+            sum = dcommi_cuda_warp_exact(v, sum);
+            if (threadIdx.x % DCOMMI_CUDA_WARP == 0) {
+                shared->exact = sum;
+            }
+        }
+        __syncthreads();
+        sum = shared->exact;
+    }
+    return sum;
+}
+
+#endif
+
+#define DCOMMI_CUDA_ENCODE_THREADS 128u
+#define DCOMMI_CUDA_BLOCK_MOST 512u
+
+/* What is decoded. */
+struct dcommi_cuda_wires {
+    dcommi_cuda_operands in;
+    uint64_t count, whole; /* elements; those in lines and groups that are whole */
+    uint64_t codes;        /* bytes of codes, behind which the steps are */
+    uint64_t groups;       /* of 128 elements, in a bucket */
+    int shift;             /* its logarithm; -1: it is no power of two */
+    float largest_step;
+    bool exact; /* steps have 16 significant bits */
+    bool pass;  /* a bucket may be NaN */
+    bool pairs; /* all wires are aligned to 8 */
+};
+
+struct dcommi_cuda_bucket {
+    dcommi_cuda_wires wires; /* of a recoding */
+    float factor;            /* likewise */
+    const float *x, *residual;
+    float *next;
+    unsigned char *wire;
+    dcomm_cuda_report *report;
+    uint64_t count, codes;
+    uint32_t bucket, team; /* elements; lanes, of small buckets */
+    float most;            /* the largest number, in steps */
+    dcommi_cuda_rounding how;
+    bool two_norm, pass;
+    bool pairs, wire_pairs; /* arrays, and the wire, are aligned to 8 */
+};
+
+/* ---- the sum of wires ---- */
+
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_bucket_of(const dcommi_cuda_wires &in, uint64_t at)
+{
+    const uint64_t group = at / DCOMMI_RNG_GROUP;
+    return in.shift >= 0 ? group >> in.shift : group / in.groups;
+}
+
+/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
+ */
+template <int FORMAT, bool FIRST>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
+                                             uint64_t bucket, float sum[DCOMMI_CUDA_OWN], bool *nan,
+                                             bool *bad)
+{
+    const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
+    const dcommi_cuda_codes<FORMAT> codes =
+        dcommi_cuda_codes_load<FORMAT>(wire, at, in.whole, in.count, in.pairs);
+    float step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
+    if (!dcommi_wire_step_within(step, in.largest_step, in.exact)) {
+        const bool marked = in.pass && dcommi_f32_bits(step) == DCOMMI_STEP_NAN;
+        *nan = *nan || marked;
+        *bad = *bad || !marked;
+        step = 0;
+    }
+    *bad = *bad || dcommi_cuda_forbidden(codes) != 0;
+    dcommi_cuda_decode_own<FORMAT, FIRST>(codes, step, sum);
+}
+
+/* All wires, one after the other; onto what is there, or not. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, bool onto, uint64_t at,
+                                              float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
+{
+    const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
+    uint32_t w = 0;
+    if (!onto) {
+        dcommi_cuda_wire_add<FORMAT, true>(in, w++, at, bucket, sum, nan, bad);
+    }
+#pragma unroll 2
+    for (; w < in.in.n; w++) {
+        dcommi_cuda_wire_add<FORMAT, false>(in, w, at, bucket, sum, nan, bad);
+    }
+}
+
+/* Bits behind the last code have to be zero. One thread looks. */
+template <int FORMAT> DCOMMI_CUDA_INLINE bool dcommi_cuda_rest_clean(const dcommi_cuda_wires &in)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const uint64_t whole = in.count / format::LINE;
+    const unsigned used = (unsigned)(in.count % format::LINE) * format::BITS;
+    unsigned bad = 0;
+    for (uint32_t w = 0; w < in.in.n; w++) {
+        const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
+        uint64_t i = whole * DCOMMI_WIRE_LINE + used / 8;
+        if (used % 8 != 0) {
+            bad |= wire[i++] >> used % 8;
+        }
+        for (; i < in.codes; i++) {
+            bad |= wire[i];
+        }
+    }
+    return bad == 0;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_report_corrupt(dcomm_cuda_report *report)
+{
+    if (report != NULL) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->corrupt), 1ull);
+    }
+}
+
+/* ---- what is encoded ---- */
+
+struct dcommi_cuda_found {
+    unsigned clipped, nonfinite;
+    uint64_t first; /* UINT64_MAX - index */
+    bool poisoned;
+};
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
+                                               const dcommi_cuda_found &found)
+{
+    if (report == NULL) {
+        return;
+    }
+    if (found.clipped > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->clipped),
+                  (unsigned long long)found.clipped);
+    }
+    if (found.nonfinite > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->nonfinite),
+                  (unsigned long long)found.nonfinite);
+        atomicMax(reinterpret_cast<unsigned long long *>(&report->first),
+                  (unsigned long long)found.first);
+    }
+}
+
+/* The thread's input: from the array, or from the wires. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                          float v[DCOMMI_CUDA_OWN], bool *bad)
+{
+    if constexpr (!SUMS) {
+        dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
+    } else {
+        bool nan = false;
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = 0;
+        }
+        if (left > 0) {
+            dcommi_cuda_wires_add<FORMAT>(p.wires, false, at, v, &nan, bad);
+        }
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
+                   : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
+                                              : __fmul_rn(v[e], p.factor);
+        }
+    }
+}
+
+/* v = input + residual; where CLEAN, what is not finite or too large is dealt with, and counted. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                         bool clean, float v[DCOMMI_CUDA_OWN],
+                                         dcommi_cuda_found *found, bool *bad)
+{
+    float r[DCOMMI_CUDA_OWN];
+    dcommi_cuda_input<FORMAT, SUMS>(p, at, left, v, bad);
+    if (p.residual != NULL) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+    }
+    if (clean) {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            if (DCOMMI_CUDA_OFF(e) < left && (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u) {
+                const uint64_t i = at + DCOMMI_CUDA_OFF(e);
+                found->nonfinite++;
+                found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+                found->poisoned = found->poisoned || p.pass;
+                v[e] = 0;
+            }
+        }
+    }
+    if (p.residual != NULL) {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = __fadd_rn(v[e], r[e]);
+        }
+    }
+    if (clean) {
+        const uint32_t largest = 0x7f000000u; /* DCOMMI_WIRE_LARGEST */
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            const uint32_t bits = dcommi_f32_bits(v[e]);
+            if ((bits & 0x7fffffffu) > largest) {
+                v[e] = dcommi_f32_from_bits((bits & 0x80000000u) | largest);
+                found->clipped++;
+            }
+        }
+    }
+}
+
+/* The measure of a bucket as bits: its largest |x|, or for signs their sum. */
+template <int FORMAT, bool BLOCK>
+DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool squares,
+                                            unsigned team, uint32_t *most, dcommi_cuda_columns *sum,
+                                            dcommi_cuda_shared *shared)
+{
+    if (!dcommi_cuda_format<FORMAT>::SIGN) {
+        const uint32_t own = dcommi_cuda_own_most(v);
+        *most = own > *most ? own : *most;
+    }
+    if (dcommi_cuda_format<FORMAT>::SIGN || squares) {
+        *sum = BLOCK     ? dcommi_cuda_block_columns(v, squares, *sum, shared)
+               : squares ? dcommi_cuda_team_squares(v, team, *sum)
+                         : dcommi_cuda_team_sizes(v, team, *sum);
+    }
+}
+
+/* The step that follows from a measure; see dcommi_bucket_step. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    const uint32_t bits = dcommi_f32_bits(__fdiv_rn(largest, most));
+    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
+}
+
+DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
+{
+    const double norm = __dsqrt_rn(squares);
+    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
+        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most);
+    }
+    const float near = (float)norm;
+    return dcommi_cuda_wire_step(
+        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most);
+}
+
+/* ---- the kernel ---- */
+
+/* Codes of the thread's elements, and what they leave. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
+                                        uint32_t left, const dcommi_cuda_scale &scale,
+                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
+{
+    dcommi_cuda_codes<FORMAT> codes;
+    const bool feedback = p.residual != NULL;
+    if (p.how.stochastic) {
+        codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
+                         : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
+    } else {
+        codes = feedback ? dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at)
+                         : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
+    }
+    if (feedback && poisoned) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
+    }
+    if (feedback) {
+        dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    }
+    /* A thread of a block may be behind the end of its bucket. */
+    dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
+    if (rest) {
+        dcommi_cuda_rest_store<FORMAT>(p.wire, end, left, codes);
+    }
+}
+
+template <int FORMAT, bool SUMS, bool BLOCK>
+static __global__ void
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
+                                                                               : SUMS ? 5
+                                                                                      : 6)
+    dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    __shared__ dcommi_cuda_shared room;
+    dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
+    const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : p.team;
+    const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x % team;
+    const uint64_t bucket =
+        BLOCK ? blockIdx.x : (uint64_t)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    const uint64_t begin = bucket * p.bucket;
+    const uint64_t end = begin + p.bucket < p.count ? begin + p.bucket : p.count;
+    const uint64_t at =
+        begin + lane / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + lane % DCOMMI_CUDA_TEAM * 2;
+    const unsigned piece = blockDim.x * DCOMMI_CUDA_OWN;
+    const unsigned pieces = BLOCK ? (p.bucket + piece - 1) / piece : 1;
+    /* The block of the last element has the line that is not whole. */
+    const bool rest = p.count % format::LINE != 0 && blockIdx.x == gridDim.x - 1;
+    if (rest) {
+        dcommi_cuda_rest_clear<FORMAT>(p.wire, p.count);
+    }
+    float v[DCOMMI_CUDA_OWN];
+    dcommi_cuda_found found = {};
+    bool bad = false, clean = false;
+    uint32_t measure;
+    dcommi_cuda_columns sum;
+    for (;;) {
+        uint32_t most = 0;
+        sum = dcommi_cuda_columns();
+        for (unsigned i = 0; i < pieces; i++) {
+            const uint64_t here = at + (uint64_t)i * piece;
+            dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v, &found,
+                                           &bad);
+            dcommi_cuda_measure<FORMAT, BLOCK>(v, p.two_norm, team, &most, &sum, shared);
+        }
+        measure = format::SIGN ? dcommi_f32_bits(dcommi_cuda_sizes_end(sum))
+                  : BLOCK      ? dcommi_cuda_block_most(most, shared)
+                               : dcommi_cuda_team_most(most, team);
+        const bool dirty = measure > 0x7f000000u;
+        if (clean || !(BLOCK ? dirty : __any_sync(DCOMMI_CUDA_ALL, dirty) != 0)) {
+            break;
+        }
+        clean = true;
+    }
+    float step;
+    if (format::SIGN) {
+        const float n = (float)(end - begin);
+        float mean = __fdiv_rn(dcommi_f32_from_bits(measure), n);
+        const bool dirty = measure > 0x7f000000u;
+        if (BLOCK ? dirty : __any_sync(DCOMMI_CUDA_ALL, dirty) != 0) {
+            double exact = 0;
+            for (unsigned i = 0; i < pieces; i++) {
+                if (pieces > 1) {
+                    dcommi_cuda_found again = {};
+                    const uint64_t here = at + (uint64_t)i * piece;
+                    dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v,
+                                                   &again, &bad);
+                }
+                exact = BLOCK ? dcommi_cuda_block_exact(v, exact, shared)
+                              : dcommi_cuda_warp_exact(v, exact);
+            }
+            mean = dirty ? (float)__ddiv_rn(exact, (double)(end - begin)) : mean;
+        }
+        step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    } else if (p.two_norm) {
+        step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most);
+    } else {
+        step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most);
+    }
+    bool poisoned = false;
+    if (BLOCK && clean) {
+        poisoned = __syncthreads_or(found.poisoned) != 0;
+    } else if (clean) { /* anyone of the team */
+        poisoned = dcommi_cuda_team_most(found.poisoned ? 1 : 0, team) != 0;
+    }
+    dcommi_cuda_scale scale;
+    scale.step = poisoned ? 0 : step;
+    scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    for (unsigned i = 0; i < pieces; i++) {
+        const uint64_t here = at + (uint64_t)i * piece;
+        const uint32_t left = dcommi_cuda_left(here, end);
+        if (pieces > 1) {
+            dcommi_cuda_found again = {};
+            dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
+        }
+        dcommi_cuda_put<FORMAT>(p, here, end, left, scale, poisoned, rest, v);
+    }
+    if (lane == 0 && begin < p.count) {
+        dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
+                                 poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step);
+    }
+    if (clean) {
+        dcommi_cuda_report_add(p.report, found);
+    }
+    if (SUMS) {
+        if (rest && threadIdx.x == 0) {
+            bad = bad || !dcommi_cuda_rest_clean<FORMAT>(p.wires);
+        }
+        if (bad) {
+            dcommi_cuda_report_corrupt(p.report);
+        }
+    }
+}
+
+/* ---- launchers ---- */
+
+template <int FORMAT, bool SUMS>
+static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+{
+    const uint64_t buckets = p->count / p->bucket + (p->count % p->bucket != 0 ? 1 : 0);
+    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
+    if (lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0) {
+        const unsigned each = DCOMMI_CUDA_ENCODE_THREADS / lanes;
+        p->team = lanes;
+        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false>,
+                                  (buckets + each - 1) / each, DCOMMI_CUDA_ENCODE_THREADS, *p,
+                                  stream);
+    }
+    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
+    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true>, buckets, threads,
+                              *p, stream);
+}
+
+template <bool SUMS>
+static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
+                                              void *stream)
+{
+    switch (format) {
+    case DCOMMI_FORMAT_Q1:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_Q2:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_Q4:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_Q8:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_SIGN:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_E4M3:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS>(call, p, stream);
+    default:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS>(call, p, stream);
+    }
+}
+
+#endif
+
+#define DCOMMI_CUDA_DECODE_THREADS 256u
+
+struct dcommi_cuda_dequant {
+    dcommi_cuda_wires wires;
+    float *x;
+    dcomm_cuda_report *report;
+    bool add, pairs;
+};
+
+template <int FORMAT>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
+    dcommi_cuda_decode_kernel(const __grid_constant__ dcommi_cuda_dequant p)
+{
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_DECODE_THREADS + threadIdx.x;
+    const uint64_t at = own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
+    bool nan = false, bad = false;
+    if (at < p.wires.count) {
+        float v[DCOMMI_CUDA_OWN];
+        const uint32_t left = dcommi_cuda_left(at, p.wires.count);
+        if (p.add) {
+            dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
+        }
+        dcommi_cuda_wires_add<FORMAT>(p.wires, p.add, at, v, &nan, &bad);
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            if (nan) {
+                v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+            } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {
+                /* No number of a wire is NaN, so x was, and stays what it was. */
+                v[e] =
+                    dcommi_f32_from_bits(dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]) | 0x400000u);
+            }
+        }
+        dcommi_cuda_own_store(p.x + at, left, p.pairs, v);
+    }
+    if (own == 0 && !dcommi_cuda_rest_clean<FORMAT>(p.wires)) {
+        bad = true;
+    }
+    if (bad) {
+        dcommi_cuda_report_corrupt(p.report);
+    }
+}
+
+template <int FORMAT>
+static dcomm_status dcommi_cuda_decode_launch(const char *call, const dcommi_cuda_dequant &p,
+                                              void *stream)
+{
+    const uint64_t tile = DCOMMI_CUDA_DECODE_THREADS * DCOMMI_CUDA_OWN;
+    return dcommi_cuda_launch(call, dcommi_cuda_decode_kernel<FORMAT>,
+                              p.wires.count / tile + (p.wires.count % tile != 0 ? 1 : 0),
+                              DCOMMI_CUDA_DECODE_THREADS, p, stream);
+}
+
+static dcomm_status dcommi_cuda_decode_format(const char *call, int format,
+                                              const dcommi_cuda_dequant &p, void *stream)
+{
+    switch (format) {
+    case DCOMMI_FORMAT_Q1:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q1>(call, p, stream);
+    case DCOMMI_FORMAT_Q2:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q2>(call, p, stream);
+    case DCOMMI_FORMAT_Q4:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q4>(call, p, stream);
+    case DCOMMI_FORMAT_Q8:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q8>(call, p, stream);
+    case DCOMMI_FORMAT_SIGN:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_SIGN>(call, p, stream);
+    case DCOMMI_FORMAT_E4M3:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_E4M3>(call, p, stream);
+    default:
+        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_E5M2>(call, p, stream);
+    }
+}
+
+#endif
+
+#define DCOMMI_CUDA_CAST_THREADS 256u
+
+struct dcommi_cuda_cast {
+    dcommi_cuda_operands in; /* wires: what is summed */
+    const float *x, *residual;
+    float *next; /* what decoding writes, too */
+    unsigned char *wire;
+    dcomm_cuda_report *report;
+    uint64_t count;
+    float factor;
+    uint32_t limit; /* |x| from here on, as bits, would become infinite */
+    float largest;
+    dcommi_cuda_rounding how;
+    bool pass, pairs, add;
+};
+
+template <bool HALF> DCOMMI_CUDA_INLINE float dcommi_cuda_uncast(uint32_t h)
+{
+    if (!HALF) {
+        return dcommi_bf16_to_f32((uint16_t)h);
+    }
+    return (h & 0x7c00) == 0x7c00 ? dcommi_f16_to_f32((uint16_t)h)
+                                  : dcommi_cuda_from_f16((uint16_t)h);
+}
+
+/* The thread's numbers of one wire, two of a row in one word; 0 where there is none. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_cast_load(const void *wire, uint64_t at, uint32_t left,
+                                              uint32_t row[8])
+{
+    const uint16_t *from = static_cast<const uint16_t *>(wire) + at;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const unsigned off = (unsigned)k * DCOMMI_CUDA_ROW;
+        row[k] = off + 1 < left ? dcommi_cuda_load<uint32_t>(from + off)
+                 : off < left   ? dcommi_cuda_load<uint16_t>(from + off)
+                                : 0;
+    }
+}
+
+/* Wires onto `sum`, or their sum. A number that is not finite sets *odd. */
+template <bool HALF>
+DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool onto, uint64_t at,
+                                             uint32_t left, float sum[DCOMMI_CUDA_OWN], bool *odd)
+{
+    const uint32_t infinity = HALF ? 0x7c00 : 0x7f80;
+#pragma unroll 2
+    for (uint32_t w = 0; w < p.in.n; w++) {
+        uint32_t row[8];
+        dcommi_cuda_cast_load(p.in.at[w], at, left, row);
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
+            const float x = dcommi_cuda_uncast<HALF>(h);
+            *odd = *odd || (h & 0x7fff) >= infinity;
+            sum[e] = onto || w > 0 ? dcommi_cuda_add(sum[e], x) : x;
+        }
+    }
+}
+
+/* x * factor; a NaN stays what it is, made quiet. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_times_factor(float x, float factor)
+{
+    const uint32_t bits = dcommi_f32_bits(x);
+    return dcommi_f32_isnan(bits) ? dcommi_f32_from_bits(bits | 0x400000u) : __fmul_rn(x, factor);
+}
+
+/* The code of v, which is finite and below the limit. */
+template <bool HALF, bool STOCHASTIC>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_rounding &how,
+                                                 const dcommi_cuda_random &random, int k, int c)
+{
+    const uint32_t bits = dcommi_f32_bits(v);
+    const uint32_t a = (bits & 0x7f800000u) != 0 ? bits : bits & 0x80000000u;
+    const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 0) : 0;
+    if (HALF && STOCHASTIC) {
+        return (a >> 16 & 0x8000u) | dcommi_cuda_mini<true>(v, turned, how);
+    }
+    if (HALF) {
+        return dcommi_cuda_to_f16(dcommi_f32_from_bits(a));
+    }
+    return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
+}
+
+template <bool HALF, bool STOCHASTIC>
+DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
+                                             float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
+                                             uint32_t row[8], dcommi_cuda_found *found)
+{
+    dcommi_cuda_random random = {};
+    if (STOCHASTIC) {
+        random = dcommi_cuda_random_of(p.how.rng, at);
+    }
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const float x = v[e];
+        const bool odd = (dcommi_f32_bits(x) & 0x7f800000u) == 0x7f800000u;
+        float y = odd ? 0 : x;
+        if (odd && DCOMMI_CUDA_OFF(e) < left) {
+            const uint64_t i = at + DCOMMI_CUDA_OFF(e);
+            found->nonfinite++;
+            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+        }
+        y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
+        if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
+            y = dcommi_f32_from_bits((dcommi_f32_bits(y) & 0x80000000u) |
+                                     dcommi_f32_bits(p.largest));
+            found->clipped++;
+        }
+        uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
+        if (p.residual != NULL) {
+            r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
+        }
+        if (odd && p.pass) {
+            h = HALF ? dcommi_f32_to_f16(x) : dcommi_f32_to_bf16(x);
+        }
+        row[e / 2] = e % 2 == 0 ? h : row[e / 2] | h << 16;
+    }
+}
+
+template <bool HALF, bool SUMS>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
+    dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)
+{
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;
+    const uint64_t at = own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
+    if (at >= p.count) {
+        return;
+    }
+    const uint32_t left = dcommi_cuda_left(at, p.count);
+    float v[DCOMMI_CUDA_OWN] = {}, r[DCOMMI_CUDA_OWN] = {};
+    bool odd = false;
+    if (SUMS) {
+        dcommi_cuda_cast_add<HALF>(p, false, at, left, v, &odd);
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = dcommi_cuda_times_factor(v[e], p.factor);
+        }
+    } else {
+        dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
+    }
+    if (p.residual != NULL) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+    }
+    dcommi_cuda_found found = {};
+    uint32_t row[8];
+    if (p.how.stochastic) {
+        dcommi_cuda_cast_own<HALF, true>(p, at, left, v, r, row, &found);
+    } else {
+        dcommi_cuda_cast_own<HALF, false>(p, at, left, v, r, row, &found);
+    }
+    if (p.residual != NULL) {
+        dcommi_cuda_own_store(p.next + at, left, p.pairs, r);
+    }
+    uint16_t *to = reinterpret_cast<uint16_t *>(p.wire) + at;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const unsigned off = (unsigned)k * DCOMMI_CUDA_ROW;
+        if (off + 1 < left) {
+            dcommi_cuda_store<uint32_t>(to + off, row[k]);
+        } else if (off < left) {
+            dcommi_cuda_store<uint16_t>(to + off, (uint16_t)row[k]);
+        }
+    }
+    dcommi_cuda_report_add(p.report, found);
+    if (SUMS && odd && !p.pass) {
+        dcommi_cuda_report_corrupt(p.report);
+    }
+}
+
+template <bool HALF>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
+    dcommi_cuda_uncast_kernel(const __grid_constant__ dcommi_cuda_cast p)
+{
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;
+    const uint64_t at = own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
+    if (at >= p.count) {
+        return;
+    }
+    const uint32_t left = dcommi_cuda_left(at, p.count);
+    float v[DCOMMI_CUDA_OWN];
+    bool odd = false;
+    if (p.add) {
+        dcommi_cuda_own_load(p.next + at, left, p.pairs, v);
+    }
+    dcommi_cuda_cast_add<HALF>(p, p.add, at, left, v, &odd);
+    dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    if (odd && !p.pass) {
+        dcommi_cuda_report_corrupt(p.report);
+    }
+}
+
+/* ---- launchers ---- */
+
+static dcomm_status dcommi_cuda_cast_launch(const char *call, bool half, bool sums,
+                                            const dcommi_cuda_cast &p, void *stream)
+{
+    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
+    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
+    void (*kernel)(dcommi_cuda_cast) =
+        half   ? sums ? dcommi_cuda_cast_kernel<true, true> : dcommi_cuda_cast_kernel<true, false>
+          : sums ? dcommi_cuda_cast_kernel<false, true>
+               : dcommi_cuda_cast_kernel<false, false>;
+    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+}
+
+static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
+                                              const dcommi_cuda_cast &p, void *stream)
+{
+    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
+    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
+    void (*kernel)(dcommi_cuda_cast) =
+        half ? dcommi_cuda_uncast_kernel<true> : dcommi_cuda_uncast_kernel<false>;
+    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+}
+
+#endif
+
+#define DCOMMI_CUDA_TRY(expression)          \
+    do {                                     \
+        dcomm_status status_ = (expression); \
+        if (status_ != DCOMM_OK) {           \
+            return status_;                  \
+        }                                    \
+    } while (0)
+
+/* Arguments of an encoding, of an array or of wires. */
+struct dcommi_cuda_job {
+    const char *call;
+    dcomm_codec_layout layout;
+    uint64_t count;
+    const float *x, *residual;
+    float *next;
+    unsigned char *wire;
+    dcomm_cuda_report *report;
+};
+
+static bool dcommi_cuda_casts(const dcomm_codec_layout &layout)
+{
+    return layout.format == DCOMM_FORMAT_F16 || layout.format == DCOMM_FORMAT_BF16;
+}
+
+static dcomm_status dcommi_cuda_layout(const char *call, const dcomm_codec *codec,
+                                       dcomm_codec_layout *layout)
+{
+    if (codec == NULL) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: codec is NULL", call);
+    }
+    if (dcomm_codec_get_layout(codec, layout) != DCOMM_OK) {
+        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED, "%s: codec %s has no kernels", call,
+                                dcomm_codec_spec(codec));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_array(const char *call, const char *name, const void *p,
+                                      size_t count, size_t to)
+{
+    if ((p == NULL && count > 0) || !dcommi_cuda_aligned(p, to)) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %s is %s", call, name,
+                                p == NULL ? "NULL" : "not aligned to its elements");
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_job_make(dcommi_cuda_job *job, const char *call,
+                                         const dcomm_codec *codec, const float *residual,
+                                         float *next, size_t count, void *wire, size_t capacity,
+                                         dcomm_cuda_report *report)
+{
+    *job = dcommi_cuda_job();
+    job->call = call;
+    job->count = count;
+    job->residual = residual;
+    job->next = next;
+    job->wire = static_cast<unsigned char *>(wire);
+    job->report = report;
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(call, codec, &job->layout));
+    const size_t need = dcomm_codec_max_bytes(codec, count);
+    if (need == SIZE_MAX || capacity < need) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID,
+                                "%s: %s writes %zu bytes for %zu elements, and capacity is %zu",
+                                call, dcomm_codec_spec(codec), need, count, capacity);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "wire", wire, count, 4));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "residual", residual, 0, sizeof(float)));
+    return dcommi_cuda_array(call, "next", next, residual != NULL ? count : 0, sizeof(float));
+}
+
+/* What rounding needs to know. */
+static dcommi_cuda_rounding dcommi_cuda_rounding_of(const dcomm_codec_layout &layout,
+                                                    const dcomm_codec_key *key)
+{
+    dcommi_cuda_rounding how = dcommi_cuda_rounding();
+    const int format = (int)layout.format;
+    how.stochastic = layout.stochastic;
+    how.mini = format == DCOMM_FORMAT_E4M3   ? dcommi_mini_e4m3
+               : format == DCOMM_FORMAT_E5M2 ? dcommi_mini_e5m2
+                                             : dcommi_mini_f16;
+    how.magic = 8388608.0f / how.mini.units;
+    how.unit = 1;
+    if (format <= DCOMM_FORMAT_Q8) {
+        const unsigned bits = dcommi_format_bits[format];
+        const uint32_t fraction = 0xffffffffu >> bits;
+        /* A random fraction, but for its last ten bits, or one half. */
+        how.mask = layout.stochastic ? fraction & ~(uint32_t)1023 : 0;
+        how.half = layout.stochastic ? 512 : fraction / 2 + 1;
+        how.unit = format == DCOMM_FORMAT_Q1 ? 1073741824.0f : (float)(1u << (32 - bits));
+    }
+    const dcomm_codec_key none = dcomm_codec_key();
+    const dcomm_codec_key &k = key != NULL ? *key : none;
+    how.rng = dcommi_rng_make(k.seed, k.tensor, k.step, k.rank, k.first);
+    return how;
+}
+
+static dcomm_status dcommi_cuda_lengths(const char *call, const dcomm_codec *codec,
+                                        const size_t *bytes, size_t n, size_t count)
+{
+    const size_t wanted = dcomm_codec_max_bytes(codec, count);
+    for (size_t w = 0; w < n; w++) {
+        if (bytes == NULL || bytes[w] != wanted) {
+            return bytes == NULL ? dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: bytes is NULL", call)
+                                 : dcommi_cuda_fail(DCOMM_ERR_CORRUPT,
+                                                    "%s: a wire of %zu elements has %zu bytes, "
+                                                    "not %zu",
+                                                    call, count, wanted, bytes[w]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcommi_cuda_wires dcommi_cuda_wires_of(const dcomm_codec_layout &layout,
+                                              const dcommi_cuda_operands &in, size_t count)
+{
+    dcommi_cuda_wires wires = dcommi_cuda_wires();
+    const int format = (int)layout.format;
+    wires.in = in;
+    const size_t line = 8 * DCOMMI_WIRE_LINE / dcommi_format_bits[format];
+    const size_t span = line > DCOMMI_RNG_GROUP ? line : DCOMMI_RNG_GROUP;
+    wires.count = count;
+    wires.whole = count / span * span;
+    wires.codes = dcommi_wire_codes(count, dcommi_format_bits[format]);
+    wires.groups = layout.bucket / DCOMMI_RNG_GROUP;
+    wires.shift = -1;
+    for (int i = 0; i < 32; i++) {
+        wires.shift = (uint64_t)1 << i == wires.groups ? i : wires.shift;
+    }
+    wires.largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[format]);
+    wires.exact = format != DCOMM_FORMAT_SIGN;
+    wires.pass = layout.nonfinite == 2;
+    wires.pairs = true;
+    for (uint32_t w = 0; w < in.n; w++) {
+        wires.pairs = wires.pairs && dcommi_cuda_aligned(in.at[w], 8);
+    }
+    return wires;
+}
+
+/* ---- casts ---- */
+
+static dcommi_cuda_cast dcommi_cuda_cast_of(const dcomm_codec_layout &layout,
+                                            const dcomm_codec_key *key)
+{
+    dcommi_cuda_cast p = dcommi_cuda_cast();
+    const bool half = layout.format == DCOMM_FORMAT_F16;
+    p.largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000u);
+    p.limit = dcommi_f32_bits(p.largest) + (layout.stochastic ? 1u : half ? 0x1000u : 0x8000u);
+    p.how = dcommi_cuda_rounding_of(layout, key);
+    p.pass = layout.nonfinite == 2;
+    p.factor = 1;
+    return p;
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi_cuda_operands *in,
+                                        float factor, const dcomm_codec_key *key, void *stream)
+{
+    const bool pairs = dcommi_cuda_aligned(job.x, 8) && dcommi_cuda_aligned(job.residual, 8) &&
+                       dcommi_cuda_aligned(job.next, 8);
+    if (job.count == 0) {
+        return DCOMM_OK;
+    }
+    if (dcommi_cuda_casts(job.layout)) {
+        dcommi_cuda_cast p = dcommi_cuda_cast_of(job.layout, key);
+        p.x = job.x;
+        p.residual = job.residual;
+        p.next = job.next;
+        p.wire = job.wire;
+        p.report = job.report;
+        p.count = job.count;
+        p.pairs = pairs;
+        p.factor = factor;
+        if (in != NULL) {
+            p.in = *in;
+        }
+        return dcommi_cuda_cast_launch(job.call, job.layout.format == DCOMM_FORMAT_F16, in != NULL,
+                                       p, stream);
+    }
+    const int format = (int)job.layout.format;
+    dcommi_cuda_bucket p = dcommi_cuda_bucket();
+    if (in != NULL) {
+        p.wires = dcommi_cuda_wires_of(job.layout, *in, job.count);
+    }
+    p.factor = factor;
+    p.x = job.x;
+    p.residual = job.residual;
+    p.next = job.next;
+    p.wire = job.wire;
+    p.report = job.report;
+    p.count = job.count;
+    p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
+    p.bucket = (uint32_t)job.layout.bucket;
+    p.most = dcommi_format_most[format];
+    p.how = dcommi_cuda_rounding_of(job.layout, key);
+    p.two_norm = job.layout.two_norm;
+    p.pass = job.layout.nonfinite == 2;
+    p.pairs = pairs;
+    p.wire_pairs = dcommi_cuda_aligned(job.wire, 8);
+    return in != NULL ? dcommi_cuda_encode_format<true>(job.call, format, &p, stream)
+                      : dcommi_cuda_encode_format<false>(job.call, format, &p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
+                                          const float *residual, float *next, size_t count,
+                                          const dcomm_codec_key *key, void *wire, size_t capacity,
+                                          void *, dcomm_cuda_report *report, void *stream)
+{
+    dcommi_cuda_job job;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode", codec, residual, next, count,
+                                         wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    job.x = x;
+    return dcommi_cuda_job_run(job, NULL, 1, key, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
+                                          const size_t *bytes, size_t n, float factor,
+                                          const float *residual, float *next, size_t count,
+                                          const dcomm_codec_key *key, void *wire, size_t capacity,
+                                          void *, dcomm_cuda_report *report, void *stream)
+{
+    dcommi_cuda_job job;
+    dcommi_cuda_operands in;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_recode", codec, residual, next, count,
+                                         wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(job.call, wires, n, 4, count == 0, &in));
+    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(job.call, codec, bytes, n, count));
+    if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
+    }
+    return dcommi_cuda_job_run(job, &in, factor, key, stream);
+}
+
+extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *, size_t)
+{
+    return 0; /* buckets stay in registers */
+}
+
+extern "C" size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *, size_t)
+{
+    return 0;
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *codec,
+                                       const void *const *wires, const size_t *bytes, size_t n,
+                                       float *x, size_t count, bool add, dcomm_cuda_report *report,
+                                       void *stream)
+{
+    dcomm_codec_layout layout;
+    dcommi_cuda_operands in;
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(call, codec, &layout));
+    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, count == 0, &in));
+    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, n, count));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, add ? "acc" : "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    if (dcommi_cuda_casts(layout)) {
+        dcommi_cuda_cast p = dcommi_cuda_cast_of(layout, NULL);
+        p.in = in;
+        p.next = x;
+        p.report = report;
+        p.count = count;
+        p.pairs = dcommi_cuda_aligned(x, 8);
+        p.add = add;
+        return dcommi_cuda_uncast_launch(call, layout.format == DCOMM_FORMAT_F16, p, stream);
+    }
+    dcommi_cuda_dequant p = dcommi_cuda_dequant();
+    p.wires = dcommi_cuda_wires_of(layout, in, count);
+    p.x = x;
+    p.report = report;
+    p.add = add;
+    p.pairs = dcommi_cuda_aligned(x, 8);
+    return dcommi_cuda_decode_format(call, (int)layout.format, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                              const size_t *bytes, size_t n, float *x, size_t count,
+                                              dcomm_cuda_report *report, void *stream)
+{
+    return dcommi_cuda_decode("dcomm_cuda_decode_sum", codec, wires, bytes, n, x, count, false,
+                              report, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
+                                              const size_t *bytes, size_t n, float *acc,
+                                              size_t count, dcomm_cuda_report *report, void *stream)
+{
+    return dcommi_cuda_decode("dcomm_cuda_decode_add", codec, wires, bytes, n, acc, count, true,
+                              report, stream);
+}
+
+#endif
+#endif
+
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_ABS_BITS
 #undef DCOMMI_AHEAD_MIN
@@ -45032,6 +47625,23 @@ DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t 
 #undef DCOMMI_COPY_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
+#undef DCOMMI_CUDA_ALL
+#undef DCOMMI_CUDA_BIT
+#undef DCOMMI_CUDA_BLOCK_MOST
+#undef DCOMMI_CUDA_CAST_THREADS
+#undef DCOMMI_CUDA_DECODE_THREADS
+#undef DCOMMI_CUDA_ENCODE_THREADS
+#undef DCOMMI_CUDA_FOLD_THREADS
+#undef DCOMMI_CUDA_INLINE
+#undef DCOMMI_CUDA_OFF
+#undef DCOMMI_CUDA_OWN
+#undef DCOMMI_CUDA_REACH
+#undef DCOMMI_CUDA_ROW
+#undef DCOMMI_CUDA_TEAM
+#undef DCOMMI_CUDA_TRY
+#undef DCOMMI_CUDA_WARP
+#undef DCOMMI_CUDA_WARPS
+#undef DCOMMI_CUDA_WORD
 #undef DCOMMI_DECISIONS
 #undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DIVIDE

@@ -3,6 +3,7 @@
 # names, installation.
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
+. tests/lib_cuda.sh
 build=${1:-build}
 warnings=(-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Werror)
 cxx_warnings=(-Wall -Wextra -Wpedantic -Wshadow -Werror)
@@ -42,12 +43,17 @@ for cc in "${compilers[@]}"; do
             "${cxx_warnings[@]}" -I include -fsyntax-only "$scratch/declare.cpp"
     done
 done
-if command -v nvcc >/dev/null; then
+# tests/cuda.sh compiles the kernels for every architecture; here the header alone.
+if [ -n "$nvcc" ]; then
     cp "$scratch/declare.c" "$scratch/declare.cu"
-    check "declarations: nvcc" nvcc -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra \
-        -I include -c -o "$scratch/declare.o" "$scratch/declare.cu"
+    (echo '#define DCOMM_CUDA_IMPLEMENTATION' && cat "$scratch/declare.c") >"$scratch/kernels.cu"
+    (echo '#define DCOMM_NO_COMM' && cat "$scratch/kernels.cu") >"$scratch/kernels_alone.cu"
+    for f in declare kernels kernels_alone; do
+        check "nvcc: $f" "$nvcc" "${nvcc_warnings[@]}" -I include -cuda -o "$scratch/$f.ii" \
+            "$scratch/$f.cu"
+    done
 else
-    skip "declarations: nvcc" "not installed"
+    skip "nvcc: declarations and kernels" "not installed"
 fi
 few_includes() {
     gcc -M -I include "$scratch/declare.c" >"$scratch/deps" && cat "$scratch/deps" &&
@@ -118,6 +124,8 @@ refused() {
 cp "$scratch/impl.c" "$scratch/impl.cpp"
 tail -n +2 "$scratch/impl.c" >"$scratch/no_gnu.c"
 for cc in "${compilers[@]}"; do
+    check "kernels refused as C: $cc" refused "is CUDA C" $cc -std=c11 -DDCOMM_CUDA_IMPLEMENTATION \
+        "$scratch/declare.c"
     check "refused as C++: $cc" refused "the implementation is C" "$(cxx_of $cc)" "$scratch/impl.cpp"
     check "refused without _GNU_SOURCE: $cc" refused "define _GNU_SOURCE" $cc -std=c11 "$scratch/no_gnu.c"
     check "refused with -ffast-math: $cc" refused "ffast-math" $cc -ffast-math "$scratch/impl.c"

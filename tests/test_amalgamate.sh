@@ -66,6 +66,13 @@ expect "a public part that only the implementation includes" 1 "late.h is public
 tree
 sed -i 's|#include "impl/one.h"|#ifdef X\n#include "impl/one.h"\n#endif|' include/dcomm/all.h
 expect "a part that is first met under a narrower condition" 1 "include it earlier" tools/amalgamate.py
+shared() { # what C and CUDA share stands under a condition that both imply
+    tree && sed -i 's|#ifdef DCOMM_IMPLEMENTATION|#if defined(DCOMM_IMPLEMENTATION) \|\| defined(DCOMM_CUDA_IMPLEMENTATION)\n#include "../../kernels/k.h"\n#endif\n&|' include/dcomm/all.h &&
+        printf '#ifdef DCOMM_CUDA_IMPLEMENTATION\n#include "../../kernels/g.cuh"\n#endif\n' >>include/dcomm/all.h &&
+        printf '#ifndef DCOMMI_G_H\n#define DCOMMI_G_H\n#include "k.h"\nstatic int g;\n#endif\n' >kernels/g.cuh &&
+        tools/amalgamate.py && [ "$(grep -c 'static int k' $header)" = 1 ]
+}
+check "parts that C and CUDA share" shared
 tree
 echo '#if 1' >>include/dcomm/impl/one.h
 expect "#if without #endif" 1 "one.h: #if without #endif" tools/amalgamate.py

@@ -17,6 +17,9 @@ SOURCE = os.path.join(ROOT, "include", "dcomm", "all.h")
 TARGET = os.path.join(ROOT, "include", "dcomm.h")
 PUBLIC = os.path.dirname(SOURCE)
 CODECS_ALONE = "ifndef DCOMM_NO_COMM"  # public parts may stand under it
+# What holds wherever a condition does: there stand the parts that C and CUDA share.
+EITHER = "if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)"
+IMPLIED = {"ifdef DCOMM_IMPLEMENTATION": EITHER, "ifdef DCOMM_CUDA_IMPLEMENTATION": EITHER}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*(/\*.*\*/)?\s*$')
 DIRECTIVE = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else|endif|define|undef)\b\s*(.*)$")
@@ -71,7 +74,7 @@ class Amalgam:
         guard = guard_of(lines)
         if path in self.expanded and guard:
             there = self.expanded[path]
-            if not set(there) <= set(now):
+            if not set(there) <= set(now) | {IMPLIED[c] for c in now if c in IMPLIED}:
                 raise Refused(f"{name} is needed by {os.path.relpath(self.open[-1], ROOT)}, but was "
                               f"expanded under '#{there[-1]}': include it earlier in all.h")
             return
@@ -118,7 +121,10 @@ class Amalgam:
                 " *     #define _GNU_SOURCE\n"
                 " *     #define DCOMM_IMPLEMENTATION\n"
                 ' *     #include "dcomm.h"\n'
-                " * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. */\n"
+                " * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of\n"
+                " * cuda.h, in exactly one .cu file:\n"
+                " *     #define DCOMM_CUDA_IMPLEMENTATION\n"
+                ' *     #include "dcomm.h" */\n'
                 f"{body.strip()}\n"
                 + (f"\n/* ==== helper macros end here {'=' * 59} */\n{undefs}" if undefs else ""))
 

@@ -4,13 +4,14 @@
 #   tools/test.sh [--full] [--stage NAME]...
 #
 # --full runs the whole run-for-real matrix, and tests that need gigabytes. --stage runs only the
-# named stages, of: setup house gcc header examples matrix clang asan tsan fuzz. DCOMM_FUZZ_SECONDS
-# (default 60) is each fuzz target's time. Each executable tests/*.sh is a script test: it takes the
-# build directory as its argument and prints TAP ("ok - what", "not ok - what") or counts as one check.
+# named stages, of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
+# DCOMM_FUZZ_SECONDS (default 60) is each fuzz target's time. Each executable tests/*.sh is a script
+# test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok - what")
+# or counts as one check.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
-stages=(setup house gcc header examples matrix clang asan tsan fuzz)
+stages=(setup house gcc header cuda examples matrix clang asan tsan fuzz)
 full=()
 chosen=()
 while [ $# -gt 0 ]; do
@@ -194,7 +195,8 @@ stage_gcc() {
     done
     for t in tests/*.sh; do
         case $t in
-        */header.sh | */examples.sh | */matrix.sh) ;; # stages of their own
+        */header.sh | */cuda.sh | */examples.sh | */matrix.sh) ;; # stages of their own
+        */gpu.sh) ;; # part of the stage cuda
         *) [ ! -x "$t" ] || script "$(basename "$t" .sh)" "$t" "$PWD/build" ;;
         esac
     done
@@ -202,6 +204,11 @@ stage_gcc() {
 
 stage_header() {
     script_timeout=900 script header tests/header.sh "$PWD/build"
+}
+
+stage_cuda() {
+    script cuda tests/cuda.sh "$PWD/build"
+    [ ! -x tests/gpu.sh ] || DCOMM_GPU_BENCH=0 script gpu tests/gpu.sh "$PWD/build/gpu"
 }
 
 stage_examples() {

@@ -3,6 +3,7 @@
 #include "compress.h"
 #include "ledger.h"
 #include "feedback.h"
+#include "cuda.h"
 
 #ifndef DCOMM_NO_COMM
 #include "plan.h"
@@ -13,11 +14,17 @@
 #include "tune.h"
 #endif
 
+#if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+#include "../../kernels/rng.h"
+#include "../../kernels/wire.h"
+#endif
+
 #ifdef DCOMM_IMPLEMENTATION
 #include "impl/util.h"
 #include "impl/base_impl.h"
 #include "impl/api_codec.h"
 #include "impl/feedback_save.h"
+#include "impl/api_layout.h"
 
 #ifndef DCOMM_NO_COMM
 #include "impl/device_host.h"
@@ -32,4 +39,9 @@
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
 #endif
+#endif
+
+#ifdef DCOMM_CUDA_IMPLEMENTATION
+#include "../../kernels/cuda_reduce.cuh"
+#include "../../kernels/cuda_codec.cuh"
 #endif

@@ -1,0 +1,123 @@
+/* cuda.h - the dense codecs and the reductions on device memory, as CUDA kernels.
+ *
+ * These functions are there where one .cu file of the program is compiled with
+ *     #define DCOMM_CUDA_IMPLEMENTATION
+ *     #include "dcomm.h"
+ * and linked with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
+ * CUDA header: a stream is a void * (a cudaStream_t; NULL: the default stream), and the file that
+ * calls may be C. They need no communicator either. docs/cuda.md shows a program.
+ *
+ * What they all do alike:
+ * - Data pointers are of memory that the current device can read and write. Arrays of such
+ *   pointers, codecs and keys are read before the call returns, and are host memory.
+ * - A call launches one kernel on the stream, and returns. It allocates nothing and waits for
+ *   nothing, so that it can be captured into a graph; a captured call keeps its arguments.
+ * - Bytes are those that the function of the same name in compress.h writes. What that function
+ *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
+ * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
+ * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
+ *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
+ *   the sentence. What goes wrong while the kernel runs is the stream's to report, as always. */
+#ifndef DCOMM_CUDA_H
+#define DCOMM_CUDA_H
+
+#include "compress.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DCOMM_CUDA_OPERANDS 128 /* arrays or wires that one call takes, at most */
+
+/* What kernels found in the data, added up over calls: device memory, aligned to 8, that was set to
+ * zero before the first of them. */
+typedef struct dcomm_cuda_report {
+    uint64_t clipped;
+    uint64_t nonfinite;
+    uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
+    uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+} dcomm_cuda_report;
+
+/* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
+ * *out (NULL: not wanted) is the report, and the status is DCOMM_ERR_CORRUPT, or DCOMM_ERR_INVALID
+ * after non-finite inputs with nonfinite=fail. */
+DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
+                                               const dcomm_cuda_report *report,
+                                               dcomm_codec_report *out);
+
+/* ---- reductions ---- */
+
+/* dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc <=
+ * DCOMM_CUDA_OPERANDS; dst may be any src, or memory that overlaps none. 16-bit floats are
+ * accumulated in f32 and rounded once. divisor > 1: the result is then divided by it, which is what
+ * DCOMM_AVG means; for sums and averages alone. DCOMM_PREMUL_SUM is a sum. No caller's operators.
+ */
+DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
+                                         size_t count, dcomm_dtype dtype, dcomm_op op,
+                                         int64_t divisor, void *stream);
+/* dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32 for other
+ * floats; for integers the product is an f64, rounded towards zero. dst may be src. */
+DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                                        double factor, void *stream);
+
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign ---- */
+
+/* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
+ * dcomm_codec_max_bytes. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
+ * report may be NULL. */
+DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
+                                         const float *residual, float *next, size_t count,
+                                         const dcomm_codec_key *key, void *wire, size_t capacity,
+                                         void *workspace, dcomm_cuda_report *report, void *stream);
+/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
+DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                             const size_t *bytes, size_t n, float *x, size_t count,
+                                             dcomm_cuda_report *report, void *stream);
+/* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
+DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
+                                             const size_t *bytes, size_t n, float *acc,
+                                             size_t count, dcomm_cuda_report *report, void *stream);
+/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. */
+DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
+                                         const size_t *bytes, size_t n, float factor,
+                                         const float *residual, float *next, size_t count,
+                                         const dcomm_codec_key *key, void *wire, size_t capacity,
+                                         void *workspace, dcomm_cuda_report *report, void *stream);
+/* Bytes of device memory that an encoding, or a recoding, needs as workspace; 0: none, and NULL
+ * will do. The other calls need none. */
+DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+/* ---- for other back ends ---- */
+
+/* How a dense codec writes; docs/codecs.md has the formats. */
+typedef enum dcomm_codec_format {
+    DCOMM_FORMAT_Q1 = 0,
+    DCOMM_FORMAT_Q2 = 1,
+    DCOMM_FORMAT_Q4 = 2,
+    DCOMM_FORMAT_Q8 = 3,
+    DCOMM_FORMAT_SIGN = 4,
+    DCOMM_FORMAT_E4M3 = 5,
+    DCOMM_FORMAT_E5M2 = 6,
+    DCOMM_FORMAT_F16 = 7,
+    DCOMM_FORMAT_BF16 = 8
+} dcomm_codec_format;
+
+typedef struct dcomm_codec_layout {
+    dcomm_codec_format format;
+    size_t bucket;   /* elements that share a step; 0: there are no steps */
+    bool two_norm;   /* the step follows from the 2-norm, not from the largest */
+    bool stochastic; /* rounded by chance, not to the nearest */
+    int nonfinite;   /* 0 fail, 1 zero, 2 pass */
+} dcomm_codec_layout;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
+DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
+/* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
+ * reports as it does. */
+DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+/* api_layout.h - the functions of cuda.h that need no device: what other back ends ask a codec, and
+ * what their reports mean. */
+#ifndef DCOMMI_API_LAYOUT_H
+#define DCOMMI_API_LAYOUT_H
+
+#include "../cuda.h"
+#include "api_codec.h"
+
+_Static_assert((int)DCOMM_FORMAT_SIGN == (int)DCOMMI_FORMAT_SIGN &&
+                   (int)DCOMM_FORMAT_F16 == (int)DCOMMI_FORMAT_COUNT,
+               "the public numbers of the formats are those of kernels/wire.h");
+
+DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout)
+{
+    if (codec == NULL || layout == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_layout: %s is NULL",
+                           codec == NULL ? "codec" : "layout");
+    }
+    *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
+    if (codec->ops == &dcommi_codec_f16 || codec->ops == &dcommi_codec_bf16) {
+        layout->format = codec->ops == &dcommi_codec_f16 ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
+        layout->stochastic = dcommi_cast_stochastic(codec);
+        return DCOMM_OK;
+    }
+    if (codec->ops->max_bytes != dcommi_bucket_row_bytes) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %s is not dense: f16, bf16, fp8, qsgd, tern and sign are",
+                           codec->spec);
+    }
+    const dcommi_bucketing *as = &codec->bucketing;
+    layout->format = (dcomm_codec_format)as->format;
+    layout->bucket = as->bucket;
+    layout->two_norm = as->two_norm;
+    layout->stochastic = as->stochastic;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence)
+{
+    return dcommi_fail(status, "%s", sentence != NULL ? sentence : "");
+}
+
+DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
+                                               const dcomm_cuda_report *report,
+                                               dcomm_codec_report *out)
+{
+    if (codec == NULL || report == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_cuda_report_check: %s is NULL",
+                           codec == NULL ? "codec" : "report");
+    }
+    size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
+    if (out != NULL) {
+        *out = (dcomm_codec_report){.bytes = codec->ops->max_bytes(codec, count),
+                                    .kept = count,
+                                    .clipped = (size_t)report->clipped,
+                                    .nonfinite = (size_t)report->nonfinite,
+                                    .first_nonfinite = first};
+    }
+    if (report->corrupt != 0) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "%s: a wire holds a code, a step or a number that does not exist",
+                           codec->ops->name);
+    }
+    if (report->nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu of %zu inputs are not finite; the first is number %zu",
+                           codec->ops->name, (size_t)report->nonfinite, count, first);
+    }
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,426 @@
+/* cuda_encode.cuh - encoding buckets, of an array or of a sum of wires, with or without feedback.
+ *
+ * Buckets of 128, 256 and 512 elements are held by 8, 16 or 32 lanes of a warp; others by a block,
+ * of up to 512 threads and so 8192 elements. Each input is then read once. Of longer buckets a
+ * block reads one piece after the other, and again to encode it, when much of it is in the second
+ * cache. */
+#ifndef DCOMMI_CUDA_ENCODE_H
+#define DCOMMI_CUDA_ENCODE_H
+
+#include "cuda_measure.cuh"
+
+#define DCOMMI_CUDA_ENCODE_THREADS 128u
+#define DCOMMI_CUDA_BLOCK_MOST 512u
+
+/* What is decoded. */
+struct dcommi_cuda_wires {
+    dcommi_cuda_operands in;
+    uint64_t count, whole; /* elements; those in lines and groups that are whole */
+    uint64_t codes;        /* bytes of codes, behind which the steps are */
+    uint64_t groups;       /* of 128 elements, in a bucket */
+    int shift;             /* its logarithm; -1: it is no power of two */
+    float largest_step;
+    bool exact; /* steps have 16 significant bits */
+    bool pass;  /* a bucket may be NaN */
+    bool pairs; /* all wires are aligned to 8 */
+};
+
+struct dcommi_cuda_bucket {
+    dcommi_cuda_wires wires; /* of a recoding */
+    float factor;            /* likewise */
+    const float *x, *residual;
+    float *next;
+    unsigned char *wire;
+    dcomm_cuda_report *report;
+    uint64_t count, codes;
+    uint32_t bucket, team; /* elements; lanes, of small buckets */
+    float most;            /* the largest number, in steps */
+    dcommi_cuda_rounding how;
+    bool two_norm, pass;
+    bool pairs, wire_pairs; /* arrays, and the wire, are aligned to 8 */
+};
+
+/* ---- the sum of wires ---- */
+
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_bucket_of(const dcommi_cuda_wires &in, uint64_t at)
+{
+    const uint64_t group = at / DCOMMI_RNG_GROUP;
+    return in.shift >= 0 ? group >> in.shift : group / in.groups;
+}
+
+/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
+ */
+template <int FORMAT, bool FIRST>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
+                                             uint64_t bucket, float sum[DCOMMI_CUDA_OWN], bool *nan,
+                                             bool *bad)
+{
+    const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
+    const dcommi_cuda_codes<FORMAT> codes =
+        dcommi_cuda_codes_load<FORMAT>(wire, at, in.whole, in.count, in.pairs);
+    float step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
+    if (!dcommi_wire_step_within(step, in.largest_step, in.exact)) {
+        const bool marked = in.pass && dcommi_f32_bits(step) == DCOMMI_STEP_NAN;
+        *nan = *nan || marked;
+        *bad = *bad || !marked;
+        step = 0;
+    }
+    *bad = *bad || dcommi_cuda_forbidden(codes) != 0;
+    dcommi_cuda_decode_own<FORMAT, FIRST>(codes, step, sum);
+}
+
+/* All wires, one after the other; onto what is there, or not. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, bool onto, uint64_t at,
+                                              float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
+{
+    const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
+    uint32_t w = 0;
+    if (!onto) {
+        dcommi_cuda_wire_add<FORMAT, true>(in, w++, at, bucket, sum, nan, bad);
+    }
+#pragma unroll 2
+    for (; w < in.in.n; w++) {
+        dcommi_cuda_wire_add<FORMAT, false>(in, w, at, bucket, sum, nan, bad);
+    }
+}
+
+/* Bits behind the last code have to be zero. One thread looks. */
+template <int FORMAT> DCOMMI_CUDA_INLINE bool dcommi_cuda_rest_clean(const dcommi_cuda_wires &in)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    const uint64_t whole = in.count / format::LINE;
+    const unsigned used = (unsigned)(in.count % format::LINE) * format::BITS;
+    unsigned bad = 0;
+    for (uint32_t w = 0; w < in.in.n; w++) {
+        const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
+        uint64_t i = whole * DCOMMI_WIRE_LINE + used / 8;
+        if (used % 8 != 0) {
+            bad |= wire[i++] >> used % 8;
+        }
+        for (; i < in.codes; i++) {
+            bad |= wire[i];
+        }
+    }
+    return bad == 0;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_report_corrupt(dcomm_cuda_report *report)
+{
+    if (report != NULL) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->corrupt), 1ull);
+    }
+}
+
+/* ---- what is encoded ---- */
+
+struct dcommi_cuda_found {
+    unsigned clipped, nonfinite;
+    uint64_t first; /* UINT64_MAX - index */
+    bool poisoned;
+};
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
+                                               const dcommi_cuda_found &found)
+{
+    if (report == NULL) {
+        return;
+    }
+    if (found.clipped > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->clipped),
+                  (unsigned long long)found.clipped);
+    }
+    if (found.nonfinite > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->nonfinite),
+                  (unsigned long long)found.nonfinite);
+        atomicMax(reinterpret_cast<unsigned long long *>(&report->first),
+                  (unsigned long long)found.first);
+    }
+}
+
+/* The thread's input: from the array, or from the wires. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                          float v[DCOMMI_CUDA_OWN], bool *bad)
+{
+    if constexpr (!SUMS) {
+        dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
+    } else {
+        bool nan = false;
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = 0;
+        }
+        if (left > 0) {
+            dcommi_cuda_wires_add<FORMAT>(p.wires, false, at, v, &nan, bad);
+        }
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
+                   : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
+                                              : __fmul_rn(v[e], p.factor);
+        }
+    }
+}
+
+/* v = input + residual; where CLEAN, what is not finite or too large is dealt with, and counted. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                         bool clean, float v[DCOMMI_CUDA_OWN],
+                                         dcommi_cuda_found *found, bool *bad)
+{
+    float r[DCOMMI_CUDA_OWN];
+    dcommi_cuda_input<FORMAT, SUMS>(p, at, left, v, bad);
+    if (p.residual != NULL) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+    }
+    if (clean) {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            if (DCOMMI_CUDA_OFF(e) < left && (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u) {
+                const uint64_t i = at + DCOMMI_CUDA_OFF(e);
+                found->nonfinite++;
+                found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+                found->poisoned = found->poisoned || p.pass;
+                v[e] = 0;
+            }
+        }
+    }
+    if (p.residual != NULL) {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = __fadd_rn(v[e], r[e]);
+        }
+    }
+    if (clean) {
+        const uint32_t largest = 0x7f000000u; /* DCOMMI_WIRE_LARGEST */
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            const uint32_t bits = dcommi_f32_bits(v[e]);
+            if ((bits & 0x7fffffffu) > largest) {
+                v[e] = dcommi_f32_from_bits((bits & 0x80000000u) | largest);
+                found->clipped++;
+            }
+        }
+    }
+}
+
+/* The measure of a bucket as bits: its largest |x|, or for signs their sum. */
+template <int FORMAT, bool BLOCK>
+DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool squares,
+                                            unsigned team, uint32_t *most, dcommi_cuda_columns *sum,
+                                            dcommi_cuda_shared *shared)
+{
+    if (!dcommi_cuda_format<FORMAT>::SIGN) {
+        const uint32_t own = dcommi_cuda_own_most(v);
+        *most = own > *most ? own : *most;
+    }
+    if (dcommi_cuda_format<FORMAT>::SIGN || squares) {
+        *sum = BLOCK     ? dcommi_cuda_block_columns(v, squares, *sum, shared)
+               : squares ? dcommi_cuda_team_squares(v, team, *sum)
+                         : dcommi_cuda_team_sizes(v, team, *sum);
+    }
+}
+
+/* The step that follows from a measure; see dcommi_bucket_step. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    const uint32_t bits = dcommi_f32_bits(__fdiv_rn(largest, most));
+    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
+}
+
+DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
+{
+    const double norm = __dsqrt_rn(squares);
+    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
+        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most);
+    }
+    const float near = (float)norm;
+    return dcommi_cuda_wire_step(
+        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most);
+}
+
+/* ---- the kernel ---- */
+
+/* Codes of the thread's elements, and what they leave. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
+                                        uint32_t left, const dcommi_cuda_scale &scale,
+                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
+{
+    dcommi_cuda_codes<FORMAT> codes;
+    const bool feedback = p.residual != NULL;
+    if (p.how.stochastic) {
+        codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
+                         : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
+    } else {
+        codes = feedback ? dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at)
+                         : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
+    }
+    if (feedback && poisoned) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
+    }
+    if (feedback) {
+        dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    }
+    /* A thread of a block may be behind the end of its bucket. */
+    dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
+    if (rest) {
+        dcommi_cuda_rest_store<FORMAT>(p.wire, end, left, codes);
+    }
+}
+
+template <int FORMAT, bool SUMS, bool BLOCK>
+static __global__ void
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
+                                                                               : SUMS ? 5
+                                                                                      : 6)
+    dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    __shared__ dcommi_cuda_shared room;
+    dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
+    const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : p.team;
+    const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x % team;
+    const uint64_t bucket =
+        BLOCK ? blockIdx.x : (uint64_t)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    const uint64_t begin = bucket * p.bucket;
+    const uint64_t end = begin + p.bucket < p.count ? begin + p.bucket : p.count;
+    const uint64_t at =
+        begin + lane / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + lane % DCOMMI_CUDA_TEAM * 2;
+    const unsigned piece = blockDim.x * DCOMMI_CUDA_OWN;
+    const unsigned pieces = BLOCK ? (p.bucket + piece - 1) / piece : 1;
+    /* The block of the last element has the line that is not whole. */
+    const bool rest = p.count % format::LINE != 0 && blockIdx.x == gridDim.x - 1;
+    if (rest) {
+        dcommi_cuda_rest_clear<FORMAT>(p.wire, p.count);
+    }
+    float v[DCOMMI_CUDA_OWN];
+    dcommi_cuda_found found = {};
+    bool bad = false, clean = false;
+    uint32_t measure;
+    dcommi_cuda_columns sum;
+    for (;;) {
+        uint32_t most = 0;
+        sum = dcommi_cuda_columns();
+        for (unsigned i = 0; i < pieces; i++) {
+            const uint64_t here = at + (uint64_t)i * piece;
+            dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v, &found,
+                                           &bad);
+            dcommi_cuda_measure<FORMAT, BLOCK>(v, p.two_norm, team, &most, &sum, shared);
+        }
+        measure = format::SIGN ? dcommi_f32_bits(dcommi_cuda_sizes_end(sum))
+                  : BLOCK      ? dcommi_cuda_block_most(most, shared)
+                               : dcommi_cuda_team_most(most, team);
+        const bool dirty = measure > 0x7f000000u;
+        if (clean || !(BLOCK ? dirty : __any_sync(DCOMMI_CUDA_ALL, dirty) != 0)) {
+            break;
+        }
+        clean = true;
+    }
+    float step;
+    if (format::SIGN) {
+        const float n = (float)(end - begin);
+        float mean = __fdiv_rn(dcommi_f32_from_bits(measure), n);
+        const bool dirty = measure > 0x7f000000u;
+        if (BLOCK ? dirty : __any_sync(DCOMMI_CUDA_ALL, dirty) != 0) {
+            double exact = 0;
+            for (unsigned i = 0; i < pieces; i++) {
+                if (pieces > 1) {
+                    dcommi_cuda_found again = {};
+                    const uint64_t here = at + (uint64_t)i * piece;
+                    dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v,
+                                                   &again, &bad);
+                }
+                exact = BLOCK ? dcommi_cuda_block_exact(v, exact, shared)
+                              : dcommi_cuda_warp_exact(v, exact);
+            }
+            mean = dirty ? (float)__ddiv_rn(exact, (double)(end - begin)) : mean;
+        }
+        step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    } else if (p.two_norm) {
+        step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most);
+    } else {
+        step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most);
+    }
+    bool poisoned = false;
+    if (BLOCK && clean) {
+        poisoned = __syncthreads_or(found.poisoned) != 0;
+    } else if (clean) { /* anyone of the team */
+        poisoned = dcommi_cuda_team_most(found.poisoned ? 1 : 0, team) != 0;
+    }
+    dcommi_cuda_scale scale;
+    scale.step = poisoned ? 0 : step;
+    scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    for (unsigned i = 0; i < pieces; i++) {
+        const uint64_t here = at + (uint64_t)i * piece;
+        const uint32_t left = dcommi_cuda_left(here, end);
+        if (pieces > 1) {
+            dcommi_cuda_found again = {};
+            dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
+        }
+        dcommi_cuda_put<FORMAT>(p, here, end, left, scale, poisoned, rest, v);
+    }
+    if (lane == 0 && begin < p.count) {
+        dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
+                                 poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step);
+    }
+    if (clean) {
+        dcommi_cuda_report_add(p.report, found);
+    }
+    if (SUMS) {
+        if (rest && threadIdx.x == 0) {
+            bad = bad || !dcommi_cuda_rest_clean<FORMAT>(p.wires);
+        }
+        if (bad) {
+            dcommi_cuda_report_corrupt(p.report);
+        }
+    }
+}
+
+/* ---- launchers ---- */
+
+template <int FORMAT, bool SUMS>
+static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+{
+    const uint64_t buckets = p->count / p->bucket + (p->count % p->bucket != 0 ? 1 : 0);
+    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
+    if (lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0) {
+        const unsigned each = DCOMMI_CUDA_ENCODE_THREADS / lanes;
+        p->team = lanes;
+        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false>,
+                                  (buckets + each - 1) / each, DCOMMI_CUDA_ENCODE_THREADS, *p,
+                                  stream);
+    }
+    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
+    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true>, buckets, threads,
+                              *p, stream);
+}
+
+template <bool SUMS>
+static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
+                                              void *stream)
+{
+    switch (format) {
+    case DCOMMI_FORMAT_Q1:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_Q2:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_Q4:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_Q8:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_SIGN:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS>(call, p, stream);
+    case DCOMMI_FORMAT_E4M3:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS>(call, p, stream);
+    default:
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS>(call, p, stream);
+    }
+}
+
+#endif

@@ -1,0 +1,209 @@
+/* cuda_measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
+ * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
+ * dictate: each column from the first row to the last, so that groups wait for one another. */
+#ifndef DCOMMI_CUDA_MEASURE_H
+#define DCOMMI_CUDA_MEASURE_H
+
+#include "cuda_bucket.cuh"
+
+#define DCOMMI_CUDA_WARP 32u
+#define DCOMMI_CUDA_WARPS 32
+
+#define DCOMMI_CUDA_ALL 0xffffffffu
+
+/* Of the columns of a thread: sums of |x|, or in f64 of squares. */
+struct dcommi_cuda_columns {
+    float a, b;
+    double squares;
+};
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_own_most(const float v[DCOMMI_CUDA_OWN])
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const uint32_t size = dcommi_f32_bits(v[e]) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* The largest of a team: 8, 16 or 32 lanes. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_team_most(uint32_t most, unsigned team)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (team == DCOMMI_CUDA_WARP) {
+        return __reduce_max_sync(DCOMMI_CUDA_ALL, most);
+    }
+#endif
+    for (unsigned far = 1; far < team; far *= 2) {
+        const uint32_t other = __shfl_xor_sync(DCOMMI_CUDA_ALL, most, far);
+        most = other > most ? other : most;
+    }
+    return most;
+}
+
+/* |x|, denormals as zero. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_size(float x)
+{
+    const uint32_t bits = dcommi_f32_bits(x) & 0x7fffffffu;
+    return dcommi_f32_from_bits(bits >= 0x00800000u ? bits : 0);
+}
+
+/* Columns' sums, group after group of the team: the first group begins with `sum`, and all end with
+ * the sums of the last. */
+DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_sizes(const float v[DCOMMI_CUDA_OWN],
+                                                              unsigned team,
+                                                              dcommi_cuda_columns sum)
+{
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_WARP, first = lane & ~(team - 1);
+    for (unsigned group = 0; group < team / DCOMMI_CUDA_TEAM; group++) {
+        const unsigned begin = first + group * DCOMMI_CUDA_TEAM;
+        if (lane - begin < DCOMMI_CUDA_TEAM) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum.a = __fadd_rn(sum.a, dcommi_cuda_size(v[2 * k]));
+                sum.b = __fadd_rn(sum.b, dcommi_cuda_size(v[2 * k + 1]));
+            }
+        }
+        sum.a = __shfl_sync(DCOMMI_CUDA_ALL, sum.a, begin + lane % DCOMMI_CUDA_TEAM);
+        sum.b = __shfl_sync(DCOMMI_CUDA_ALL, sum.b, begin + lane % DCOMMI_CUDA_TEAM);
+    }
+    return sum;
+}
+
+/* Likewise squares. There are eight sums, each of two columns: those of 2j and 2j+8 are thread j's,
+ * and those of 2j+1 and 2j+9 thread j+4's. */
+DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_squares(const float v[DCOMMI_CUDA_OWN],
+                                                                unsigned team,
+                                                                dcommi_cuda_columns sum)
+{
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_WARP, first = lane & ~(team - 1);
+    const bool low = lane % DCOMMI_CUDA_TEAM < DCOMMI_CUDA_TEAM / 2;
+    float a[8], b[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const float got =
+            __shfl_xor_sync(DCOMMI_CUDA_ALL, low ? v[2 * k + 1] : v[2 * k], DCOMMI_CUDA_TEAM / 2);
+        a[k] = low ? v[2 * k] : got;
+        b[k] = low ? got : v[2 * k + 1];
+    }
+    for (unsigned group = 0; group < team / DCOMMI_CUDA_TEAM; group++) {
+        const unsigned begin = first + group * DCOMMI_CUDA_TEAM;
+        if (lane - begin < DCOMMI_CUDA_TEAM) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)a[k], (double)a[k]));
+                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)b[k], (double)b[k]));
+            }
+        }
+        sum.squares = __shfl_sync(DCOMMI_CUDA_ALL, sum.squares, begin + lane % DCOMMI_CUDA_TEAM);
+    }
+    return sum;
+}
+
+/* Over the columns: l and l + 8, then + 4, + 2, + 1. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_sizes_end(dcommi_cuda_columns sum)
+{
+    for (unsigned far = DCOMMI_CUDA_TEAM / 2; far > 0; far /= 2) {
+        sum.a = __fadd_rn(sum.a, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum.a, far));
+        sum.b = __fadd_rn(sum.b, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum.b, far));
+    }
+    return __fadd_rn(sum.a, sum.b);
+}
+
+/* Over eight sums: l and l + 4, then + 2, + 1. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_squares_end(dcommi_cuda_columns sum)
+{
+    const unsigned far[3] = {2, 1, 4};
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        sum.squares = __dadd_rn(sum.squares, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum.squares, far[i]));
+    }
+    return sum.squares;
+}
+
+/* |x| one by one in f64, from the first element to the last: of numbers whose sum as f32 is
+ * infinite, which is rare. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN], double sum)
+{
+    for (unsigned begin = 0; begin < DCOMMI_CUDA_WARP; begin += DCOMMI_CUDA_TEAM) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            for (unsigned j = 0; j < DCOMMI_CUDA_TEAM; j++) {
+                const float a = __shfl_sync(DCOMMI_CUDA_ALL, v[2 * k], begin + j);
+                const float b = __shfl_sync(DCOMMI_CUDA_ALL, v[2 * k + 1], begin + j);
+                sum =
+                    __dadd_rn(sum, (double)dcommi_f32_from_bits(dcommi_f32_bits(a) & 0x7fffffffu));
+                sum =
+                    __dadd_rn(sum, (double)dcommi_f32_from_bits(dcommi_f32_bits(b) & 0x7fffffffu));
+            }
+        }
+    }
+    return sum;
+}
+
+/* ---- a block: its warps in order ---- */
+
+/* What warps hand on to the next. */
+struct dcommi_cuda_shared {
+    uint32_t most[DCOMMI_CUDA_WARPS];
+    dcommi_cuda_columns columns[DCOMMI_CUDA_TEAM];
+    double exact;
+};
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_most(uint32_t most, dcommi_cuda_shared *shared)
+{
+    const unsigned warps = blockDim.x / DCOMMI_CUDA_WARP;
+    most = dcommi_cuda_team_most(most, DCOMMI_CUDA_WARP);
+    __syncthreads(); /* what was there has been read */
+    if (threadIdx.x % DCOMMI_CUDA_WARP == 0) {
+        shared->most[threadIdx.x / DCOMMI_CUDA_WARP] = most;
+    }
+    __syncthreads();
+    for (unsigned w = 0; w < warps; w++) {
+        most = shared->most[w] > most ? shared->most[w] : most;
+    }
+    return most;
+}
+
+/* Sums of sizes, or of squares, that begin with what `sum` is in all threads. */
+DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_block_columns(const float v[DCOMMI_CUDA_OWN],
+                                                                 bool squares,
+                                                                 dcommi_cuda_columns sum,
+                                                                 dcommi_cuda_shared *shared)
+{
+    const unsigned warp = threadIdx.x / DCOMMI_CUDA_WARP, column = threadIdx.x % DCOMMI_CUDA_TEAM;
+    for (unsigned w = 0; w < blockDim.x / DCOMMI_CUDA_WARP; w++) {
+        __syncthreads();
+        if (w == warp) {
+            sum = squares ? dcommi_cuda_team_squares(v, DCOMMI_CUDA_WARP, sum)
+                          : dcommi_cuda_team_sizes(v, DCOMMI_CUDA_WARP, sum);
+            if (threadIdx.x % DCOMMI_CUDA_WARP < DCOMMI_CUDA_TEAM) {
+                shared->columns[column] = sum;
+            }
+        }
+        __syncthreads();
+        sum = shared->columns[column];
+    }
+    return sum;
+}
+
+DCOMMI_CUDA_INLINE double dcommi_cuda_block_exact(const float v[DCOMMI_CUDA_OWN], double sum,
+                                                  dcommi_cuda_shared *shared)
+{
+    for (unsigned w = 0; w < blockDim.x / DCOMMI_CUDA_WARP; w++) {
+        __syncthreads();
+        if (w == threadIdx.x / DCOMMI_CUDA_WARP) {
+            sum = dcommi_cuda_warp_exact(v, sum);
+            if (threadIdx.x % DCOMMI_CUDA_WARP == 0) {
+                shared->exact = sum;
+            }
+        }
+        __syncthreads();
+        sum = shared->exact;
+    }
+    return sum;
+}
+
+#endif

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# cuda.sh [BUILD] [--update] - the CUDA kernels as nvcc sees them: all of them compile for the
+# architectures that matter, without a warning, and none needs more registers or stack than
+# tests/cuda_resources.tsv says, which --update writes.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+. tests/lib_cuda.sh
+build=${1:-build}
+update=
+[ "${!#}" != --update ] || update=--update
+
+if [ -z "$nvcc" ]; then
+    skip "kernels compile with nvcc" "not installed"
+    finish
+fi
+printf '#define DCOMM_CUDA_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/kernels.cu"
+codes=()
+while read -r arch; do
+    codes+=(-gencode "arch=compute_$arch,code=sm_$arch")
+done < <(nvcc_architectures)
+
+compiles() {
+    "$nvcc" "${nvcc_warnings[@]}" -t 0 "${codes[@]}" -Xptxas -v -I include -c \
+        -o "$scratch/kernels.o" "$scratch/kernels.cu" >"$scratch/log" 2>&1
+    local status=$?
+    [ $status -eq 0 ] || grep -vE '^ptxas info|bytes stack frame' "$scratch/log"
+    return $status
+}
+own_names() {
+    # Weak ones are inline functions of CUDA's own headers.
+    nm -g --defined-only "$scratch/kernels.o" | awk '$2 !~ /[WVu]/ {print $3}' >"$scratch/names" &&
+        ! grep -v '^dcomm_' "$scratch/names"
+}
+same_sources() {
+    nm -u "$scratch/kernels.o" | awk '{print $2}' | grep '^dcomm_' | sort >"$scratch/needed"
+    grep -qx dcomm_codec_get_layout "$scratch/needed" && ! grep -q '^dcomm_comm' "$scratch/needed"
+}
+check "all kernels compile with nvcc for$(nvcc_architectures | sed 's/^/ sm_/' | tr -d '\n')" compiles
+[ "$bad" = 0 ] || finish
+check "kernels' global symbols begin with dcomm_" own_names
+check "kernels need no communicator" same_sources
+check "registers, stack and spills are those of tests/cuda_resources.tsv" \
+    tests/cuda_resources.py "$scratch/log" $update
+
+# A trainer in C: it includes no CUDA header, and the launchers' sentences reach it.
+cat >"$scratch/trainer.c" <<'END'
+#include "dcomm.h"
+#include <string.h>
+int main(void)
+{
+    float x[4] = {0};
+    const void *src = x;
+    return dcomm_cuda_reduce(x, &src, 1, 0, DCOMM_F32, DCOMM_SUM, 0, NULL) != DCOMM_OK ||
+           dcomm_cuda_reduce(NULL, &src, 1, 4, DCOMM_F32, DCOMM_SUM, 0, NULL) != DCOMM_ERR_INVALID ||
+           strstr(dcomm_last_error(), "dcomm_cuda_reduce: dst is NULL") == NULL;
+}
+END
+trainer() {
+    gcc -std=c11 -Wall -Wextra -Wpedantic -Werror -I include -c -o "$scratch/trainer.o" \
+        "$scratch/trainer.c" &&
+        gcc -o "$scratch/trainer" "$scratch"/{trainer,kernels}.o "$build/libdcomm_one.a" \
+            -L"$(dirname "$nvcc")/../lib64" -lcudart_static -lstdc++ -lrt \
+            -lucp -lucs -luct -lhwloc -lm -lpthread -ldl &&
+        "$scratch/trainer"
+}
+check "a C program with one .cu file" trainer
+
+for source in tests/cuda_kernels.cu bench/dcomm-kernels.cu; do
+    check "$source: nvcc's front end" "$nvcc" "${nvcc_warnings[@]}" -I include -I tests -cuda \
+        -o "$scratch/program.ii" $source
+done
+finish

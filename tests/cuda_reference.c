@@ -1,0 +1,21 @@
+/* cuda_reference.c - the CPU's folds under public names, for tests/cuda_kernels.cu to compare with.
+ */
+#define _GNU_SOURCE
+#define DCOMM_API static
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "../include/dcomm/impl/device_host.h"
+
+int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
+                          int op, int64_t divisor);
+void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+
+int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
+                          int op, int64_t divisor)
+{
+    return dcommi_host_reduce(dst, src, nsrc, count, (dcomm_dtype)dtype, (dcomm_op)op, divisor);
+}
+
+void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype, double factor)
+{
+    dcommi_host_scale(dst, src, count, (dcomm_dtype)dtype, factor);
+}

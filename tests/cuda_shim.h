@@ -1,0 +1,383 @@
+/* cuda_shim.h - enough of CUDA to run kernels on the CPU, for tests: the threads of a block are
+ * fibers on one core, which run until they meet at a barrier or exchange values within a warp.
+ * Include it, with DCOMMI_CUDA_SHIM defined, before a kernel.
+ *
+ * What a device would not forgive stops the program with a sentence: lanes of a mask that are at
+ * different operations, a shuffle from a lane that is not in it, a barrier that some never reach, a
+ * vector access that is not aligned. Fibers run in an order that the test chooses, so that a
+ * missing barrier shows as wrong bytes in one order or another. */
+#ifndef DCOMMI_CUDA_SHIM_H
+#define DCOMMI_CUDA_SHIM_H
+
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct dim3 {
+    unsigned x, y, z;
+};
+struct uint2 {
+    unsigned x, y;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+typedef int cudaError_t;
+typedef void *cudaStream_t;
+enum { cudaSuccess = 0 };
+
+static inline const char *cudaGetErrorString(cudaError_t)
+{
+    return "no error";
+}
+
+[[noreturn]] static inline void shim_die(const char *what, unsigned a, unsigned b)
+{
+    std::fprintf(stderr, "cuda_shim: %s (%u, %u)\n", what, a, b);
+    std::exit(3);
+}
+
+/* ---- fibers ---- */
+
+static const unsigned SHIM_WARP = 32, SHIM_THREADS = 1024, SHIM_STACK = 128 << 10;
+enum shim_state { SHIM_READY, SHIM_EXCHANGE, SHIM_BARRIER, SHIM_DONE };
+
+struct shim_fiber {
+    ucontext_t begin; /* where it starts; from then on it jumps, which takes no system call */
+    jmp_buf there;
+    bool started;
+    char *stack;
+    shim_state state;
+    unsigned mask; /* of an exchange */
+    int operation; /* which: a line number */
+    uint64_t value;
+};
+
+struct shim_block {
+    shim_fiber fiber[SHIM_THREADS];
+    uint64_t seen[SHIM_THREADS]; /* values of the last exchange */
+    jmp_buf scheduler;
+    unsigned self;
+    void (*body)(void);
+};
+
+static shim_block shim;
+/* How fibers take turns: 0 upwards, 1 downwards, 2 scattered. */
+static int shim_order;
+/* How many blocks of a launch run, its last ones; 0: all. For arrays that are very long. */
+static unsigned shim_last;
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+static inline void shim_wait(shim_state state)
+{
+    shim_fiber *self = &shim.fiber[shim.self];
+    self->state = state;
+    if (_setjmp(self->there) == 0) {
+        _longjmp(shim.scheduler, 1);
+    }
+}
+
+static inline void shim_enter(void)
+{
+    shim.body();
+    shim_wait(SHIM_DONE);
+}
+
+static inline void shim_resume(unsigned t)
+{
+    shim.self = t;
+    threadIdx.x = t;
+    if (_setjmp(shim.scheduler) != 0) {
+        return;
+    }
+    if (shim.fiber[shim.self].started) {
+        _longjmp(shim.fiber[shim.self].there, 1);
+    }
+    shim.fiber[shim.self].started = true;
+    setcontext(&shim.fiber[shim.self].begin);
+}
+
+/* Let exchanges happen whose lanes are all there. */
+static inline bool shim_exchanges(unsigned first)
+{
+    bool moved = false;
+    for (unsigned l = 0; l < SHIM_WARP && first + l < blockDim.x; l++) {
+        shim_fiber *f = &shim.fiber[first + l];
+        if (f->state != SHIM_EXCHANGE) {
+            continue;
+        }
+        if ((f->mask >> l & 1) == 0) {
+            shim_die("a lane is not in its own mask: thread, line", first + l,
+                     (unsigned)f->operation);
+        }
+        bool all = true;
+        for (unsigned m = 0; m < SHIM_WARP; m++) {
+            if ((f->mask >> m & 1) == 0) {
+                continue;
+            }
+            shim_fiber *other = &shim.fiber[first + m];
+            if (first + m >= blockDim.x || other->state == SHIM_DONE) {
+                shim_die("a mask names a lane that is not there: thread, line", first + m,
+                         (unsigned)f->operation);
+            }
+            all = all && other->state == SHIM_EXCHANGE;
+        }
+        for (unsigned m = 0; all && m < SHIM_WARP; m++) {
+            shim_fiber *other = &shim.fiber[first + m];
+            if ((f->mask >> m & 1) != 0 &&
+                (other->operation != f->operation || other->mask != f->mask)) {
+                shim_die("lanes meet at different operations: lines", (unsigned)f->operation,
+                         (unsigned)other->operation);
+            }
+        }
+        for (unsigned m = 0; all && m < SHIM_WARP; m++) {
+            if ((f->mask >> m & 1) != 0 && m != l) {
+                shim.seen[first + m] = shim.fiber[first + m].value;
+                shim.fiber[first + m].state = SHIM_READY;
+            }
+        }
+        if (all) {
+            shim.seen[first + l] = f->value;
+            f->state = SHIM_READY;
+            moved = true;
+        }
+    }
+    return moved;
+}
+
+static inline unsigned shim_turn(unsigned i, unsigned n)
+{
+    return shim_order == 0 ? i : shim_order == 1 ? n - 1 - i : (i * 5 + 3) % n;
+}
+
+static inline void shim_run_block(void)
+{
+    const unsigned n = blockDim.x;
+    for (unsigned t = 0; t < n; t++) {
+        shim_fiber *f = &shim.fiber[t];
+        if (f->stack == nullptr) {
+            f->stack = static_cast<char *>(std::malloc(SHIM_STACK));
+        }
+        getcontext(&f->begin);
+        f->begin.uc_stack.ss_sp = f->stack;
+        f->begin.uc_stack.ss_size = SHIM_STACK;
+        f->begin.uc_link = nullptr;
+        f->started = false;
+        f->state = SHIM_READY;
+        makecontext(&f->begin, shim_enter, 0);
+    }
+    const unsigned warps = (n + SHIM_WARP - 1) / SHIM_WARP;
+    for (;;) {
+        for (unsigned w = 0; w < warps; w++) {
+            const unsigned first = shim_turn(w, warps) * SHIM_WARP;
+            const unsigned lanes = n - first < SHIM_WARP ? n - first : SHIM_WARP;
+            do {
+                for (unsigned i = 0; i < lanes; i++) {
+                    const unsigned t = first + shim_turn(i, lanes);
+                    if (shim.fiber[t].state == SHIM_READY) {
+                        shim_resume(t);
+                    }
+                }
+            } while (shim_exchanges(first));
+        }
+        unsigned waiting = 0, done = 0;
+        for (unsigned t = 0; t < n; t++) {
+            waiting += shim.fiber[t].state == SHIM_BARRIER;
+            done += shim.fiber[t].state == SHIM_DONE;
+        }
+        if (done == n) {
+            return;
+        }
+        if (waiting == 0 || waiting + done != n) {
+            shim_die("threads wait for each other in vain: at a barrier, ended", waiting, done);
+        }
+        for (unsigned t = 0; t < n; t++) {
+            if (shim.fiber[t].state == SHIM_BARRIER) {
+                shim.fiber[t].state = SHIM_READY;
+            }
+        }
+    }
+}
+
+/* ---- what the launchers call ---- */
+
+template <class P> struct shim_call {
+    static void (*kernel)(P);
+    static const P *argument;
+    static void run()
+    {
+        kernel(*argument);
+    }
+};
+template <class P> void (*shim_call<P>::kernel)(P);
+template <class P> const P *shim_call<P>::argument;
+
+/* Blocks run one after the other: kernels have no order among them to rely on. */
+template <class P>
+static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigned threads,
+                                     const P &p, cudaStream_t)
+{
+    if (threads == 0 || threads > SHIM_THREADS) {
+        shim_die("threads in a block, blocks", threads, blocks);
+    }
+    shim_call<P>::kernel = kernel;
+    shim_call<P>::argument = &p;
+    shim.body = shim_call<P>::run;
+    blockDim = dim3{threads, 1, 1};
+    gridDim = dim3{blocks, 1, 1};
+    const unsigned first = shim_last > 0 && shim_last < blocks ? blocks - shim_last : 0;
+    for (unsigned b = first; b < blocks; b++) {
+        blockIdx = dim3{shim_order == 1 ? blocks - 1 - (b - first) : b, 0, 0};
+        shim_run_block();
+    }
+    return cudaSuccess;
+}
+
+/* ---- what kernels call ---- */
+
+static inline void __syncthreads()
+{
+    shim_wait(SHIM_BARRIER);
+}
+
+/* A barrier that also says whether anyone's predicate holds. */
+static inline int __syncthreads_or(int predicate)
+{
+    shim.fiber[shim.self].value = predicate != 0;
+    shim_wait(SHIM_BARRIER);
+    int any = 0;
+    for (unsigned t = 0; t < blockDim.x; t++) {
+        any |= (int)shim.fiber[t].value;
+    }
+    shim_wait(SHIM_BARRIER); /* nobody may change his before all have read it */
+    return any;
+}
+
+/* Returns the value of lane `from` of the caller's warp. */
+template <class T> static inline T shim_exchange(unsigned mask, int line, T value, unsigned from)
+{
+    shim_fiber *self = &shim.fiber[shim.self];
+    static_assert(sizeof(T) <= sizeof self->value, "up to 64 bits");
+    const unsigned me = shim.self;
+    self->mask = mask;
+    self->operation = line;
+    std::memcpy(&self->value, &value, sizeof value);
+    shim_wait(SHIM_EXCHANGE);
+    if (from >= SHIM_WARP || (mask >> from & 1) == 0) {
+        shim_die("a shuffle from a lane that is not in the mask: lane, line", from, (unsigned)line);
+    }
+    std::memcpy(&value, &shim.seen[me / SHIM_WARP * SHIM_WARP + from], sizeof value);
+    return value;
+}
+
+/* Whether any lane of the mask, which is the whole warp, says so. */
+static inline int shim_any(unsigned mask, int line, int predicate)
+{
+    int any = 0;
+    for (unsigned l = 0; l < SHIM_WARP; l++) {
+        any |= shim_exchange(mask, line, predicate, l);
+    }
+    return any;
+}
+
+#define __shfl_xor_sync(mask, value, lanes) \
+    shim_exchange(mask, __LINE__, value, threadIdx.x % SHIM_WARP ^ (unsigned)(lanes))
+#define __any_sync(mask, predicate) shim_any(mask, __LINE__, (predicate) != 0)
+#define __shfl_sync(mask, value, lane) shim_exchange(mask, __LINE__, value, (unsigned)(lane))
+#define __syncwarp() (void)shim_exchange(0xffffffffu, __LINE__, 0, 0)
+
+template <class T> static inline T *shim_checked(const T *p)
+{
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0) {
+        shim_die("an access is not aligned: bytes, off by", (unsigned)sizeof(T),
+                 (unsigned)(reinterpret_cast<uintptr_t>(p) % sizeof(T)));
+    }
+    return const_cast<T *>(p);
+}
+
+template <class T> static inline T __ldcs(const T *p)
+{
+    T v;
+    std::memcpy(&v, shim_checked(p), sizeof v);
+    return v;
+}
+
+template <class T> static inline void __stcs(T *p, T v)
+{
+    std::memcpy(shim_checked(p), &v, sizeof v);
+}
+
+static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long v)
+{
+    const unsigned long long before = *p;
+    *p = before + v;
+    return before;
+}
+
+static inline unsigned atomicOr(unsigned *p, unsigned v)
+{
+    const unsigned before = *p;
+    *p = before | v;
+    return before;
+}
+
+static inline unsigned long long atomicMax(unsigned long long *p, unsigned long long v)
+{
+    const unsigned long long before = *p;
+    *p = before > v ? before : v;
+    return before;
+}
+
+#define SHIM_ROUNDED(NAME, TYPE, EXPRESSION) \
+    static inline TYPE NAME(TYPE a, TYPE b)  \
+    {                                        \
+        volatile TYPE r = (EXPRESSION);      \
+        return r;                            \
+    }
+SHIM_ROUNDED(__fadd_rn, float, a + b)
+SHIM_ROUNDED(__fsub_rn, float, a - b)
+SHIM_ROUNDED(__fmul_rn, float, a *b)
+SHIM_ROUNDED(__fdiv_rn, float, a / b)
+SHIM_ROUNDED(__dadd_rn, double, a + b)
+SHIM_ROUNDED(__dmul_rn, double, a *b)
+SHIM_ROUNDED(__ddiv_rn, double, a / b)
+
+static inline double __dsqrt_rn(double a)
+{
+    return std::sqrt(a);
+}
+
+static inline float __fmaf_rn(float a, float b, float c)
+{
+    return std::fma(a, b, c);
+}
+
+static inline int __float2int_rz(float a)
+{
+    if (!(a >= -2147483648.0f && a < 2147483648.0f)) {
+        shim_die("a number is too large for an integer", 0, 0);
+    }
+    return (int)a;
+}
+
+static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n)
+{
+    return n % 32 == 0 ? hi : hi << n % 32 | lo >> (32 - n % 32);
+}
+
+#endif
