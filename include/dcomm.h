@@ -23996,7 +23996,8 @@ typedef struct dcommi_region {
     size_t key_len;
 } dcommi_region;
 
-#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
+#define DCOMMI_HEADER_MAX 64  /* bytes of header that send takes */
+#define DCOMMI_CONNECTIONS 16 /* most that a transport uses to one peer */
 
 struct dcommi_transport {
     const char *name; /* "local", "net" */
@@ -24004,18 +24005,24 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
-    bool bulk;        /* set by who sends: what comes now is a part of much */
-    size_t eager_max; /* a payload up to this long comes with its message */
+    bool bulk;          /* set by who sends: what comes now is a part of much */
+    size_t eager_max;   /* a payload up to this long comes with its message */
+    size_t ordered_max; /* and messages with so long a one arrive in order */
+    bool by_flow;       /* what connects it may limit each connection by itself: several can be
+                           faster than one */
 };
 
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* May be NULL. From now on use up to so many connections, at most DCOMMI_CONNECTIONS, to send
+     * to a peer. Any number of the peer's is understood. */
+    void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
+     * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
      * order; longer ones may be overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);
@@ -35172,7 +35179,8 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
     u->base = (dcommi_transport){.name = "local",
                                  .call = &dcommi_local_vtable,
                                  .handlers = *handlers,
-                                 .eager_max = DCOMMI_LOCAL_EAGER};
+                                 .eager_max = DCOMMI_LOCAL_EAGER,
+                                 .ordered_max = DCOMMI_LOCAL_EAGER};
     u->epoll = -1;
     dcomm_status status = dcommi_local_start(u);
     if (status < 0) {
@@ -35628,9 +35636,15 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
+/* ==== include/dcomm/impl/ucx_parts.h ======================================================= */
+/* ucx_parts.h - a long message in parts, each of them over a connection of its own: cut by the
+ * sender, brought together where it is received. */
+#ifndef DCOMMI_UCX_PARTS_H
+#define DCOMMI_UCX_PARTS_H
+
 /* ==== include/dcomm/impl/ucx_peer.h ======================================================== */
-/* ucx_peer.h - one UCX worker's state: its peers and their endpoints, the sends and fetches under
- * way, the messages that the engine keeps. */
+/* ucx_peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
+ * of its own, the sends and fetches under way, the messages that the engine keeps. */
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
 
@@ -35643,13 +35657,30 @@ typedef struct dcommi_ucx_peer {
     int index;
     uint64_t id;
     void *address;
-    ucp_ep_h ep; /* NULL: not opened yet, or closed */
-    ucs_status_t failure;
-    bool reported; /* its loss */
-    bool flushing;
-    double closed_at; /* coarse clock; 0: not closed */
-    size_t flights;   /* under way, to or from it */
+    ucp_ep_h ep[DCOMMI_CONNECTIONS]; /* NULL: not opened yet, or closed */
+    size_t load[DCOMMI_CONNECTIONS]; /* bytes of the sends under way on each */
+    int connections;                 /* to send over */
+    int used_by_peer;                /* so many of ours are opened as well */
+    int opened, turn;
+    ucs_status_t failure; /* of the first endpoint that failed */
+    uint32_t failed;      /* a bit for each */
+    double failed_at;     /* coarse clock */
+    bool reported;        /* its loss */
+    int flushing;         /* endpoints */
+    double closed_at;     /* coarse clock; 0: not closed */
+    size_t flights;       /* under way, to or from it */
 } dcommi_ucx_peer;
+
+/* What follows the header of a message whose payload is fetched. The payload comes whole, or in
+ * `parts` messages that say the same but for `part`. */
+typedef struct dcommi_ucx_tail {
+    uint64_t id;    /* the sender's */
+    uint64_t total; /* bytes of all parts */
+    uint32_t number;
+    uint8_t part, parts;
+    uint8_t connection; /* of the sender's, from 0 */
+    uint8_t zero;
+} dcommi_ucx_tail;
 
 /* One send or fetch that UCX has not finished. UCX reads the header from here until then. */
 typedef struct dcommi_ucx_flight {
@@ -35658,9 +35689,21 @@ typedef struct dcommi_ucx_flight {
     dcommi_ucx_peer *peer; /* NULL: not known */
     dcommi_op *op;         /* NULL: given up; only UCX still knows it */
     bool is_fetch;
+    int connection;
+    size_t load; /* what it adds there */
     dcomm_status status;
-    unsigned char header[DCOMMI_HEADER_MAX + sizeof(uint64_t)];
+    unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
 } dcommi_ucx_flight;
+
+/* The op of a payload that travels in parts: done when all of them are. */
+typedef struct dcommi_ucx_joint {
+    dcommi_op part; /* each flight's; first, so that it leads here */
+    dcommi_ucx *ucx;
+    struct dcommi_ucx_joint *next;
+    dcommi_op *op;
+    int left;
+    dcomm_status status;
+} dcommi_ucx_joint;
 
 /* A message that may be, or is, kept: what the engine knows as desc. */
 typedef struct dcommi_ucx_kept {
@@ -35670,14 +35713,21 @@ typedef struct dcommi_ucx_kept {
     bool arriving, dropped; /* in its callback; released there */
     dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
     bool removed;
+    /* Of a message in parts, the one that came first leads the others. */
+    dcommi_ucx_tail tail;
+    struct dcommi_ucx_kept *more;
+    struct dcommi_ucx_kept *incomplete; /* the next leader that waits for parts */
+    uint32_t there;                     /* of a leader: a bit for each part */
 } dcommi_ucx_kept;
 
 #define DCOMMI_UCX_SLAB 32
+#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
     dcommi_ucx_flight flights[DCOMMI_UCX_SLAB];
     dcommi_ucx_kept kept[DCOMMI_UCX_SLAB];
+    dcommi_ucx_joint joints[DCOMMI_UCX_SLAB];
 } dcommi_ucx_slab;
 
 struct dcommi_ucx {
@@ -35697,7 +35747,9 @@ struct dcommi_ucx {
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_kept kept; /* head of a ring */
-    dcommi_ucx_kept *spare_kept;
+    dcommi_ucx_kept *spare_kept, *incomplete;
+    dcommi_ucx_joint *spare_joint;
+    uint32_t cut; /* messages sent in parts */
     dcommi_ucx_slab *slabs;
 };
 
@@ -35717,6 +35769,9 @@ static bool dcommi_ucx_refill(dcommi_ucx *u)
         u->spare = &slab->flights[i];
         slab->kept[i].next = u->spare_kept;
         u->spare_kept = &slab->kept[i];
+        slab->joints[i].ucx = u;
+        slab->joints[i].next = u->spare_joint;
+        u->spare_joint = &slab->joints[i];
     }
     return true;
 }
@@ -35735,8 +35790,9 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->next->prev = f->prev;
 }
 
+/* load: bytes that it adds to a connection of p. */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
-                                                  dcommi_op *op)
+                                                  int connection, size_t load, dcommi_op *op)
 {
     if (DCOMMI_UNLIKELY(u->spare == NULL) && !dcommi_ucx_refill(u)) {
         return NULL;
@@ -35746,9 +35802,12 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     f->peer = p;
     f->op = op;
     f->is_fetch = is_fetch;
+    f->connection = connection;
+    f->load = load;
     op->handle = f;
     if (p != NULL) {
         p->flights++;
+        p->load[connection] += load;
     }
     dcommi_ucx_flight_link(&u->pending, f);
     return f;
@@ -35760,6 +35819,7 @@ static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
     dcommi_ucx_flight_unlink(f);
     if (f->peer != NULL) {
         f->peer->flights--;
+        f->peer->load[f->connection] -= f->load;
         f->peer = NULL;
     }
 }
@@ -35877,9 +35937,12 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
 static void dcommi_ucx_on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
     dcommi_ucx_peer *p = arg;
-    (void)ep;
+    for (int i = 0; i < p->opened; i++) {
+        p->failed |= p->ep[i] == ep ? UINT32_C(1) << i : 0;
+    }
     if (p->failure == UCS_OK) {
         p->failure = status;
+        p->failed_at = dcommi_coarse_now();
     }
     p->ucx->chores = true;
 }
@@ -35899,6 +35962,29 @@ static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
     return NULL;
 }
 
+/* The first `n` endpoints of a peer, in order, so that both sides' come to share connections. */
+static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
+{
+    while (p->opened < n) {
+        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                  .address = p->address,
+                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
+        ucp_ep_h ep = NULL;
+        dcommi_ucx_hush++;
+        ucs_status_t status = ucp_ep_create(u->worker, &params, &ep);
+        dcommi_ucx_hush--;
+        if (status != UCS_OK) {
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, p->index, ucs_status_string(status));
+        }
+        p->ep[p->opened++] = ep;
+    }
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -35909,24 +35995,37 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
         return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
                            p->failure != UCS_OK ? ucs_status_string(p->failure) : "closed");
     }
-    if (DCOMMI_UNLIKELY(p->ep == NULL)) {
-        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                                  .address = p->address,
-                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
-        dcommi_ucx_hush++;
-        ucs_status_t status = ucp_ep_create(u->worker, &params, &p->ep);
-        dcommi_ucx_hush--;
-        if (status != UCS_OK) {
-            p->ep = NULL;
-            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
-                               u->base.name, peer, ucs_status_string(status));
-        }
+    if (DCOMMI_UNLIKELY(p->opened == 0)) {
+        DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
     }
     *p_p = p;
     return DCOMM_OK;
+}
+
+/* As many endpoints as are to be used; without the others it works too. */
+static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
+{
+    if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
+        dcommi_ucx_endpoints(u, p, p->connections) < 0) {
+        dcommi_log(DCOMMI_LOG_WARN, "%d connections instead of %d: %s", p->opened, p->connections,
+                   dcommi_message);
+        p->connections = p->opened;
+    }
+}
+
+/* The connection with the least to do, of those that `taken` does not name; among equals each in
+ * turn. */
+static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
+{
+    int best = -1;
+    for (int k = 0; k < p->connections; k++) {
+        int i = (p->turn + k) % p->connections;
+        if ((taken >> i & 1) == 0 && (best < 0 || p->load[i] < p->load[best])) {
+            best = i;
+        }
+    }
+    p->turn = best + 1;
+    return best;
 }
 
 /* Not inside UCX's progress: closing calls back. */
@@ -35935,16 +36034,15 @@ static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
     if (p->closed_at <= 0) {
         p->closed_at = dcommi_coarse_now();
     }
-    if (p->ep == NULL) {
-        return;
-    }
-    ucp_ep_h ep = p->ep;
-    p->ep = NULL;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) {
-        ucp_request_free(request);
+    for (int i = 0; i < p->opened; i++) {
+        ucp_ep_h ep = p->ep[i];
+        p->ep[i] = NULL;
+        ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                     .flags = UCP_EP_CLOSE_FLAG_FORCE};
+        ucs_status_ptr_t request = ep != NULL ? ucp_ep_close_nbx(ep, &param) : NULL;
+        if (UCS_PTR_IS_PTR(request)) {
+            ucp_request_free(request);
+        }
     }
 }
 
@@ -35953,22 +36051,25 @@ static void dcommi_ucx_on_flushed(void *request, ucs_status_t status, void *user
     dcommi_ucx_peer *p = user;
     (void)status;
     ucp_request_free(request);
-    p->flushing = false;
+    p->flushing--;
     p->ucx->chores = true;
 }
 
 /* Everything is closed by force in the end, so that closing never waits; before that, flush. */
 static void dcommi_ucx_peer_flush(dcommi_ucx_peer *p)
 {
-    if (p->ep == NULL || p->failure != UCS_OK || p->flushing) {
+    if (p->failure != UCS_OK || p->flushing > 0) {
         return;
     }
     ucp_request_param_t param = {.op_attr_mask =
                                      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                  .cb.send = dcommi_ucx_on_flushed,
                                  .user_data = p};
-    ucs_status_ptr_t request = ucp_ep_flush_nbx(p->ep, &param);
-    p->flushing = UCS_PTR_IS_PTR(request);
+    for (int i = 0; i < p->opened; i++) {
+        if (p->ep[i] != NULL) {
+            p->flushing += UCS_PTR_IS_PTR(ucp_ep_flush_nbx(p->ep[i], &param));
+        }
+    }
 }
 
 static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
@@ -35984,16 +36085,26 @@ static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
 {
     for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
         dcommi_ucx_peer *p = *link;
-        if (!p->flushing || p->failure != UCS_OK) {
+        if (p->flushing == 0 || p->failure != UCS_OK) {
             dcommi_ucx_peer_close(p);
         }
-        if (p->flushing || p->flights > 0) { /* they name p */
+        if (p->flushing > 0 || p->flights > 0) { /* they name p */
             link = &p->next;
             continue;
         }
         *link = p->next;
         dcommi_ucx_peer_free(p);
     }
+}
+
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
+
+/* What a peer sent before it closed may still be under way on another of its connections: a peer is
+ * lost when all of them have broken, or a while after the first. */
+static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
+{
+    bool all = p->failed == (UINT32_C(1) << p->opened) - 1;
+    return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
 }
 
 static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
@@ -36004,7 +36115,12 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         if (p == NULL || p->failure == UCS_OK || p->reported) {
             continue;
         }
+        if (!u->closing && !dcommi_ucx_is_lost(p)) {
+            u->chores = true;
+            continue;
+        }
         p->reported = true;
+        dcommi_ucx_forget_parts(u, p);
         dcommi_ucx_peer_close(p);
         n++;
         if (!u->closing) {
@@ -36032,11 +36148,177 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 
 #endif
 
+#define DCOMMI_UCX_PART_MIN 65536 /* bytes of a part */
+#define DCOMMI_UCX_PART_GRAIN 4096
+
+/* ---- where to cut ---- */
+
+static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
+{
+    size_t most = len / DCOMMI_UCX_PART_MIN;
+    int n = p->connections;
+    return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
+}
+
+/* Where part i begins; that of i = parts is the end. Both ends compute it. */
+static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
+{
+    size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
+    size_t each = (total / n + (total % n != 0) + grain - 1) / grain * grain;
+    return i == parts || each * (size_t)i > total ? total : each * (size_t)i;
+}
+
+/* ---- one op for all parts ---- */
+
+static void dcommi_ucx_joint_put(dcommi_ucx_joint *j)
+{
+    j->next = j->ucx->spare_joint;
+    j->ucx->spare_joint = j;
+}
+
+static void dcommi_ucx_joint_done(dcommi_op *part, dcomm_status status)
+{
+    dcommi_ucx_joint *j = (dcommi_ucx_joint *)part;
+    j->status = status < 0 && j->status >= 0 ? status : j->status;
+    if (--j->left == 0) {
+        dcommi_op *op = j->op;
+        status = j->status;
+        dcommi_ucx_joint_put(j);
+        op->handle = NULL;
+        op->done(op, status);
+    }
+}
+
+/* Holds one part back until `launched`, so that op is not done before. */
+static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int parts)
+{
+    if (u->spare_joint == NULL && !dcommi_ucx_refill(u)) {
+        return NULL;
+    }
+    dcommi_ucx_joint *j = u->spare_joint;
+    u->spare_joint = j->next;
+    j->part = (dcommi_op){.done = dcommi_ucx_joint_done};
+    j->op = op;
+    j->left = parts + 1;
+    j->status = DCOMM_OK;
+    return j;
+}
+
+/* What starting a part said; false: the others need not be tried. */
+static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
+{
+    if (status != DCOMM_IN_PROGRESS) {
+        j->left--;
+        j->status = status < 0 && j->status >= 0 ? status : j->status;
+    }
+    return status >= 0;
+}
+
+/* All parts are started but `rest`: how all of it stands. */
+static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
+{
+    j->left -= rest + 1;
+    if (j->left > 0) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcomm_status status = j->status;
+    dcommi_ucx_joint_put(j);
+    return status;
+}
+
+/* ---- receiving ---- */
+
+/* A single message, not what it leads. */
+static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+        k->dropped = true;
+        return;
+    }
+    ucp_am_data_release(u->worker, k->data);
+    dcommi_ucx_kept_put(u, k);
+}
+
+static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    bool direct = u->direct;
+    u->direct = false;
+    while (k != NULL) {
+        dcommi_ucx_kept *more = k->more;
+        dcommi_ucx_drop(u, k);
+        k = more;
+    }
+    u->direct = direct;
+}
+
+/* What a lost peer did not complete. */
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
+{
+    for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
+        dcommi_ucx_kept *k = *at;
+        if (k->tail.id != p->id) {
+            at = &k->incomplete;
+            continue;
+        }
+        *at = k->incomplete;
+        dcommi_ucx_drop_all(u, k);
+    }
+}
+
+static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
+{
+    if (t->parts == 1) {
+        return t->part == 0 && t->total == len;
+    }
+    return t->parts > 1 && t->parts <= DCOMMI_CONNECTIONS && t->part < t->parts &&
+           t->connection < DCOMMI_CONNECTIONS && len > 0 &&
+           len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
+                      dcommi_ucx_part_at(t->total, t->parts, t->part);
+}
+
+/* A part has come. The leader of its message once that is complete, else NULL; *good is false where
+ * it does not belong to what came before. */
+static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
+{
+    const dcommi_ucx_tail *t = &k->tail;
+    dcommi_ucx_kept **at = &u->incomplete;
+    *good = true;
+    while (*at != NULL && ((*at)->tail.id != t->id || (*at)->tail.number != t->number)) {
+        at = &(*at)->incomplete;
+    }
+    dcommi_ucx_kept *leader = *at;
+    uint32_t bit = UINT32_C(1) << t->part, all = (UINT32_C(1) << t->parts) - 1;
+    if (leader == NULL) {
+        k->incomplete = NULL;
+        k->there = bit;
+        *at = k;
+        return NULL;
+    }
+    if (leader->tail.total != t->total || leader->tail.parts != t->parts ||
+        (leader->there & bit) != 0) {
+        *good = false;
+        return NULL;
+    }
+    k->more = leader->more;
+    leader->more = k;
+    leader->there |= bit;
+    if (leader->there != all) {
+        return NULL;
+    }
+    *at = leader->incomplete;
+    return leader;
+}
+
+#endif
+
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
 /* Longest payload that is sent without asking the receiver for a place first. */
 #define DCOMMI_UCX_EAGER 65536
+/* Longest payload that stays behind those before it. Longer ones that need not ask are what
+ * algorithms cut long blocks into: they too go over all connections. */
+#define DCOMMI_UCX_ORDERED 8192
 
 /* ---- the table ---- */
 
@@ -36060,9 +36342,20 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     }
     memcpy(&id, address, sizeof id);
     memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
-    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
+    *p = (dcommi_ucx_peer){
+        .ucx = u, .index = peer, .id = id, .address = copy, .connections = 1, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
+}
+
+static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
+    if (p != NULL) {
+        p->connections = connections < 1                    ? 1
+                         : connections > DCOMMI_CONNECTIONS ? DCOMMI_CONNECTIONS
+                                                            : connections;
+    }
 }
 
 static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
@@ -36075,6 +36368,7 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
     bool direct = u->direct;
     u->direct = false;
     u->peers[peer] = NULL;
+    dcommi_ucx_forget_parts(u, p);
     dcommi_ucx_kept_forget_peer(u, p);
     p->next = u->removed;
     u->removed = p;
@@ -36095,16 +36389,13 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
     return dcommi_ucx_status(UCS_PTR_STATUS(answer));
 }
 
-static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
-                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+/* One message over one connection; fetched where there is a tail. */
+static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
+                                      size_t header_len, const dcommi_ucx_tail *tail,
+                                      const void *data, size_t len, dcommi_op *op)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (header_len > DCOMMI_HEADER_MAX) {
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, op);
+    dcommi_ucx *u = p->ucx;
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -36116,50 +36407,84 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .cb.send = dcommi_ucx_on_sent,
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
-    if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->id, sizeof u->id);
-        header_len += sizeof u->id;
+    if (tail != NULL) {
+        memcpy(f->header + header_len, tail, sizeof *tail);
+        header_len += sizeof *tail;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
     u->direct = false;
-    ucs_status_ptr_t answer =
-        ucp_am_send_nbx(p->ep, DCOMMI_UCX_AM_ID, f->header, header_len, data, len, &param);
+    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_AM_ID, f->header,
+                                              header_len, data, len, &param);
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
     if (DCOMMI_UNLIKELY(status < 0)) {
-        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", t->name, len,
-                    peer, ucs_status_string(UCS_PTR_STATUS(answer)));
+        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", u->base.name,
+                    len, p->index, ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
 }
 
-static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const void *header,
+                                          size_t header_len, const uint8_t *data, size_t len,
+                                          dcommi_op *op)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_kept *k = desc;
-    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
-        k->dropped = true;
-        return;
+    dcommi_ucx_joint *j = dcommi_ucx_joint_make(p->ucx, op, parts);
+    uint32_t taken = 0;
+    int i = 0;
+    if (j == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    bool direct = u->direct;
-    u->direct = false;
-    ucp_am_data_release(u->worker, k->data);
-    dcommi_ucx_kept_put(u, k);
-    u->direct = direct;
+    dcommi_ucx_tail tail = {
+        .id = p->ucx->id, .total = len, .number = p->ucx->cut++, .parts = (uint8_t)parts};
+    for (bool goes_on = true; goes_on && i < parts; i++) {
+        size_t from = dcommi_ucx_part_at(len, parts, i);
+        size_t to = dcommi_ucx_part_at(len, parts, i + 1);
+        int connection = dcommi_ucx_choose(p, taken);
+        taken |= UINT32_C(1) << connection;
+        tail.part = (uint8_t)i;
+        tail.connection = (uint8_t)connection;
+        goes_on =
+            dcommi_ucx_joint_part(j, dcommi_ucx_launch(p, connection, header, header_len, &tail,
+                                                       data + from, to - from, &j->part));
+    }
+    return dcommi_ucx_joint_launched(j, parts - i);
 }
 
-static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
-                                     dcommi_op *op)
+static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
+                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_kept *k = desc;
-    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
-        dcommi_ucx_release(t, desc);
-        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
-                           t->name, len);
+    dcommi_ucx_peer *p = NULL;
+    if (header_len > DCOMMI_HEADER_MAX) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
     }
-    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, op);
+    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
+    if (len <= DCOMMI_UCX_ORDERED) {
+        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, op);
+    }
+    dcommi_ucx_spread(u, p);
+    bool asks = len > t->eager_max;
+    int parts = asks ? dcommi_ucx_parts_of(p, len) : 1;
+    if (parts > 1) {
+        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, op);
+    }
+    int connection = dcommi_ucx_choose(p, 0);
+    dcommi_ucx_tail tail = {
+        .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
+    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len, op);
+}
+
+static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+{
+    dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
+}
+
+/* One message into buf. */
+static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
+                                         dcommi_op *op)
+{
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -36176,10 +36501,51 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
     if (status < 0) {
-        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", t->name, len,
+        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", u->base.name, len,
                     ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
+}
+
+static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                     dcommi_op *op)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_kept *k = desc;
+    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
+        dcommi_ucx_release(t, desc);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    int parts = k->tail.parts, left = parts;
+    if (parts == 1) {
+        return dcommi_ucx_fetch_one(u, k, buf, len, op);
+    }
+    dcommi_ucx_joint *j = dcommi_ucx_joint_make(u, op, parts);
+    if (j == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (bool goes_on = true; goes_on && k != NULL; left--) {
+        dcommi_ucx_kept *more = k->more;
+        size_t from = dcommi_ucx_part_at(len, parts, k->tail.part);
+        size_t to = dcommi_ucx_part_at(len, parts, k->tail.part + 1);
+        goes_on = dcommi_ucx_joint_part(
+            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, &j->part));
+        k = more;
+    }
+    dcommi_ucx_drop_all(u, k);
+    return dcommi_ucx_joint_launched(j, left);
+}
+
+/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
+ * on both sides. */
+static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
+    if (p != NULL && k->tail.connection >= p->used_by_peer) {
+        p->used_by_peer = k->tail.connection + 1;
+        u->chores = true;
+    }
 }
 
 static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
@@ -36208,21 +36574,34 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     k->data = data;
     k->is_long = is_long;
     k->peer = NULL;
+    k->more = NULL;
+    k->tail.parts = 1;
     k->removed = k->dropped = false;
     k->arriving = true;
     dcommi_ucx_kept_link(u, k);
     arrival.desc = k;
     if (is_long) {
-        uint64_t id = 0;
-        if (header_len < sizeof id) {
+        bool good = header_len >= sizeof k->tail;
+        arrival.header_len -= good ? sizeof k->tail : 0;
+        memcpy(&k->tail, (const char *)header + arrival.header_len, good ? sizeof k->tail : 0);
+        good = good && dcommi_ucx_tail_valid(&k->tail, len);
+        if (good) {
+            dcommi_ucx_know_sender(u, k);
+        }
+        if (good && k->tail.parts > 1) {
+            arrival.desc = dcommi_ucx_gather(u, k, &good);
+        }
+        if (!good) {
             dcommi_ucx_kept_put(u, k);
             return UCS_ERR_INVALID_PARAM;
         }
-        arrival.header_len -= sizeof id;
-        memcpy(&id, (const char *)header + arrival.header_len, sizeof id);
-        k->peer = dcommi_ucx_peer_by_id(u, id);
+        if (arrival.desc == NULL) {
+            k->arriving = false;
+            return UCS_INPROGRESS;
+        }
         arrival.peer = k->peer != NULL ? k->peer->index : -1;
         arrival.data = NULL;
+        arrival.len = (size_t)k->tail.total;
     }
     dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
     k->arriving = false;
@@ -36233,10 +36612,22 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     return UCS_OK;
 }
 
+static void dcommi_ucx_answer_all(dcommi_ucx *u)
+{
+    for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
+        dcommi_ucx_peer *p = u->peers[i];
+        if (p != NULL && p->opened < p->used_by_peer && p->failure == UCS_OK &&
+            dcommi_ucx_endpoints(u, p, p->used_by_peer) < 0) {
+            p->used_by_peer = p->opened;
+        }
+    }
+}
+
 static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
+    dcommi_ucx_answer_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -36305,10 +36696,10 @@ static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
         busy = f->op != NULL;
     }
     for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
-        busy = u->peers[i] != NULL && u->peers[i]->flushing && u->peers[i]->failure == UCS_OK;
+        busy = u->peers[i] != NULL && u->peers[i]->flushing > 0 && u->peers[i]->failure == UCS_OK;
     }
     for (const dcommi_ucx_peer *p = u->removed; p != NULL && !busy; p = p->next) {
-        busy = p->flushing && p->failure == UCS_OK;
+        busy = p->flushing > 0 && p->failure == UCS_OK;
     }
     return busy;
 }
@@ -36385,7 +36776,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     }
     u->closing = true;
     while (u->kept.next != &u->kept) {
-        dcommi_ucx_release(t, u->kept.next);
+        dcommi_ucx_drop(u, u->kept.next);
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
@@ -36405,6 +36796,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
 
 static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .add_peer = dcommi_ucx_add_peer,
+    .connect = dcommi_ucx_connect,
     .remove_peer = dcommi_ucx_remove_peer,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
@@ -36493,7 +36885,9 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     u->base = (dcommi_transport){.name = "net",
                                  .call = &dcommi_ucx_vtable,
                                  .handlers = *handlers,
-                                 .eager_max = DCOMMI_UCX_EAGER};
+                                 .eager_max = DCOMMI_UCX_EAGER,
+                                 .ordered_max = DCOMMI_UCX_ORDERED,
+                                 .by_flow = tcp};
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
     u->kept.next = u->kept.prev = &u->kept;
@@ -41221,6 +41615,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CODED_MIN
 #undef DCOMMI_CODED_TRACKS
 #undef DCOMMI_CODED_WINDOW
+#undef DCOMMI_CONNECTIONS
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DECISIONS
@@ -41437,6 +41832,10 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER
+#undef DCOMMI_UCX_LAST_WORDS_S
+#undef DCOMMI_UCX_ORDERED
+#undef DCOMMI_UCX_PART_GRAIN
+#undef DCOMMI_UCX_PART_MIN
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
