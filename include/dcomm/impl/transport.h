@@ -64,8 +64,7 @@ typedef struct dcommi_region {
     size_t key_len;
 } dcommi_region;
 
-#define DCOMMI_HEADER_MAX 64  /* bytes of header that send takes */
-#define DCOMMI_CONNECTIONS 16 /* most that a transport uses to one peer */
+#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
 
 struct dcommi_transport {
     const char *name; /* "local", "net" */
@@ -83,8 +82,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* May be NULL. From now on use up to so many connections, at most DCOMMI_CONNECTIONS, to send
-     * to a peer. Any number of the peer's is understood. */
+    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
+     * send to a peer. Any number of the peer's is understood. */
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);

@@ -49,9 +49,9 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
     if (p != NULL) {
-        p->connections = connections < 1                    ? 1
-                         : connections > DCOMMI_CONNECTIONS ? DCOMMI_CONNECTIONS
-                                                            : connections;
+        p->connections = connections < 1                       ? 1
+                         : connections > DCOMM_CONNECTIONS_MAX ? DCOMM_CONNECTIONS_MAX
+                                                               : connections;
     }
 }
 
@@ -410,6 +410,23 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
     }
 }
 
+/* No connection is fresh any more. */
+static void dcommi_ucx_ripen(dcommi_ucx *u)
+{
+    for (bool fresh = true; fresh;) {
+        fresh = false;
+        for (size_t i = 0; i < u->peers_capacity && !fresh; i++) {
+            fresh = u->peers[i] != NULL && dcommi_ucx_is_fresh(u->peers[i]);
+        }
+        for (const dcommi_ucx_peer *p = u->removed; p != NULL && !fresh; p = p->next) {
+            fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        }
+        if (fresh && dcommi_ucx_progress(&u->base) == 0) {
+            sched_yield();
+        }
+    }
+}
+
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
     if (u->worker != NULL) {
@@ -471,6 +488,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
         }
         dcommi_ucx_settle(u, deadline);
     }
+    dcommi_ucx_ripen(u);
     u->closing = true;
     while (u->kept.next != &u->kept) {
         dcommi_ucx_drop(u, u->kept.next);

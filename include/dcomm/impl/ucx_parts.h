@@ -5,7 +5,7 @@
 
 #include "ucx_peer.h"
 
-#define DCOMMI_UCX_PART_MIN 65536 /* bytes of a part */
+#define DCOMMI_UCX_PART_MIN 32768 /* bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
 
 /* ---- where to cut ---- */
@@ -127,8 +127,8 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
     if (t->parts == 1) {
         return t->part == 0 && t->total == len;
     }
-    return t->parts > 1 && t->parts <= DCOMMI_CONNECTIONS && t->part < t->parts &&
-           t->connection < DCOMMI_CONNECTIONS && len > 0 &&
+    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
+           t->connection < DCOMM_CONNECTIONS_MAX && len > 0 &&
            len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
                       dcommi_ucx_part_at(t->total, t->parts, t->part);
 }

@@ -14,11 +14,12 @@ typedef struct dcommi_ucx_peer {
     int index;
     uint64_t id;
     void *address;
-    ucp_ep_h ep[DCOMMI_CONNECTIONS]; /* NULL: not opened yet, or closed */
-    size_t load[DCOMMI_CONNECTIONS]; /* bytes of the sends under way on each */
-    int connections;                 /* to send over */
-    int used_by_peer;                /* so many of ours are opened as well */
+    ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
+    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each */
+    int connections;                    /* to send over */
+    int used_by_peer;                   /* so many of ours are opened as well */
     int opened, turn;
+    double opened_at;     /* the last of them; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
     uint32_t failed;      /* a bit for each */
     double failed_at;     /* coarse clock */
@@ -79,6 +80,7 @@ typedef struct dcommi_ucx_kept {
 
 #define DCOMMI_UCX_SLAB 32
 #define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
+#define DCOMMI_UCX_FRESH_S 0.1      /* so long it may take until a connection is there */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
@@ -338,6 +340,7 @@ static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int 
                                u->base.name, p->index, ucs_status_string(status));
         }
         p->ep[p->opened++] = ep;
+        p->opened_at = dcommi_coarse_now();
     }
     return DCOMM_OK;
 }
@@ -438,14 +441,23 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     dcommi_free(p);
 }
 
+/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
+ * let connections that others follow become old before they are closed. */
+static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
+{
+    return p->opened > 1 && p->failure == UCS_OK &&
+           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
+}
+
 static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
 {
     for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
         dcommi_ucx_peer *p = *link;
-        if (p->flushing == 0 || p->failure != UCS_OK) {
+        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
             dcommi_ucx_peer_close(p);
         }
-        if (p->flushing > 0 || p->flights > 0) { /* they name p */
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
             link = &p->next;
             continue;
         }
