@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CROSS_GOOD = 0, CROSS_USAGE = 2, CROSS_COMM = 3, CROSS_ALGOS = 16 };
+enum { CROSS_GOOD = 0, CROSS_USAGE = 2, CROSS_COMM = 3, CROSS_ALGOS = 16, CROSS_ROTATE = 64 << 20 };
 
 typedef struct cross_op {
     const char *name;
@@ -35,6 +35,7 @@ typedef struct cross_args {
     const char *names; /* of algorithms, with commas; NULL: all */
     const char *json, *svg, *save, *tuning_file;
     bool model; /* alone: no communicator */
+    bool registered;
     int nranks, hosts, iterations;
     dcomm_tuning tuning;
     double alpha_us, beta_ns, gamma_ns; /* NaN: the tuning is from a file */
@@ -55,6 +56,7 @@ static void cross_help(void)
         "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages "
         "are\n"
         "               whole, as the closed forms have them)\n"
+        "  --registered buffers from dcomm_mem_alloc, which the choice is told\n"
         "  --model alpha_us=A,beta_ns_per_B=B,gamma_ns_per_B=G   a uniform network: every rank\n"
         "               sends one message and receives one at the same time, each taking\n"
         "               A + bytes*B; folding takes G a byte\n"
@@ -66,7 +68,8 @@ static void cross_help(void)
         "  --svg FILE   draw it\n"
         "\n"
         "Sizes: the buffer of allreduce, broadcast and reduce; all blocks together of the others.\n"
-        "Measured: median over iterations of the slowest rank's time, ranks aligned by a barrier.\n"
+        "Measured: median over iterations of the slowest rank's time, ranks aligned by a barrier;\n"
+        "iterations take turns with buffers of 64 MB together, so that the caches hold none.\n"
         "Predicted: by the numbers that the communicator chooses by. Fitted: by one alpha, beta "
         "and\n"
         "gamma for all ranks, fitted to all measured times.\n"
@@ -157,10 +160,11 @@ static int cross_network(const char *text, cross_args *a)
 /* CROSS_GOOD, or CROSS_USAGE after a sentence on stderr; *done after --help. */
 static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
 {
-    enum { ALGO = 256, CHUNK, MODEL, HOSTS, SAVE, JSON, SVG, HELP };
+    enum { ALGO = 256, CHUNK, REGISTERED, MODEL, HOSTS, SAVE, JSON, SVG, HELP };
     static const struct option options[] = {
         {"algo", required_argument, NULL, ALGO},
         {"chunk", required_argument, NULL, CHUNK},
+        {"registered", no_argument, NULL, REGISTERED},
         {"model", required_argument, NULL, MODEL},
         {"hosts", required_argument, NULL, HOSTS},
         {"save", required_argument, NULL, SAVE},
@@ -197,6 +201,9 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
             break;
         case CHUNK:
             good = cross_parse_bytes(optarg, &a->chunk);
+            break;
+        case REGISTERED:
+            a->registered = true;
             break;
         case MODEL:
             status = cross_network(optarg, a);
@@ -242,6 +249,9 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
     }
     if (a->hosts > 0 && (!a->model || a->hosts > a->nranks || a->nranks % a->hosts != 0)) {
         return cross_usage("--hosts goes with --model, and divides -n", NULL);
+    }
+    if (a->model && a->registered) {
+        return cross_usage("--registered is of what is measured, not of --model", NULL);
     }
     if (a->model && a->save != NULL) {
         return cross_usage("--save wants something measured, not --model", NULL);

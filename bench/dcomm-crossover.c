@@ -2,7 +2,7 @@
  */
 #define _GNU_SOURCE
 #include "crossover_out.h"
-#include "perf_rule.h"
+#include "perf_mem.h"
 
 /* ---- measuring ---- */
 
@@ -25,27 +25,31 @@ static dcomm_status cross_call(const cross_sweep *s, dcomm_comm *comm, const voi
     }
 }
 
-static dcomm_status cross_timed(const cross_sweep *s, dcomm_comm *comm, const void *in, void *out,
+static dcomm_status cross_timed(const cross_sweep *s, dcomm_comm *comm, perf_pool *pool,
                                 size_t count, const dcomm_coll_opts *opts, double *seconds)
 {
+    const void *in = perf_pool_input(pool, pool->now);
+    void *out = perf_pool_work(pool, pool->now);
     dcomm_status status = dcomm_barrier(comm, NULL);
     double start = perf_now();
     if (status >= 0) {
         status = cross_call(s, comm, in, out, count, opts);
     }
     *seconds = perf_now() - start;
+    perf_pool_next(pool);
     return status;
 }
 
 /* The median of the slowest rank's times; DCOMM_ERR_UNSUPPORTED where the algorithm refuses. */
 static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const char *algo,
-                                  size_t bytes, const void *in, void *out, double *median)
+                                  size_t bytes, perf_pool *pool, double *median)
 {
-    dcomm_coll_opts opts = {.algo = algo, .chunk_bytes = s->args->chunk};
+    dcomm_coll_opts opts = {
+        .algo = algo, .chunk_bytes = s->args->chunk, .registered = s->args->registered};
     size_t count = cross_count(s, bytes);
     double fastest = INFINITY, seconds = 0;
     for (int i = 0; i < PERF_WARMUP; i++) {
-        dcomm_status status = cross_timed(s, comm, in, out, count, &opts, &seconds);
+        dcomm_status status = cross_timed(s, comm, pool, count, &opts, &seconds);
         if (status < 0) {
             return status;
         }
@@ -58,7 +62,7 @@ static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const 
         return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
     }
     for (int i = 0; i < n && status >= 0; i++) {
-        status = cross_timed(s, comm, in, out, count, &opts, &times[i]);
+        status = cross_timed(s, comm, pool, count, &opts, &times[i]);
     }
     if (status >= 0) {
         status = dcomm_allreduce(comm, times, times, (size_t)n, DCOMM_F64, DCOMM_MAX, NULL);
@@ -72,7 +76,7 @@ static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const 
 static void cross_explain(cross_sweep *s, dcomm_comm *comm, int size)
 {
     dcomm_alternative rows[CROSS_ALGOS];
-    dcomm_coll_opts opts = {.chunk_bytes = s->args->chunk};
+    dcomm_coll_opts opts = {.chunk_bytes = s->args->chunk, .registered = s->args->registered};
     int n = 0;
     if (dcomm_explain_all(comm, s->args->op->coll, cross_count(s, s->bytes[size]), DCOMM_F32,
                           DCOMM_SUM, &opts, rows, CROSS_ALGOS, &n) < 0) {
@@ -89,27 +93,27 @@ static void cross_explain(cross_sweep *s, dcomm_comm *comm, int size)
 
 static dcomm_status cross_measure_all(cross_sweep *s, dcomm_comm *comm)
 {
-    size_t most = s->bytes[s->nsizes - 1] + 4 * (size_t)s->nranks;
-    char *in = aligned_alloc(4096, (most + 4095) / 4096 * 4096);
-    char *out = aligned_alloc(4096, (most + 4095) / 4096 * 4096);
-    dcomm_status status = in != NULL && out != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    if (status >= 0) {
-        memset(in, 0, most);
-        memset(out, 0, most);
-    }
+    dcomm_status status = DCOMM_OK;
     for (int i = 0; i < s->nsizes && status >= 0; i++) {
+        perf_pool pool;
+        size_t most = s->bytes[i] + 4 * (size_t)s->nranks;
+        perf_mem mem = s->args->registered ? PERF_MEM_REGISTERED : PERF_MEM_HOST;
+        if (!perf_pool_shape(&pool, most, most, CROSS_ROTATE, mem) ||
+            !perf_mem_open(&pool, dcomm_comm_context(comm))) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        memset(pool.memory, 0, pool.bytes);
         cross_explain(s, comm, i);
         for (int a = 0; a < s->nalgos && status >= 0; a++) {
-            status = cross_measure(s, comm, s->algo[a], s->bytes[i], in, out,
+            status = cross_measure(s, comm, s->algo[a], s->bytes[i], &pool,
                                    cross_time(s, CROSS_MEASURED, i, a));
             if (status == DCOMM_ERR_UNSUPPORTED) { /* every rank refuses alike */
                 *cross_time(s, CROSS_MEASURED, i, a) = NAN;
                 status = DCOMM_OK;
             }
         }
+        perf_mem_close(&pool);
     }
-    free(in);
-    free(out);
     return status;
 }
 

@@ -1110,6 +1110,9 @@ typedef struct dcomm_coll_opts {
                            (default: 0 is taken as 1) */
     int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
+    bool registered;    /* a promise that the buffers of all ranks are registered (mem.h), by which
+                           the algorithm is chosen. Nothing else depends on it: what is not
+                           registered after all is served, if slower (default: false) */
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
@@ -1384,6 +1387,8 @@ typedef struct dcomm_link {
     dcomm_curve fold;    /* and for so much longer its receiver, where it folds the message */
     dcomm_curve read;    /* copying so many bytes of exposed memory */
     dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
+    /* The same of memory that a call promises to be registered (n = 0: as other memory). */
+    dcomm_curve mapped_read, mapped_reduce;
     /* The port of all ranks that are together on this side of the link (the host's network
      * interface) is busy for so long with a message. */
     dcomm_curve shared;
@@ -12481,6 +12486,8 @@ typedef struct dcommi_groups {
     int32_t count[DCOMMI_LEVELS_MAX]; /* groups of each level */
     int32_t *order;                   /* [nranks]: all ranks, each group's next to each other */
     int32_t *group;                   /* [nlevels * nranks]: the group of each rank */
+    int32_t *seat; /* [nranks]: the first of the ranks that take turns on one hardware thread with
+                      this one, as far as is known */
 } dcommi_groups;
 
 static inline int32_t dcommi_group_of(const dcommi_groups *g, int level, int rank)
@@ -12511,13 +12518,17 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
                                          const int64_t *ids)
 {
     size_t n = (size_t)nranks, table = (size_t)nlevels * n;
-    dcommi_groups *g = dcommi_alloc(sizeof *g + (n + table) * sizeof(int32_t));
+    dcommi_groups *g = dcommi_alloc(sizeof *g + (2 * n + table) * sizeof(int32_t));
     if (g == NULL) {
         return NULL;
     }
     g->nranks = nranks;
     g->order = (int32_t *)(g + 1);
-    g->group = g->order + n;
+    g->seat = g->order + n;
+    g->group = g->seat + n;
+    for (int r = 0; r < nranks; r++) {
+        g->seat[r] = r;
+    }
     for (int l = 0; l < nlevels && g->nlevels < DCOMMI_LEVELS_MAX; l++) {
         int32_t *now = g->group + (size_t)g->nlevels * n, count = 0;
         const int32_t *above = g->nlevels > 0 ? now - n : NULL;
@@ -12565,6 +12576,11 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
     }
     dcommi_groups *g = dcommi_groups_make(n, parent->nlevels, parent->kind, ids);
     dcommi_free(ids);
+    for (int i = 0; g != NULL && i < n; i++) {
+        for (int k = i; k-- > 0;) {
+            g->seat[i] = parent->seat[members[k]] == parent->seat[members[i]] ? k : g->seat[i];
+        }
+    }
     return g;
 }
 
@@ -12655,6 +12671,7 @@ typedef struct dcommi_shape {
     size_t count;                /* the collective's own count argument, elements */
     bool in_place;               /* the input lies in OUT, where the collective's rules put it */
     bool rank_order;             /* fold in rank order or refuse */
+    bool registered;             /* the choice may count on registered memory */
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
@@ -16889,7 +16906,7 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
-    bool by_core;
+    bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
     dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
@@ -16916,6 +16933,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
                dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
                dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
+               dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     return good ? DCOMM_OK
@@ -16974,8 +16992,10 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
+/* registered: what ranks expose can be mapped. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
-                                        const dcomm_tuning *t, dcommi_terrain *terrain)
+                                        const dcomm_tuning *t, bool registered,
+                                        dcommi_terrain *terrain)
 {
     DCOMMI_TRY(dcommi_tuning_check(t));
     memset(terrain, 0, sizeof *terrain);
@@ -16993,8 +17013,10 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
         to->fold = dcommi_curve_make(&from->fold);
-        to->read = dcommi_curve_make(&from->read);
-        to->reduce = dcommi_curve_make(&from->reduce);
+        to->mapped = registered && from->mapped_reduce.n > 0;
+        to->reduce = dcommi_curve_make(to->mapped ? &from->mapped_reduce : &from->reduce);
+        bool read = registered && from->mapped_read.n > 0;
+        to->read = dcommi_curve_make(read ? &from->mapped_read : &from->read);
         to->shared = dcommi_curve_make(&from->shared);
         to->sustained = dcommi_curve_make(&from->sustained);
     }
@@ -17048,7 +17070,9 @@ typedef struct dcommi_sim_lane {
 typedef struct dcommi_sim_actor {
     const dcomm_plan *plan;
     dcommi_sim_frame *root;
-    int64_t core, out, in; /* until when its processor and its ports are busy */
+    int64_t core, out, in; /* until when the processor of its seat and its ports are busy */
+    int seat;              /* the actor whose processor it takes turns on */
+    int64_t turns;         /* ranks that it stands for and that do the same there */
     int64_t *counters;
     int64_t *exposed;         /* [nslots]: when; -1: not yet */
     dcommi_sim_lane *waiters; /* for counters */
@@ -17372,10 +17396,12 @@ static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
 }
 
 /* Work of a rank's processor that may begin at `from`; returns its end. */
-static inline int64_t dcommi_sim_work(dcommi_sim_actor *a, int64_t from, int64_t work)
+static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
 {
     if (work > 0) {
-        a->core = from = dcommi_max64(from, a->core) + work;
+        const dcommi_sim_actor *a = &s->actor[actor];
+        int64_t *core = &s->actor[a->seat].core;
+        *core = from = dcommi_max64(from, *core) + a->turns * work;
     }
     return from;
 }
@@ -17424,7 +17450,7 @@ static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
     int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
                    (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
-    int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, work);
+    int64_t end = dcommi_sim_work(s, m->to, s->now, work);
     dcommi_sim_complete(s, m->receiver, m->async, end);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
@@ -17472,7 +17498,7 @@ static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
         return;
     }
     if (--join->left == 0) {
-        int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, join->work);
+        int64_t end = dcommi_sim_work(s, m->to, s->now, join->work);
         dcommi_sim_complete(s, join->lane, join->async, end);
         *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
         if (join->next != NULL) {
@@ -17498,7 +17524,7 @@ static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
         dcommi_sim_tail(s, m);
     } else {
         const dcommi_link *link = dcommi_sim_link(s, m->depth);
-        dcommi_sim_leave(s, m, dcommi_sim_work(&s->actor[m->from], s->now, link->overhead));
+        dcommi_sim_leave(s, m, dcommi_sim_work(s, m->from, s->now, link->overhead));
     }
 }
 
@@ -17546,7 +17572,7 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->depth = (uint8_t)depth;
     m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
     m->waits = m->len > link->eager;
-    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, link->overhead);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->overhead);
     if (link->by_core && !m->waits) {
         dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
         return t;
@@ -17613,7 +17639,7 @@ static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_
             if (m == NULL) {
                 continue;
             }
-            t = dcommi_sim_work(&s->actor[lane->frame->rank], t, link->overhead);
+            t = dcommi_sim_work(s, lane->frame->rank, t, link->overhead);
             m->from = rank % s->period;
             m->to = lane->frame->rank;
             m->depth = (uint8_t)depth;
@@ -17632,6 +17658,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
+    int64_t mapped = 0, nmapped = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
         const dcomm_operand *o = &plan->operands[step->src + i];
@@ -17659,7 +17686,10 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
             const dcommi_link *link = dcommi_sim_link(s, depth);
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
-            if (link->by_core) {
+            if (link->by_core && fold && link->mapped) {
+                mapped += dcommi_curve_at(&link->reduce, len);
+                nmapped++;
+            } else if (link->by_core) {
                 work += dcommi_curve_at(fold ? &link->reduce : &link->read, len);
             } else if (fold) {
                 work += dcommi_curve_at(&link->fold, len);
@@ -17670,6 +17700,11 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         dcommi_sim_resume(s, lane, ready);
         return DCOMMI_SIM_AGAIN;
     }
+    if (nmapped > 0) {
+        /* Measured with one rank that is read; the fold's own operand and its result are passed
+         * over once, however many there are. */
+        work += mapped * (nmapped + 2) / (3 * nmapped);
+    }
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
@@ -17678,7 +17713,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
     }
-    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+    return dcommi_sim_work(s, lane->frame->rank, s->now, work);
 }
 
 /* ---- signals ---- */
@@ -17712,7 +17747,7 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
         s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
         work += s->terrain->link[kind].tell;
     }
-    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, work);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, work);
     for (int a = 0; a < s->period; a++) {
         for (int kind = 0; kind < DCOMM_LINK_COUNT; kind++) {
             int64_t *n = &s->tally[a * DCOMM_LINK_COUNT + kind];
@@ -17746,7 +17781,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
             work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
         }
     }
-    int64_t t = own->exposed[slot] = dcommi_sim_work(own, s->now, work);
+    int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
     while (own->readers != NULL) {
         dcommi_sim_lane *reader = own->readers;
         own->readers = reader->next_waiter;
@@ -17781,7 +17816,7 @@ static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     int depth;
     rank = dcommi_sim_peer(s, lane, peer, &depth);
     const dcommi_link *link = dcommi_sim_link(s, depth);
-    int64_t t = dcommi_sim_work(own, s->now, link->tell);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->tell);
     if (rank >= 0) {
         dcommi_sim_event e = {.time = t + link->signal,
                               .kind = DCOMMI_SIM_SIGNAL,
@@ -17943,7 +17978,7 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
     }
     bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
     work = later ? work / 1024 * plan->codec_later : work;
-    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+    return dcommi_sim_work(s, lane->frame->rank, s->now, work);
 }
 
 /* The caller's kernels: as much as copying what they write or read. */
@@ -17954,8 +17989,7 @@ static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dc
         const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
         len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
     }
-    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now,
-                           dcommi_curve_at(&s->terrain->copy, len));
+    return dcommi_sim_work(s, lane->frame->rank, s->now, dcommi_curve_at(&s->terrain->copy, len));
 }
 
 static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
@@ -18034,7 +18068,7 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
                 return;
             }
             if (!free_of_charge) {
-                next = dcommi_sim_work(&s->actor[lane->frame->rank], next, s->terrain->step);
+                next = dcommi_sim_work(s, lane->frame->rank, next, s->terrain->step);
             }
         }
         if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
@@ -18072,6 +18106,24 @@ static dcomm_status dcommi_sim_ports(dcommi_sim *s)
     return DCOMM_OK;
 }
 
+/* Who takes turns on a processor: actors with each other, or, where they stand for others, each
+ * with as many as sit where it does. */
+static void dcommi_sim_seats(dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    for (int i = 0; i < s->period; i++) {
+        s->actor[i].seat = i;
+        s->actor[i].turns = 1;
+        if (g != NULL && s->period == g->nranks) {
+            s->actor[i].seat = g->seat[i];
+            continue;
+        }
+        for (int r = 0; g != NULL && r < g->nranks; r++) {
+            s->actor[i].turns += r != i && g->seat[r] == g->seat[i];
+        }
+    }
+}
+
 static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
 {
     s->actor = dcommi_calloc((size_t)s->period, sizeof *s->actor);
@@ -18081,6 +18133,7 @@ static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
         return DCOMM_ERR_NO_MEMORY;
     }
     DCOMMI_TRY(dcommi_sim_ports(s));
+    dcommi_sim_seats(s);
     for (int i = 0; i < s->period; i++) {
         dcommi_sim_actor *a = &s->actor[i];
         DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
@@ -18343,18 +18396,20 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
-#define DCOMMI_LINK_FIELDS(X)        \
-    X("alpha_us", alpha_ps, T)       \
-    X("overhead_us", overhead_ps, T) \
-    X("signal_us", signal_ps, T)     \
-    X("tell_us", tell_ps, T)         \
-    X("eager_bytes", eager_bytes, N) \
-    X("by_core", by_core, N)         \
-    X("message", message, C)         \
-    X("fold", fold, C)               \
-    X("read", read, C)               \
-    X("reduce", reduce, C)           \
-    X("shared", shared, C)           \
+#define DCOMMI_LINK_FIELDS(X)            \
+    X("alpha_us", alpha_ps, T)           \
+    X("overhead_us", overhead_ps, T)     \
+    X("signal_us", signal_ps, T)         \
+    X("tell_us", tell_ps, T)             \
+    X("eager_bytes", eager_bytes, N)     \
+    X("by_core", by_core, N)             \
+    X("message", message, C)             \
+    X("fold", fold, C)                   \
+    X("read", read, C)                   \
+    X("reduce", reduce, C)               \
+    X("mapped_read", mapped_read, C)     \
+    X("mapped_reduce", mapped_reduce, C) \
+    X("shared", shared, C)               \
     X("sustained", sustained, C)
 #define DCOMMI_TUNING_FIELDS(X) \
     X("copy", copy, C)          \
@@ -18619,7 +18674,7 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
     dcommi_price price;
     dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
     DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, &terrain);
+    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, false, &terrain);
     if (status >= 0) {
         status =
             dcommi_price_plans(&terrain, &source, DCOMMI_PRICE_LIMIT, DCOMMI_PRICE_BUDGET, &price);
@@ -23335,7 +23390,7 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
-    dcommi_terrain terrain;
+    dcommi_terrain terrain[2]; /* of calls on any memory, and on registered memory */
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -23359,7 +23414,8 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
     memset(c->choice, 0, sizeof c->choice);
     c->ndecided = 0;
     c->tuning = *tuning;
-    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+    DCOMMI_TRY(dcommi_terrain_make(groups, nranks, tuning, false, &c->terrain[false]));
+    return dcommi_terrain_make(groups, nranks, tuning, true, &c->terrain[true]);
 }
 
 /* ---- what is priced ---- */
@@ -23451,7 +23507,8 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
 static uint64_t dcommi_choice_key(const dcommi_shape *s)
 {
     dcommi_shape q = dcommi_choice_shape(s);
-    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
+                                  (uint64_t)s->registered << 1 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
     if (s->coding != NULL) {
@@ -23517,6 +23574,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
+    const dcommi_terrain *t = &c->terrain[s->registered];
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
@@ -23527,12 +23585,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
         if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
-            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            dcommi_choice_price(t, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
             ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - t->call;
         }
     }
     for (int i = 0; i < n; i++) {
@@ -24226,6 +24284,34 @@ static int32_t dcommi_place_index(const dcommi_site *p, int level)
     return index[level];
 }
 
+/* The i-th rank below `rank` that may run where this one may, on the same hardware threads; -1:
+ * there are not so many, and *count is how many there are. */
+static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, int rank, int i,
+                             int *count)
+{
+    *count = 0;
+    for (int r = 0; r < rank; r++) {
+        if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_same(&places[r], &places[rank]) && (*count)++ == i) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+/* Ranks that may run on the same hardware threads have one each, and when all are taken, take turns
+ * on them one after the other. */
+static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
+{
+    for (int r = 0; r < g->nranks; r++) {
+        int before, cpus = places[r].unknown == 0 ? places[r].cpus : 0;
+        dcommi_place_twin(g, places, r, g->nranks, &before);
+        if (cpus > 0 && before >= cpus) {
+            g->seat[r] = dcommi_place_twin(g, places, r, before % cpus, &before);
+        }
+    }
+}
+
 /* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
  * say, share with those alone that may run on exactly the same hardware threads. */
 static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
@@ -24248,6 +24334,9 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
     }
     dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
     dcommi_free(ids);
+    if (groups != NULL) {
+        dcommi_place_seats(groups, places);
+    }
     return groups;
 }
 
@@ -38820,6 +38909,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
     }
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
+    s->registered = opts->registered && coll != DCOMM_COLL_BARRIER;
     return DCOMM_OK;
 }
 
@@ -38870,8 +38960,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
     dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
                                    (uint64_t)s->dtype << 8 | (uint64_t)s->op,
-                           .mode =
-                               (uint64_t)s->lanes << 8 | (uint64_t)s->rank_order << 1 | s->in_place,
+                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->registered << 2 |
+                                   (uint64_t)s->rank_order << 1 | s->in_place,
                            .count = s->count,
                            .chunk = (uint64_t)s->chunk_bytes};
     for (; algo != NULL && *algo != 0; algo++) {
@@ -39103,16 +39193,16 @@ static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s
 
 /* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
 static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
-                                        bool in_place)
+                                        bool in_place, bool registered)
 {
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)root << 25 | (uint64_t)in_place << 24 |
-           (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
+    return (uint64_t)1 << 63 | (uint64_t)registered << 62 | (uint64_t)(uint32_t)root << 25 |
+           (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
-/* Options that say nothing. */
+/* Options that say nothing, but for what is in the call's code. */
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
@@ -39159,7 +39249,8 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
-            uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
+            uint64_t code =
+                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->registered);
             if (dcommi_recent_find(comm, code, s->count) == NULL) {
                 dcommi_recent_set(comm, code, s->count, cached);
             }
@@ -39401,8 +39492,8 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     dcommi_price price = {.ps = 0};
     DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
     if (s->nranks > 1) {
-        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
-                                       DCOMMI_CHOICE_BUDGET, &price));
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain[s->registered], s, algo,
+                                       DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price));
     }
     *seconds = 1e-12 * (double)price.ps;
     *algo_p = algo->name;
@@ -39428,7 +39519,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     v->decode_seconds = w.decode * scale;
     v->bits = 8 * (double)w.bytes / (double)w.count;
     dcommi_comm_lock(comm);
-    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[false].copy,
                                                   (int64_t)(w.count * sizeof(float)));
     if (copy > 0) { /* a factor of 1024 is no codec's */
         coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
@@ -39716,7 +39807,8 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     }
     if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
-        uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf);
+        uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf,
+                                         opts != NULL && opts->registered);
         dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
@@ -39838,7 +39930,7 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
 {
     dcommi_shape s;
     if (request_p == NULL && dcommi_opts_plain(opts)) {
-        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false);
+        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, false);
         dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
@@ -40409,19 +40501,8 @@ static dcomm_status dcommi_mem_make(dcommi_own *own)
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
+static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcommi_own **own_p)
 {
-    if (ptr_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
-    }
-    *ptr_p = NULL;
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
-    DCOMMI_TRY(dcommi_check_fork());
-    if (bytes == 0) {
-        return DCOMM_OK;
-    }
     size_t available = dcommi_mem_available();
     if (bytes > available || bytes > DCOMMI_REGION_LEN_MAX) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
@@ -40443,11 +40524,30 @@ DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, voi
         return status;
     }
     atomic_fetch_add(&context->refs, 1);
-    dcommi_mem_report(own);
     pthread_mutex_lock(&dcommi_mem_lock);
     own->next = dcommi_mem_all;
     dcommi_mem_all = own;
     pthread_mutex_unlock(&dcommi_mem_lock);
+    *own_p = own;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
+{
+    dcommi_own *own;
+    if (ptr_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
+    }
+    *ptr_p = NULL;
+    if (context == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_mem_alloc(context, bytes, &own));
+    dcommi_mem_report(own);
     *ptr_p = own->base;
     return DCOMM_OK;
 }
@@ -40742,7 +40842,7 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     }
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
-    dcommi_explain_rows(&c->terrain, s, chosen, forced, rows, max, n_p);
+    dcommi_explain_rows(&c->terrain[s->registered], s, chosen, forced, rows, max, n_p);
     return DCOMM_OK;
 }
 
@@ -40857,6 +40957,7 @@ enum dcommi_probe_kind {
 };
 
 #define DCOMMI_PROBE_BURST 8
+#define DCOMMI_PROBE_TURNS 3 /* buffers that a probe may use */
 #define DCOMMI_PROBE_SIGNATURE 0x74756e65u
 
 typedef struct dcommi_probe {
@@ -40920,19 +41021,21 @@ static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcom
     int64_t tag = dcommi_build_tags(b, p->trips * each);
     int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
     int d = dcommi_loop(b, 0, dcommi_const(p->trips));
-    /* Each trip sends what the one before has received: memory that was just written, as in a
-     * collective. Two buffers of `each` messages take turns. */
-    dcomm_operand in =
-        dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, 2), p->len);
+    /* As in a collective, each trip but the first sends what the one before has received, receives
+     * where nothing has been, and folds what has lain. Three buffers of `each` messages take turns.
+     */
+    dcomm_operand in = dcommi_at(
+        DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
+    dcomm_operand own = dcommi_at(DCOMM_SPACE_IN, dcommi_modular(p->len, 0, d, 1, 2), p->len);
     for (int64_t i = 0; i < each; i++) {
         dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
     }
     for (int64_t i = 0; i < each; i++) {
         dcomm_expr order = dcommi_linear(tag + i, d, each);
-        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, 2);
+        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, DCOMMI_PROBE_TURNS);
         dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
         if (p->kind == DCOMMI_PROBE_FOLDS) {
-            dcommi_recv_reduce(b, 0, out, in, dcommi_msg(),
+            dcommi_recv_reduce(b, 0, out, own, dcommi_msg(),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
                                DCOMM_STEP_ASYNC);
         } else {
@@ -40987,8 +41090,8 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     dcommi_builder b;
     bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
     dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
-    b.head.in_bytes = p->len;
-    b.head.out_bytes = 2 * p->len * DCOMMI_PROBE_BURST;
+    b.head.in_bytes = 2 * p->len;
+    b.head.out_bytes = p->len * DCOMMI_PROBE_TURNS * DCOMMI_PROBE_BURST;
     if (local) {
         dcommi_probe_local(&b, p);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
@@ -41024,7 +41127,8 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
 #define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
-#define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
+#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_FEW 7
 #define DCOMMI_TUNE_CROWD_ROUNDS 2
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
@@ -41047,6 +41151,8 @@ typedef struct dcommi_tuner {
     dcomm_comm *comm; /* for the probes alone */
     dcomm_tuning tuning;
     uint8_t *in, *out;
+    bool near;        /* what is measured lies within a host */
+    void *registered; /* NULL: there is none, or it has not been asked for */
     dcommi_rounds rounds;
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
@@ -41066,6 +41172,15 @@ static int dcommi_tune_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
+ * with nobody else who is measured. */
+static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
+{
+    bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
+    return (first && second) ||
+           (partner >= 0 && g->seat[rank] == g->seat[partner] && (first || second));
+}
+
 /* Put a probe into the rounds to come; returns where its time will be. */
 static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
                            int depth, bool alone)
@@ -41077,6 +41192,11 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
     if (alone && comm->rank != 0 && partner != 0) {
         partner = -1;
     }
+    bool works = !t->near || dcommi_tune_seated(comm->groups, comm->rank, partner);
+    if (!works) { /* what two ranks take in turns would be measured as if it were one's */
+        partner = -1;
+        kind = DCOMMI_PROBE_NOTHING;
+    }
     timed->probe = (dcommi_probe){kind, len, trips};
     timed->plan = NULL;
     if (t->status >= 0) {
@@ -41086,6 +41206,45 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 }
 
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+
+/* Nobody goes on before everybody has come. */
+static void dcommi_tune_meet(dcommi_tuner *t)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
+                      .rank = t->comm->rank,
+                      .nranks = t->comm->size,
+                      .dtype = DCOMM_U8,
+                      .lanes = 1};
+    dcomm_plan *plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
+/* Take memory out of the caches, where that can be asked for. */
+static void dcommi_tune_flush(const uint8_t *at, int64_t len)
+{
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < len; i += 64) {
+        __builtin_ia32_clflush(at + i);
+    }
+    __builtin_ia32_mfence();
+#else
+    (void)at;
+    (void)len;
+#endif
+}
+
+/* Long buffers are out of the caches when a program comes with them, most of all its inputs. */
+static void dcommi_tune_chill(const dcommi_tuner *t, int64_t len)
+{
+    dcommi_tune_flush(t->in, 2 * len);
+    dcommi_tune_flush(t->out, DCOMMI_PROBE_TURNS * len);
+}
 
 /* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
 static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
@@ -41097,6 +41256,12 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
             break;
         }
         for (int i = 0; i < all->n && t->status >= 0; i++) {
+            if (t->near && all->timed[i].probe.len >= DCOMMI_TUNE_COLD) {
+                dcommi_tune_chill(t, all->timed[i].probe.len);
+            }
+            if (t->near) { /* who shares this core has done its part of the last probe */
+                dcommi_tune_meet(t);
+            }
             double start = dcommi_now();
             t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
             all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
@@ -41192,14 +41357,14 @@ static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
     return message;
 }
 
-enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
-static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   32768,
-                                                             65536, 262144, 1 << 20};
+enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 8, DCOMMI_TUNE_SHORT_SIZES = 5 };
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,  8192,   16384,
+                                                             32768, 65536, 262144, 1 << 20};
 
 /* Messages as they are and folded, memory read and folded. */
 static int dcommi_tune_add_size(dcommi_tuner *t, int64_t len, int depth)
 {
-    int64_t trips = len <= 8192 ? 8 : len <= 65536 ? 4 : 2;
+    int64_t trips = len < DCOMMI_TUNE_COLD ? 8 : 2;
     int first = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, trips, depth, false);
     dcommi_tune_add(t, DCOMMI_PROBE_FOLDS, len, trips, depth, false);
     dcommi_tune_add(t, DCOMMI_PROBE_READS, len, 1, depth, false);
@@ -41247,6 +41412,38 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     }
 }
 
+/* Reading and folding registered memory; the first round makes the peers map it. */
+static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
+{
+    uint8_t *in = t->in, *out = t->out;
+    dcommi_own *own = NULL;
+    if (t->registered == NULL &&
+        dcommi_mem_alloc(t->comm->context, (2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST,
+                         &own) >= 0) {
+        t->registered = own->base;
+    }
+    if (t->registered != NULL) { /* whoever has none takes part all the same */
+        t->in = t->registered;
+        t->out = t->in + 2 * DCOMMI_TUNE_LONGEST;
+    }
+    for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_add(t, DCOMMI_PROBE_READS, dcommi_tune_sizes[i], 1, depth, false);
+        dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, dcommi_tune_sizes[i], 1, depth, false);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S / 2);
+    t->in = in;
+    t->out = out;
+    link->mapped_read.n = link->mapped_reduce.n = 0;
+    for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
+        int64_t len = dcommi_tune_sizes[i];
+        double around = 2 * t->signal + t->empty;
+        double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
+        double read = dcommi_tune_time(t, 2 * i - 4), folded = dcommi_tune_time(t, 2 * i - 3);
+        dcommi_tune_point(&link->mapped_read, len, read - around - copied);
+        dcommi_tune_point(&link->mapped_reduce, len, folded - around);
+    }
+}
+
 /* How many of rank 0's host have a partner on another one. */
 static int dcommi_tune_crowd(const dcommi_groups *g)
 {
@@ -41262,24 +41459,6 @@ static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len)
     int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, true);
     dcommi_tune_run(t, 2, 0);
     return dcommi_tune_time(t, at);
-}
-
-/* Nobody goes on before everybody has come. */
-static void dcommi_tune_meet(dcommi_tuner *t)
-{
-    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
-                      .rank = t->comm->rank,
-                      .nranks = t->comm->size,
-                      .dtype = DCOMM_U8,
-                      .lanes = 1};
-    dcomm_plan *plan = NULL;
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
 }
 
 /* What all pairs at once take for a message: until the last is done, since pairs do not share a
@@ -41375,24 +41554,27 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
     int known = -1;
-    size_t most = 2 * (t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST);
-    t->in = dcommi_alloc(most);
-    t->out = dcommi_alloc(most);
+    size_t most = t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST;
+    t->in = dcommi_alloc(2 * most);
+    t->out = dcommi_alloc(DCOMMI_PROBE_TURNS * most);
     if (t->in == NULL || t->out == NULL) {
         t->status = DCOMM_ERR_NO_MEMORY;
         return;
     }
+    t->near = true;
     dcommi_tune_local(t);
     for (int depth = g->nlevels; depth >= 0; depth--) {
         int kind = depth < g->nlevels ? g->kind[depth] : (int)DCOMM_LINK_NEAR;
         if (dcommi_probe_partner(g, 0, depth) < 0) {
             continue; /* rank 0 has nobody there */
         }
-        if (kind == DCOMM_LINK_HOST) {
+        t->near = kind != DCOMM_LINK_HOST;
+        if (!t->near) {
             dcommi_tune_far(t, &t->tuning.link[kind]);
             t->tuning.link[kind].fold = t->tuning.fold;
         } else {
             dcommi_tune_near(t, &t->tuning.link[kind], depth);
+            dcommi_tune_mapped(t, &t->tuning.link[kind], depth);
             /* Until a longer way is measured, it is taken to cost what this one does. */
             int first = known < 0 ? DCOMM_LINK_NEAR : kind;
             for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
@@ -41426,6 +41608,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
         for (int l = 0; l < g->nlevels; l++) {
             key = dcommi_mix(key, (uint64_t)dcommi_group_of(g, l, r) << 8 | g->kind[l]);
         }
+        key = dcommi_mix(key, (uint64_t)g->seat[r]);
     }
     return key;
 }
@@ -41515,6 +41698,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     }
     dcommi_comm_unlock(comm);
     dcomm_comm_destroy(&t->comm);
+    dcomm_mem_free(&t->registered);
     dcommi_free(t->in);
     dcommi_free(t->out);
     dcommi_free(t);
@@ -41729,6 +41913,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_PRINTF
 #undef DCOMMI_PROBE_BURST
 #undef DCOMMI_PROBE_SIGNATURE
+#undef DCOMMI_PROBE_TURNS
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_PULL_MESSAGE
 #undef DCOMMI_PULL_WINDOW
@@ -41817,6 +42002,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
+#undef DCOMMI_TUNE_COLD
 #undef DCOMMI_TUNE_CROWD_ROUNDS
 #undef DCOMMI_TUNE_FARTHEST
 #undef DCOMMI_TUNE_FAR_S

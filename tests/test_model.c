@@ -42,7 +42,7 @@ static double price(const source *s, const dcomm_tuning *tuning, const dcommi_gr
     dcommi_terrain t;
     dcommi_price p;
     dcommi_plans plans = {make, drop, (void *)(uintptr_t)s};
-    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, &t), DCOMM_OK);
+    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, false, &t), DCOMM_OK);
     int period =
         how == ALL || !dcommi_plans_alike(&plans, s->nranks, t.period) ? s->nranks : t.period;
     dcomm_status status = how == CHOSEN
@@ -229,6 +229,63 @@ Test(model, shared_port, .timeout = 30)
     dcommi_groups_free(&groups);
 }
 
+/* Ranks that take turns on a processor take longer, and only where both have work. */
+Test(model, turns, .timeout = 30)
+{
+    enum { N = 4 };
+    dcomm_tuning tuning;
+    const double d = 4 << 20;
+    int of[N] = {0};
+    dcommi_groups *groups = NULL;
+    cr_assert_eq(dcomm_tuning_uniform(0, 0, 0.5, &tuning), DCOMM_OK);
+    cr_assert_eq(dcommi_groups_of_hosts(of, N, &groups), DCOMM_OK);
+    source ring = allreduce("ring", N, d, WHOLE), tree = allreduce("binomial", N, d, WHOLE);
+    double folds = 3 * d / N * 0.5e-9, levels = 2 * d * 0.5e-9;
+    expect(price(&ring, &tuning, groups, ALL), folds, "each its own");
+    expect(price(&tree, &tuning, groups, ALL), levels, "a tree, each its own");
+    for (int r = 0; r < N; r++) {
+        groups->seat[r] = r / 2 * 2;
+    }
+    expect(price(&ring, &tuning, groups, ALL), 2 * folds, "all work twice as long");
+    expect(price(&ring, &tuning, groups, FEW), 2 * folds, "the same by one rank");
+    expect(price(&tree, &tuning, groups, ALL), levels, "who shares with a leaf is not held up");
+    dcommi_groups_free(&groups);
+}
+
+/* A promise of registered memory is priced by its own curves, and a fold of many operands passes
+ * over its result once. */
+Test(model, registered, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    dcomm_alternative plain[16], promised[16];
+    dcomm_coll_opts opts = {.registered = true};
+    int n = 0, one_shot = -1;
+    dcomm_tuning_default(&tuning);
+    for (int k = DCOMM_LINK_HOST + 1; k < DCOMM_LINK_COUNT; k++) {
+        tuning.link[k].mapped_read = dcommi_curve_line(0.01);
+        tuning.link[k].mapped_reduce = dcommi_curve_line(0.03);
+        tuning.link[k].signal_ps = tuning.link[k].tell_ps = 0;
+    }
+    tuning.step_ps = tuning.call_ps = 0;
+    const size_t count = 1 << 20;
+    const double bytes = 4.0 * (double)count;
+    for (int nranks = 2; nranks <= 8; nranks *= 2) {
+        cr_assert_eq(dcomm_explain_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+                                      NULL, plain, 16, &n),
+                     DCOMM_OK);
+        cr_assert_eq(dcomm_explain_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+                                      &opts, promised, 16, &n),
+                     DCOMM_OK);
+        for (int i = 0; i < n; i++) {
+            bool reads = strstr(promised[i].algo, "shot") != NULL;
+            one_shot = strcmp(promised[i].algo, "one_shot") == 0 ? i : one_shot;
+            cr_assert(promised[i].seconds <= plain[i].seconds, "%s", promised[i].algo);
+            cr_assert(!reads || promised[i].seconds < plain[i].seconds / 2, "%s", promised[i].algo);
+        }
+        expect(promised[one_shot].seconds, (nranks + 1) * bytes * 0.01e-9, "one pass");
+    }
+}
+
 /* Long messages wait for their receive; short ones do not. */
 Test(model, eager, .timeout = 30)
 {
@@ -340,6 +397,7 @@ Test(model, file, .timeout = 30)
     dcomm_tuning_default(&wrote);
     wrote.link[DCOMM_LINK_NEAR].alpha_ps = 123457;
     wrote.link[DCOMM_LINK_CORE].message.ps[1] = 98765432109;
+    wrote.link[DCOMM_LINK_CORE].mapped_reduce = wrote.link[DCOMM_LINK_CORE].message;
     cr_assert_eq(dcomm_tuning_save(&wrote, path), DCOMM_OK);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_OK, "%s", dcomm_last_error());
     cr_assert_eq(memcmp(&wrote, &got, sizeof got), 0);

@@ -187,6 +187,36 @@ Test(topo, levels_are_those_that_divide)
     dcommi_groups_free(&g);
 }
 
+static void expect_seats(int n, const char *const *cpus, const int *seat)
+{
+    dcommi_site sites[8];
+    dcommi_groups *g = groups_on(LAPTOP, n, cpus, sites);
+    for (int r = 0; r < n; r++) {
+        cr_expect_eq(g->seat[r], seat[r], "rank %d of %d takes turns with %d", r, n, g->seat[r]);
+    }
+    const int odd[] = {1, 3, 5};
+    dcommi_groups *part = n >= 6 ? dcommi_groups_restrict(g, odd, 3) : NULL;
+    for (int i = 0; part != NULL && i < 3; i++) {
+        int first = 0;
+        while (seat[odd[first]] != seat[odd[i]]) {
+            first++;
+        }
+        cr_expect_eq(part->seat[i], first, "rank %d of a part", odd[i]);
+    }
+    dcommi_groups_free(&part);
+    dcommi_groups_free(&g);
+}
+
+Test(topo, who_takes_turns)
+{
+    const char *const slices[] = {"0", "1", "0", "1", "0", "2"};
+    const char *const pairs[] = {"0-1", "0-1", "0-1", "2-3", "0-1", "0-1"};
+    const char *const apart[] = {"0", "1", "2-3", "2-3"};
+    expect_seats(6, slices, (int[]){0, 1, 0, 1, 0, 5});
+    expect_seats(6, pairs, (int[]){0, 1, 0, 3, 1, 0});
+    expect_seats(4, apart, (int[]){0, 1, 2, 3});
+}
+
 static void expect_unbound(const char *xml, int n, const char *const *cpus, const char *expected)
 {
     dcommi_site sites[64];

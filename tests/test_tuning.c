@@ -46,7 +46,10 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     same(comm, n, &tuning);
     PROCS_CHECK(strstr(tuning.source, "measured") != NULL, "%s", tuning.source);
     int kind = place == RANKS_HOSTS ? DCOMM_LINK_HOST : DCOMM_LINK_NEAR;
-    PROCS_CHECK(tuning.link[kind].message.n > 2, "%d", (int)tuning.link[kind].message.n);
+    const dcomm_link *link = &tuning.link[kind];
+    PROCS_CHECK(link->message.n > 2, "%d", (int)link->message.n);
+    PROCS_CHECK((link->mapped_reduce.n > 2) == (kind != DCOMM_LINK_HOST), "%d",
+                (int)link->mapped_reduce.n);
     sums(comm, rank, n);
 
     /* Nothing that measuring did shows. */

@@ -34,6 +34,9 @@ typedef struct dcomm_coll_opts {
                            (default: 0 is taken as 1) */
     int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
+    bool registered;    /* a promise that the buffers of all ranks are registered (mem.h), by which
+                           the algorithm is chosen. Nothing else depends on it: what is not
+                           registered after all is served, if slower (default: false) */
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */

@@ -77,6 +77,8 @@ typedef struct dcomm_link {
     dcomm_curve fold;    /* and for so much longer its receiver, where it folds the message */
     dcomm_curve read;    /* copying so many bytes of exposed memory */
     dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
+    /* The same of memory that a call promises to be registered (n = 0: as other memory). */
+    dcomm_curve mapped_read, mapped_reduce;
     /* The port of all ranks that are together on this side of the link (the host's network
      * interface) is busy for so long with a message. */
     dcomm_curve shared;

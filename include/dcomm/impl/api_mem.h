@@ -111,19 +111,8 @@ static dcomm_status dcommi_mem_make(dcommi_own *own)
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
+static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcommi_own **own_p)
 {
-    if (ptr_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
-    }
-    *ptr_p = NULL;
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
-    DCOMMI_TRY(dcommi_check_fork());
-    if (bytes == 0) {
-        return DCOMM_OK;
-    }
     size_t available = dcommi_mem_available();
     if (bytes > available || bytes > DCOMMI_REGION_LEN_MAX) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
@@ -145,11 +134,30 @@ DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, voi
         return status;
     }
     atomic_fetch_add(&context->refs, 1);
-    dcommi_mem_report(own);
     pthread_mutex_lock(&dcommi_mem_lock);
     own->next = dcommi_mem_all;
     dcommi_mem_all = own;
     pthread_mutex_unlock(&dcommi_mem_lock);
+    *own_p = own;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
+{
+    dcommi_own *own;
+    if (ptr_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
+    }
+    *ptr_p = NULL;
+    if (context == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_mem_alloc(context, bytes, &own));
+    dcommi_mem_report(own);
     *ptr_p = own->base;
     return DCOMM_OK;
 }

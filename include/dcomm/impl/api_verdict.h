@@ -76,8 +76,8 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     dcommi_price price = {.ps = 0};
     DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
     if (s->nranks > 1) {
-        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain, s, algo, DCOMMI_PRICE_LIMIT,
-                                       DCOMMI_CHOICE_BUDGET, &price));
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain[s->registered], s, algo,
+                                       DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price));
     }
     *seconds = 1e-12 * (double)price.ps;
     *algo_p = algo->name;
@@ -103,7 +103,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     v->decode_seconds = w.decode * scale;
     v->bits = 8 * (double)w.bytes / (double)w.count;
     dcommi_comm_lock(comm);
-    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain.copy,
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[false].copy,
                                                   (int64_t)(w.count * sizeof(float)));
     if (copy > 0) { /* a factor of 1024 is no codec's */
         coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));

@@ -46,6 +46,7 @@ typedef struct dcommi_shape {
     size_t count;                /* the collective's own count argument, elements */
     bool in_place;               /* the input lies in OUT, where the collective's rules put it */
     bool rank_order;             /* fold in rank order or refuse */
+    bool registered;             /* the choice may count on registered memory */
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */

@@ -96,6 +96,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
     }
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
+    s->registered = opts->registered && coll != DCOMM_COLL_BARRIER;
     return DCOMM_OK;
 }
 
@@ -146,8 +147,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
     dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
                                    (uint64_t)s->dtype << 8 | (uint64_t)s->op,
-                           .mode =
-                               (uint64_t)s->lanes << 8 | (uint64_t)s->rank_order << 1 | s->in_place,
+                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->registered << 2 |
+                                   (uint64_t)s->rank_order << 1 | s->in_place,
                            .count = s->count,
                            .chunk = (uint64_t)s->chunk_bytes};
     for (; algo != NULL && *algo != 0; algo++) {
@@ -379,16 +380,16 @@ static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s
 
 /* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
 static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
-                                        bool in_place)
+                                        bool in_place, bool registered)
 {
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)root << 25 | (uint64_t)in_place << 24 |
-           (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
+    return (uint64_t)1 << 63 | (uint64_t)registered << 62 | (uint64_t)(uint32_t)root << 25 |
+           (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
-/* Options that say nothing. */
+/* Options that say nothing, but for what is in the call's code. */
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
@@ -435,7 +436,8 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
-            uint64_t code = dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place);
+            uint64_t code =
+                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->registered);
             if (dcommi_recent_find(comm, code, s->count) == NULL) {
                 dcommi_recent_set(comm, code, s->count, cached);
             }

@@ -15,7 +15,7 @@
 
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
-    dcommi_terrain terrain;
+    dcommi_terrain terrain[2]; /* of calls on any memory, and on registered memory */
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -39,7 +39,8 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
     memset(c->choice, 0, sizeof c->choice);
     c->ndecided = 0;
     c->tuning = *tuning;
-    return dcommi_terrain_make(groups, nranks, tuning, &c->terrain);
+    DCOMMI_TRY(dcommi_terrain_make(groups, nranks, tuning, false, &c->terrain[false]));
+    return dcommi_terrain_make(groups, nranks, tuning, true, &c->terrain[true]);
 }
 
 /* ---- what is priced ---- */
@@ -131,7 +132,8 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
 static uint64_t dcommi_choice_key(const dcommi_shape *s)
 {
     dcommi_shape q = dcommi_choice_shape(s);
-    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 | s->rank_order,
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
+                                  (uint64_t)s->registered << 1 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
     if (s->coding != NULL) {
@@ -197,6 +199,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
+    const dcommi_terrain *t = &c->terrain[s->registered];
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
@@ -207,12 +210,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
         if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
-            dcommi_choice_price(&c->terrain, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            dcommi_choice_price(t, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
             ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain.call;
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - t->call;
         }
     }
     for (int i = 0; i < n; i++) {

@@ -24,6 +24,8 @@ typedef struct dcommi_groups {
     int32_t count[DCOMMI_LEVELS_MAX]; /* groups of each level */
     int32_t *order;                   /* [nranks]: all ranks, each group's next to each other */
     int32_t *group;                   /* [nlevels * nranks]: the group of each rank */
+    int32_t *seat; /* [nranks]: the first of the ranks that take turns on one hardware thread with
+                      this one, as far as is known */
 } dcommi_groups;
 
 static inline int32_t dcommi_group_of(const dcommi_groups *g, int level, int rank)
@@ -54,13 +56,17 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
                                          const int64_t *ids)
 {
     size_t n = (size_t)nranks, table = (size_t)nlevels * n;
-    dcommi_groups *g = dcommi_alloc(sizeof *g + (n + table) * sizeof(int32_t));
+    dcommi_groups *g = dcommi_alloc(sizeof *g + (2 * n + table) * sizeof(int32_t));
     if (g == NULL) {
         return NULL;
     }
     g->nranks = nranks;
     g->order = (int32_t *)(g + 1);
-    g->group = g->order + n;
+    g->seat = g->order + n;
+    g->group = g->seat + n;
+    for (int r = 0; r < nranks; r++) {
+        g->seat[r] = r;
+    }
     for (int l = 0; l < nlevels && g->nlevels < DCOMMI_LEVELS_MAX; l++) {
         int32_t *now = g->group + (size_t)g->nlevels * n, count = 0;
         const int32_t *above = g->nlevels > 0 ? now - n : NULL;
@@ -108,6 +114,11 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
     }
     dcommi_groups *g = dcommi_groups_make(n, parent->nlevels, parent->kind, ids);
     dcommi_free(ids);
+    for (int i = 0; g != NULL && i < n; i++) {
+        for (int k = i; k-- > 0;) {
+            g->seat[i] = parent->seat[members[k]] == parent->seat[members[i]] ? k : g->seat[i];
+        }
+    }
     return g;
 }
 

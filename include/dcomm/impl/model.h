@@ -72,7 +72,7 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
-    bool by_core;
+    bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
     dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
@@ -99,6 +99,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
                dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
                dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
+               dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     return good ? DCOMM_OK
@@ -158,8 +159,10 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
+/* registered: what ranks expose can be mapped. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
-                                        const dcomm_tuning *t, dcommi_terrain *terrain)
+                                        const dcomm_tuning *t, bool registered,
+                                        dcommi_terrain *terrain)
 {
     DCOMMI_TRY(dcommi_tuning_check(t));
     memset(terrain, 0, sizeof *terrain);
@@ -177,8 +180,10 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
         to->fold = dcommi_curve_make(&from->fold);
-        to->read = dcommi_curve_make(&from->read);
-        to->reduce = dcommi_curve_make(&from->reduce);
+        to->mapped = registered && from->mapped_reduce.n > 0;
+        to->reduce = dcommi_curve_make(to->mapped ? &from->mapped_reduce : &from->reduce);
+        bool read = registered && from->mapped_read.n > 0;
+        to->read = dcommi_curve_make(read ? &from->mapped_read : &from->read);
         to->shared = dcommi_curve_make(&from->shared);
         to->sustained = dcommi_curve_make(&from->sustained);
     }

@@ -33,7 +33,9 @@ typedef struct dcommi_sim_lane {
 typedef struct dcommi_sim_actor {
     const dcomm_plan *plan;
     dcommi_sim_frame *root;
-    int64_t core, out, in; /* until when its processor and its ports are busy */
+    int64_t core, out, in; /* until when the processor of its seat and its ports are busy */
+    int seat;              /* the actor whose processor it takes turns on */
+    int64_t turns;         /* ranks that it stands for and that do the same there */
     int64_t *counters;
     int64_t *exposed;         /* [nslots]: when; -1: not yet */
     dcommi_sim_lane *waiters; /* for counters */

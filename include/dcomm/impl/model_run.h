@@ -156,7 +156,7 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
     }
     bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
     work = later ? work / 1024 * plan->codec_later : work;
-    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+    return dcommi_sim_work(s, lane->frame->rank, s->now, work);
 }
 
 /* The caller's kernels: as much as copying what they write or read. */
@@ -167,8 +167,7 @@ static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dc
         const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
         len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
     }
-    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now,
-                           dcommi_curve_at(&s->terrain->copy, len));
+    return dcommi_sim_work(s, lane->frame->rank, s->now, dcommi_curve_at(&s->terrain->copy, len));
 }
 
 static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
@@ -247,7 +246,7 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
                 return;
             }
             if (!free_of_charge) {
-                next = dcommi_sim_work(&s->actor[lane->frame->rank], next, s->terrain->step);
+                next = dcommi_sim_work(s, lane->frame->rank, next, s->terrain->step);
             }
         }
         if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
@@ -285,6 +284,24 @@ static dcomm_status dcommi_sim_ports(dcommi_sim *s)
     return DCOMM_OK;
 }
 
+/* Who takes turns on a processor: actors with each other, or, where they stand for others, each
+ * with as many as sit where it does. */
+static void dcommi_sim_seats(dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    for (int i = 0; i < s->period; i++) {
+        s->actor[i].seat = i;
+        s->actor[i].turns = 1;
+        if (g != NULL && s->period == g->nranks) {
+            s->actor[i].seat = g->seat[i];
+            continue;
+        }
+        for (int r = 0; g != NULL && r < g->nranks; r++) {
+            s->actor[i].turns += r != i && g->seat[r] == g->seat[i];
+        }
+    }
+}
+
 static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
 {
     s->actor = dcommi_calloc((size_t)s->period, sizeof *s->actor);
@@ -294,6 +311,7 @@ static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
         return DCOMM_ERR_NO_MEMORY;
     }
     DCOMMI_TRY(dcommi_sim_ports(s));
+    dcommi_sim_seats(s);
     for (int i = 0; i < s->period; i++) {
         dcommi_sim_actor *a = &s->actor[i];
         DCOMMI_TRY(plans->get(plans->user, i, &a->plan));

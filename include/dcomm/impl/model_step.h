@@ -69,10 +69,12 @@ static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
 }
 
 /* Work of a rank's processor that may begin at `from`; returns its end. */
-static inline int64_t dcommi_sim_work(dcommi_sim_actor *a, int64_t from, int64_t work)
+static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
 {
     if (work > 0) {
-        a->core = from = dcommi_max64(from, a->core) + work;
+        const dcommi_sim_actor *a = &s->actor[actor];
+        int64_t *core = &s->actor[a->seat].core;
+        *core = from = dcommi_max64(from, *core) + a->turns * work;
     }
     return from;
 }
@@ -121,7 +123,7 @@ static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
     int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
                    (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
-    int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, work);
+    int64_t end = dcommi_sim_work(s, m->to, s->now, work);
     dcommi_sim_complete(s, m->receiver, m->async, end);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
@@ -169,7 +171,7 @@ static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
         return;
     }
     if (--join->left == 0) {
-        int64_t end = dcommi_sim_work(&s->actor[m->to], s->now, join->work);
+        int64_t end = dcommi_sim_work(s, m->to, s->now, join->work);
         dcommi_sim_complete(s, join->lane, join->async, end);
         *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
         if (join->next != NULL) {
@@ -195,7 +197,7 @@ static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
         dcommi_sim_tail(s, m);
     } else {
         const dcommi_link *link = dcommi_sim_link(s, m->depth);
-        dcommi_sim_leave(s, m, dcommi_sim_work(&s->actor[m->from], s->now, link->overhead));
+        dcommi_sim_leave(s, m, dcommi_sim_work(s, m->from, s->now, link->overhead));
     }
 }
 
@@ -243,7 +245,7 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->depth = (uint8_t)depth;
     m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
     m->waits = m->len > link->eager;
-    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, link->overhead);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->overhead);
     if (link->by_core && !m->waits) {
         dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
         return t;
@@ -310,7 +312,7 @@ static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_
             if (m == NULL) {
                 continue;
             }
-            t = dcommi_sim_work(&s->actor[lane->frame->rank], t, link->overhead);
+            t = dcommi_sim_work(s, lane->frame->rank, t, link->overhead);
             m->from = rank % s->period;
             m->to = lane->frame->rank;
             m->depth = (uint8_t)depth;
@@ -329,6 +331,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
+    int64_t mapped = 0, nmapped = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
         const dcomm_operand *o = &plan->operands[step->src + i];
@@ -356,7 +359,10 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
             const dcommi_link *link = dcommi_sim_link(s, depth);
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
-            if (link->by_core) {
+            if (link->by_core && fold && link->mapped) {
+                mapped += dcommi_curve_at(&link->reduce, len);
+                nmapped++;
+            } else if (link->by_core) {
                 work += dcommi_curve_at(fold ? &link->reduce : &link->read, len);
             } else if (fold) {
                 work += dcommi_curve_at(&link->fold, len);
@@ -367,6 +373,11 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         dcommi_sim_resume(s, lane, ready);
         return DCOMMI_SIM_AGAIN;
     }
+    if (nmapped > 0) {
+        /* Measured with one rank that is read; the fold's own operand and its result are passed
+         * over once, however many there are. */
+        work += mapped * (nmapped + 2) / (3 * nmapped);
+    }
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
@@ -375,7 +386,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
     }
-    return dcommi_sim_work(&s->actor[lane->frame->rank], s->now, work);
+    return dcommi_sim_work(s, lane->frame->rank, s->now, work);
 }
 
 /* ---- signals ---- */
@@ -409,7 +420,7 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
         s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
         work += s->terrain->link[kind].tell;
     }
-    int64_t t = dcommi_sim_work(&s->actor[f->rank], s->now, work);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, work);
     for (int a = 0; a < s->period; a++) {
         for (int kind = 0; kind < DCOMM_LINK_COUNT; kind++) {
             int64_t *n = &s->tally[a * DCOMM_LINK_COUNT + kind];
@@ -443,7 +454,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
             work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
         }
     }
-    int64_t t = own->exposed[slot] = dcommi_sim_work(own, s->now, work);
+    int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
     while (own->readers != NULL) {
         dcommi_sim_lane *reader = own->readers;
         own->readers = reader->next_waiter;
@@ -478,7 +489,7 @@ static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     int depth;
     rank = dcommi_sim_peer(s, lane, peer, &depth);
     const dcommi_link *link = dcommi_sim_link(s, depth);
-    int64_t t = dcommi_sim_work(own, s->now, link->tell);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->tell);
     if (rank >= 0) {
         dcommi_sim_event e = {.time = t + link->signal,
                               .kind = DCOMMI_SIM_SIGNAL,

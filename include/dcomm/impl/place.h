@@ -73,6 +73,34 @@ static int32_t dcommi_place_index(const dcommi_site *p, int level)
     return index[level];
 }
 
+/* The i-th rank below `rank` that may run where this one may, on the same hardware threads; -1:
+ * there are not so many, and *count is how many there are. */
+static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, int rank, int i,
+                             int *count)
+{
+    *count = 0;
+    for (int r = 0; r < rank; r++) {
+        if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+            dcommi_place_same(&places[r], &places[rank]) && (*count)++ == i) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+/* Ranks that may run on the same hardware threads have one each, and when all are taken, take turns
+ * on them one after the other. */
+static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
+{
+    for (int r = 0; r < g->nranks; r++) {
+        int before, cpus = places[r].unknown == 0 ? places[r].cpus : 0;
+        dcommi_place_twin(g, places, r, g->nranks, &before);
+        if (cpus > 0 && before >= cpus) {
+            g->seat[r] = dcommi_place_twin(g, places, r, before % cpus, &before);
+        }
+    }
+}
+
 /* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
  * say, share with those alone that may run on exactly the same hardware threads. */
 static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
@@ -95,6 +123,9 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
     }
     dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
     dcommi_free(ids);
+    if (groups != NULL) {
+        dcommi_place_seats(groups, places);
+    }
     return groups;
 }
 

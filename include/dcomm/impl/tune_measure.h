@@ -3,12 +3,14 @@
 #ifndef DCOMMI_TUNE_MEASURE_H
 #define DCOMMI_TUNE_MEASURE_H
 
+#include "api_mem.h"
 #include "tune_probe.h"
 
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
 #define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
-#define DCOMMI_TUNE_ROUNDS 9           /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
+#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_FEW 7
 #define DCOMMI_TUNE_CROWD_ROUNDS 2
 #define DCOMMI_TUNE_PROBES 40       /* of a round */
@@ -35,6 +37,8 @@ typedef struct dcommi_tuner {
     dcomm_comm *comm; /* for the probes alone */
     dcomm_tuning tuning;
     uint8_t *in, *out;
+    bool near;        /* what is measured lies within a host */
+    void *registered; /* NULL: there is none, or it has not been asked for */
     dcommi_rounds rounds;
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
@@ -54,6 +58,15 @@ static int dcommi_tune_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
+ * with nobody else who is measured. */
+static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
+{
+    bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
+    return (first && second) ||
+           (partner >= 0 && g->seat[rank] == g->seat[partner] && (first || second));
+}
+
 /* Put a probe into the rounds to come; returns where its time will be. */
 static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
                            int depth, bool alone)
@@ -65,6 +78,11 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
     if (alone && comm->rank != 0 && partner != 0) {
         partner = -1;
     }
+    bool works = !t->near || dcommi_tune_seated(comm->groups, comm->rank, partner);
+    if (!works) { /* what two ranks take in turns would be measured as if it were one's */
+        partner = -1;
+        kind = DCOMMI_PROBE_NOTHING;
+    }
     timed->probe = (dcommi_probe){kind, len, trips};
     timed->plan = NULL;
     if (t->status >= 0) {
@@ -74,6 +92,45 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 }
 
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+
+/* Nobody goes on before everybody has come. */
+static void dcommi_tune_meet(dcommi_tuner *t)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
+                      .rank = t->comm->rank,
+                      .nranks = t->comm->size,
+                      .dtype = DCOMM_U8,
+                      .lanes = 1};
+    dcomm_plan *plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
+/* Take memory out of the caches, where that can be asked for. */
+static void dcommi_tune_flush(const uint8_t *at, int64_t len)
+{
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < len; i += 64) {
+        __builtin_ia32_clflush(at + i);
+    }
+    __builtin_ia32_mfence();
+#else
+    (void)at;
+    (void)len;
+#endif
+}
+
+/* Long buffers are out of the caches when a program comes with them, most of all its inputs. */
+static void dcommi_tune_chill(const dcommi_tuner *t, int64_t len)
+{
+    dcommi_tune_flush(t->in, 2 * len);
+    dcommi_tune_flush(t->out, DCOMMI_PROBE_TURNS * len);
+}
 
 /* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
 static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
@@ -85,6 +142,12 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
             break;
         }
         for (int i = 0; i < all->n && t->status >= 0; i++) {
+            if (t->near && all->timed[i].probe.len >= DCOMMI_TUNE_COLD) {
+                dcommi_tune_chill(t, all->timed[i].probe.len);
+            }
+            if (t->near) { /* who shares this core has done its part of the last probe */
+                dcommi_tune_meet(t);
+            }
             double start = dcommi_now();
             t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
             all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
@@ -180,14 +243,14 @@ static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
     return message;
 }
 
-enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 7, DCOMMI_TUNE_SHORT_SIZES = 4 };
-static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,   8192,   32768,
-                                                             65536, 262144, 1 << 20};
+enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 8, DCOMMI_TUNE_SHORT_SIZES = 5 };
+static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,  8192,   16384,
+                                                             32768, 65536, 262144, 1 << 20};
 
 /* Messages as they are and folded, memory read and folded. */
 static int dcommi_tune_add_size(dcommi_tuner *t, int64_t len, int depth)
 {
-    int64_t trips = len <= 8192 ? 8 : len <= 65536 ? 4 : 2;
+    int64_t trips = len < DCOMMI_TUNE_COLD ? 8 : 2;
     int first = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, trips, depth, false);
     dcommi_tune_add(t, DCOMMI_PROBE_FOLDS, len, trips, depth, false);
     dcommi_tune_add(t, DCOMMI_PROBE_READS, len, 1, depth, false);
@@ -235,6 +298,38 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     }
 }
 
+/* Reading and folding registered memory; the first round makes the peers map it. */
+static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
+{
+    uint8_t *in = t->in, *out = t->out;
+    dcommi_own *own = NULL;
+    if (t->registered == NULL &&
+        dcommi_mem_alloc(t->comm->context, (2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST,
+                         &own) >= 0) {
+        t->registered = own->base;
+    }
+    if (t->registered != NULL) { /* whoever has none takes part all the same */
+        t->in = t->registered;
+        t->out = t->in + 2 * DCOMMI_TUNE_LONGEST;
+    }
+    for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
+        dcommi_tune_add(t, DCOMMI_PROBE_READS, dcommi_tune_sizes[i], 1, depth, false);
+        dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, dcommi_tune_sizes[i], 1, depth, false);
+    }
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S / 2);
+    t->in = in;
+    t->out = out;
+    link->mapped_read.n = link->mapped_reduce.n = 0;
+    for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
+        int64_t len = dcommi_tune_sizes[i];
+        double around = 2 * t->signal + t->empty;
+        double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
+        double read = dcommi_tune_time(t, 2 * i - 4), folded = dcommi_tune_time(t, 2 * i - 3);
+        dcommi_tune_point(&link->mapped_read, len, read - around - copied);
+        dcommi_tune_point(&link->mapped_reduce, len, folded - around);
+    }
+}
+
 /* How many of rank 0's host have a partner on another one. */
 static int dcommi_tune_crowd(const dcommi_groups *g)
 {
@@ -250,24 +345,6 @@ static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len)
     int at = dcommi_tune_add(t, DCOMMI_PROBE_MESSAGES, len, len <= 65536 ? 4 : 1, 0, true);
     dcommi_tune_run(t, 2, 0);
     return dcommi_tune_time(t, at);
-}
-
-/* Nobody goes on before everybody has come. */
-static void dcommi_tune_meet(dcommi_tuner *t)
-{
-    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
-                      .rank = t->comm->rank,
-                      .nranks = t->comm->size,
-                      .dtype = DCOMM_U8,
-                      .lanes = 1};
-    dcomm_plan *plan = NULL;
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
 }
 
 /* What all pairs at once take for a message: until the last is done, since pairs do not share a
@@ -442,24 +519,27 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
     int known = -1;
-    size_t most = 2 * (t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST);
-    t->in = dcommi_alloc(most);
-    t->out = dcommi_alloc(most);
+    size_t most = t->comm->nhosts > 1 ? DCOMMI_TUNE_FARTHEST : DCOMMI_TUNE_LONGEST;
+    t->in = dcommi_alloc(2 * most);
+    t->out = dcommi_alloc(DCOMMI_PROBE_TURNS * most);
     if (t->in == NULL || t->out == NULL) {
         t->status = DCOMM_ERR_NO_MEMORY;
         return;
     }
+    t->near = true;
     dcommi_tune_local(t);
     for (int depth = g->nlevels; depth >= 0; depth--) {
         int kind = depth < g->nlevels ? g->kind[depth] : (int)DCOMM_LINK_NEAR;
         if (dcommi_probe_partner(g, 0, depth) < 0) {
             continue; /* rank 0 has nobody there */
         }
-        if (kind == DCOMM_LINK_HOST) {
+        t->near = kind != DCOMM_LINK_HOST;
+        if (!t->near) {
             dcommi_tune_far(t, &t->tuning.link[kind]);
             t->tuning.link[kind].fold = t->tuning.fold;
         } else {
             dcommi_tune_near(t, &t->tuning.link[kind], depth);
+            dcommi_tune_mapped(t, &t->tuning.link[kind], depth);
             /* Until a longer way is measured, it is taken to cost what this one does. */
             int first = known < 0 ? DCOMM_LINK_NEAR : kind;
             for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
@@ -494,6 +574,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
         for (int l = 0; l < g->nlevels; l++) {
             key = dcommi_mix(key, (uint64_t)dcommi_group_of(g, l, r) << 8 | g->kind[l]);
         }
+        key = dcommi_mix(key, (uint64_t)g->seat[r]);
     }
     return key;
 }
@@ -593,6 +674,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         dcommi_tune_connect(t, (int)word.tuning.connections);
     }
     dcomm_comm_destroy(&t->comm);
+    dcomm_mem_free(&t->registered);
     dcommi_free(t->in);
     dcommi_free(t->out);
     dcommi_free(t);

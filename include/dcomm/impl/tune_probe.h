@@ -19,6 +19,7 @@ enum dcommi_probe_kind {
 };
 
 #define DCOMMI_PROBE_BURST 8
+#define DCOMMI_PROBE_TURNS 3 /* buffers that a probe may use */
 #define DCOMMI_PROBE_SIGNATURE 0x74756e65u
 
 typedef struct dcommi_probe {
@@ -82,19 +83,21 @@ static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcom
     int64_t tag = dcommi_build_tags(b, p->trips * each);
     int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
     int d = dcommi_loop(b, 0, dcommi_const(p->trips));
-    /* Each trip sends what the one before has received: memory that was just written, as in a
-     * collective. Two buffers of `each` messages take turns. */
-    dcomm_operand in =
-        dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, 2), p->len);
+    /* As in a collective, each trip but the first sends what the one before has received, receives
+     * where nothing has been, and folds what has lain. Three buffers of `each` messages take turns.
+     */
+    dcomm_operand in = dcommi_at(
+        DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
+    dcomm_operand own = dcommi_at(DCOMM_SPACE_IN, dcommi_modular(p->len, 0, d, 1, 2), p->len);
     for (int64_t i = 0; i < each; i++) {
         dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
     }
     for (int64_t i = 0; i < each; i++) {
         dcomm_expr order = dcommi_linear(tag + i, d, each);
-        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, 2);
+        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, DCOMMI_PROBE_TURNS);
         dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
         if (p->kind == DCOMMI_PROBE_FOLDS) {
-            dcommi_recv_reduce(b, 0, out, in, dcommi_msg(),
+            dcommi_recv_reduce(b, 0, out, own, dcommi_msg(),
                                dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
                                DCOMM_STEP_ASYNC);
         } else {
@@ -149,8 +152,8 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     dcommi_builder b;
     bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
     dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
-    b.head.in_bytes = p->len;
-    b.head.out_bytes = 2 * p->len * DCOMMI_PROBE_BURST;
+    b.head.in_bytes = 2 * p->len;
+    b.head.out_bytes = p->len * DCOMMI_PROBE_TURNS * DCOMMI_PROBE_BURST;
     if (local) {
         dcommi_probe_local(&b, p);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {

@@ -10,18 +10,20 @@
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
-#define DCOMMI_LINK_FIELDS(X)        \
-    X("alpha_us", alpha_ps, T)       \
-    X("overhead_us", overhead_ps, T) \
-    X("signal_us", signal_ps, T)     \
-    X("tell_us", tell_ps, T)         \
-    X("eager_bytes", eager_bytes, N) \
-    X("by_core", by_core, N)         \
-    X("message", message, C)         \
-    X("fold", fold, C)               \
-    X("read", read, C)               \
-    X("reduce", reduce, C)           \
-    X("shared", shared, C)           \
+#define DCOMMI_LINK_FIELDS(X)            \
+    X("alpha_us", alpha_ps, T)           \
+    X("overhead_us", overhead_ps, T)     \
+    X("signal_us", signal_ps, T)         \
+    X("tell_us", tell_ps, T)             \
+    X("eager_bytes", eager_bytes, N)     \
+    X("by_core", by_core, N)             \
+    X("message", message, C)             \
+    X("fold", fold, C)                   \
+    X("read", read, C)                   \
+    X("reduce", reduce, C)               \
+    X("mapped_read", mapped_read, C)     \
+    X("mapped_reduce", mapped_reduce, C) \
+    X("shared", shared, C)               \
     X("sustained", sustained, C)
 #define DCOMMI_TUNING_FIELDS(X) \
     X("copy", copy, C)          \
