@@ -906,6 +906,8 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
+#define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
+
 typedef struct dcomm_comm_opts {
     dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
     dcomm_context_opts context_opts; /* for that new one */
@@ -925,6 +927,12 @@ typedef struct dcomm_comm_opts {
                            of hosts, so that algorithms are chosen by it (or read it, where
                            DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
+    int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
+                           faster where the network limits each by itself (default:
+                           DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
+                           tuning measures, those of the tuning where it is read, else 1); rank 0's
+                           is taken by all ranks. Communicators of a context share connections: the
+                           one created or tuned last decides */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
@@ -1405,6 +1413,10 @@ typedef struct dcomm_tuning {
     dcomm_curve fold; /* of each operand but the first, in its own memory */
     int64_t step_ps;  /* work for each step of a plan, whatever it does */
     int64_t call_ps;  /* of the call itself, whatever the plan */
+    /* So many connections from a rank to one on another host, at most 16, give the numbers of
+     * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
+     * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
+    int64_t connections;
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 
@@ -16924,7 +16936,7 @@ typedef struct dcommi_terrain {
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
     bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
-                t->call_ps >= 0;
+                t->call_ps >= 0 && t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;
@@ -16939,8 +16951,9 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
-                      "tuning: a time is negative or beyond two hours, or the points of a curve "
-                      "do not ascend");
+                      "tuning: a time is negative or beyond two hours, the points of a curve do "
+                      "not ascend, or there are more than %d connections",
+                      DCOMM_CONNECTIONS_MAX);
 }
 
 /* Does adding `shift` to every rank lead each group to a group? */
@@ -18387,6 +18400,7 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
         .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {30000, 400000, 18000000, 90000000}};
     tuning->step_ps = 15000;
     tuning->call_ps = 100000;
+    tuning->connections = 1;
     snprintf(tuning->source, sizeof tuning->source, "built in");
 }
 
@@ -18415,7 +18429,8 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("copy", copy, C)          \
     X("fold", fold, C)          \
     X("step_us", step_ps, T)    \
-    X("call_us", call_ps, T)
+    X("call_us", call_ps, T)    \
+    X("connections", connections, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
@@ -24054,8 +24069,7 @@ typedef struct dcommi_region {
     size_t key_len;
 } dcommi_region;
 
-#define DCOMMI_HEADER_MAX 64  /* bytes of header that send takes */
-#define DCOMMI_CONNECTIONS 16 /* most that a transport uses to one peer */
+#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
 
 struct dcommi_transport {
     const char *name; /* "local", "net" */
@@ -24073,8 +24087,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* May be NULL. From now on use up to so many connections, at most DCOMMI_CONNECTIONS, to send
-     * to a peer. Any number of the peer's is understood. */
+    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
+     * send to a peer. Any number of the peer's is understood. */
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
@@ -24720,7 +24734,8 @@ struct dcomm_comm {
     double timeout_s;
     char algo[32];
     bool deterministic;
-    bool tunes; /* measures what things cost when it is created */
+    bool tunes;      /* measures what things cost when it is created */
+    int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];
@@ -35746,11 +35761,12 @@ typedef struct dcommi_ucx_peer {
     int index;
     uint64_t id;
     void *address;
-    ucp_ep_h ep[DCOMMI_CONNECTIONS]; /* NULL: not opened yet, or closed */
-    size_t load[DCOMMI_CONNECTIONS]; /* bytes of the sends under way on each */
-    int connections;                 /* to send over */
-    int used_by_peer;                /* so many of ours are opened as well */
+    ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
+    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each */
+    int connections;                    /* to send over */
+    int used_by_peer;                   /* so many of ours are opened as well */
     int opened, turn;
+    double opened_at;     /* the last of them; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
     uint32_t failed;      /* a bit for each */
     double failed_at;     /* coarse clock */
@@ -35811,6 +35827,7 @@ typedef struct dcommi_ucx_kept {
 
 #define DCOMMI_UCX_SLAB 32
 #define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
+#define DCOMMI_UCX_FRESH_S 0.1      /* so long it may take until a connection is there */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
@@ -36070,6 +36087,7 @@ static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int 
                                u->base.name, p->index, ucs_status_string(status));
         }
         p->ep[p->opened++] = ep;
+        p->opened_at = dcommi_coarse_now();
     }
     return DCOMM_OK;
 }
@@ -36170,14 +36188,23 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     dcommi_free(p);
 }
 
+/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
+ * let connections that others follow become old before they are closed. */
+static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
+{
+    return p->opened > 1 && p->failure == UCS_OK &&
+           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
+}
+
 static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
 {
     for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
         dcommi_ucx_peer *p = *link;
-        if (p->flushing == 0 || p->failure != UCS_OK) {
+        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
             dcommi_ucx_peer_close(p);
         }
-        if (p->flushing > 0 || p->flights > 0) { /* they name p */
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
             link = &p->next;
             continue;
         }
@@ -36237,7 +36264,7 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 
 #endif
 
-#define DCOMMI_UCX_PART_MIN 65536 /* bytes of a part */
+#define DCOMMI_UCX_PART_MIN 32768 /* bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
 
 /* ---- where to cut ---- */
@@ -36359,8 +36386,8 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
     if (t->parts == 1) {
         return t->part == 0 && t->total == len;
     }
-    return t->parts > 1 && t->parts <= DCOMMI_CONNECTIONS && t->part < t->parts &&
-           t->connection < DCOMMI_CONNECTIONS && len > 0 &&
+    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
+           t->connection < DCOMM_CONNECTIONS_MAX && len > 0 &&
            len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
                       dcommi_ucx_part_at(t->total, t->parts, t->part);
 }
@@ -36441,9 +36468,9 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
     if (p != NULL) {
-        p->connections = connections < 1                    ? 1
-                         : connections > DCOMMI_CONNECTIONS ? DCOMMI_CONNECTIONS
-                                                            : connections;
+        p->connections = connections < 1                       ? 1
+                         : connections > DCOMM_CONNECTIONS_MAX ? DCOMM_CONNECTIONS_MAX
+                                                               : connections;
     }
 }
 
@@ -36802,6 +36829,23 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
     }
 }
 
+/* No connection is fresh any more. */
+static void dcommi_ucx_ripen(dcommi_ucx *u)
+{
+    for (bool fresh = true; fresh;) {
+        fresh = false;
+        for (size_t i = 0; i < u->peers_capacity && !fresh; i++) {
+            fresh = u->peers[i] != NULL && dcommi_ucx_is_fresh(u->peers[i]);
+        }
+        for (const dcommi_ucx_peer *p = u->removed; p != NULL && !fresh; p = p->next) {
+            fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        }
+        if (fresh && dcommi_ucx_progress(&u->base) == 0) {
+            sched_yield();
+        }
+    }
+}
+
 static void dcommi_ucx_free(dcommi_ucx *u)
 {
     if (u->worker != NULL) {
@@ -36863,6 +36907,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
         }
         dcommi_ucx_settle(u, deadline);
     }
+    dcommi_ucx_ripen(u);
     u->closing = true;
     while (u->kept.next != &u->kept) {
         dcommi_ucx_drop(u, u->kept.next);
@@ -37032,6 +37077,7 @@ typedef struct dcommi_card {
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
+    uint32_t connections, reserved;
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -37039,7 +37085,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 3u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -37355,7 +37401,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     const dcomm_comm_opts *opts = &comm->opts;
     const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
     const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
-    const char *tune = getenv("DCOMM_TUNE");
+    const char *tune = getenv("DCOMM_TUNE"), *connections = getenv("DCOMM_CONNECTIONS");
     comm->timeout_s = opts->timeout_s;
     if (comm->timeout_s == 0) {
         comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
@@ -37393,6 +37439,15 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
+    comm->connections = opts->connections;
+    if (comm->connections == 0 && connections != NULL) {
+        comm->connections = atoi(connections);
+    }
+    if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "connections (DCOMM_CONNECTIONS) is %d; it may be 1 to %d, or 0: chosen",
+                           comm->connections, DCOMM_CONNECTIONS_MAX);
+    }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
         comm->chunk_bytes = strtoll(chunk, NULL, 10);
@@ -37417,6 +37472,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;
+    card->connections = (uint32_t)comm->connections;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -37519,10 +37575,23 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
 {
     dcomm_tuning tuning;
     dcomm_tuning_default(&tuning);
+    tuning.connections = comm->connections > 0 ? comm->connections : tuning.connections;
     comm->chooser = dcommi_alloc(sizeof *comm->chooser);
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
                                                       from != NULL ? &from->tuning : &tuning)
                                  : DCOMM_ERR_NO_MEMORY;
+}
+
+/* From now on over so many connections to each rank on another host. With the token. */
+static void dcommi_comm_connections(dcomm_comm *comm, int connections)
+{
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        dcommi_transport *t = peer >= 0 ? comm->context->peers[peer].transport : NULL;
+        if (t != NULL && t->call->connect != NULL) {
+            t->call->connect(t, peer, connections);
+        }
+    }
 }
 
 /* What each rank says in the end of its creation. */
@@ -37613,6 +37682,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;
+    comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
@@ -37626,6 +37696,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
             status = dcommi_peer_add(context, &cards->card[r], cards->extra[r],
                                      cards->extra[r] + cards->card[r].local_address, &m->peer);
         }
+    }
+    if (comm->connections > 0) {
+        dcommi_comm_connections(comm, comm->connections);
     }
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);
@@ -37757,6 +37830,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->timeout_s = parent->timeout_s;
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
@@ -41135,6 +41209,10 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
 #define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
+#define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
+#define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
+#define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
+#define DCOMMI_TUNE_GAIN 1.2        /* as long as twice as many are so much faster */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -41478,31 +41556,110 @@ static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
     return took;
 }
 
+static void dcommi_tune_connect(dcommi_tuner *t, int connections)
+{
+    dcommi_token_take(t->comm->context);
+    dcommi_comm_connections(t->comm, connections);
+    dcommi_token_release(t->comm->context);
+}
+
+/* Times of messages of 4 KiB and more, until one takes too long; returns the longest. */
+static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double least, double *seconds)
+{
+    int64_t len = 4096, last = 0;
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = 0;
+    dcommi_tune_point(&link->message, 8, 0);
+    for (int i = 0; len <= DCOMMI_TUNE_FARTHEST; len *= 4, i++) {
+        if (i > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        seconds[i] = dcommi_tune_far_time(t, len) - least;
+        dcommi_tune_point(&link->message, len, seconds[i]);
+        last = len;
+    }
+    return last;
+}
+
+/* The fewest connections that come within a tenth of the fastest. With one the lengths took
+ * `seconds`; rank 0 looks at its clock. One is taken where several do not gain a fifth: they must
+ * not be chosen by chance. */
+static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *seconds)
+{
+    double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
+    int64_t len = 4096;
+    int i = 0, tried = 1;
+    while (len < last && (len < DCOMMI_TUNE_CUT || seconds[i + 1] < DCOMMI_TUNE_PIECE_S)) {
+        len *= 4;
+        i++;
+    }
+    uint64_t word[2] = {(uint64_t)dcommi_max64(len, DCOMMI_TUNE_CUT), 1};
+    dcommi_tune_share(t, word, sizeof word);
+    took[1] = last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) : seconds[i];
+    while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
+        dcommi_tune_connect(t, tried * 2);
+        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]);
+        /* A gain by two over one must show twice, unless it is so large and took so long that no
+         * scheduler makes it. */
+        double gain = took[tried] / took[tried * 2];
+        bool again = tried == 1 && (gain < 1.5 || took[1] < DCOMMI_TUNE_PIECE_S);
+        word[1] = gain < DCOMMI_TUNE_GAIN ? 0 : again ? 2 : 1;
+        dcommi_tune_share(t, word, sizeof word);
+        if (word[1] == 2) {
+            dcommi_tune_connect(t, 1);
+            best = dcommi_tune_far_time(t, (int64_t)word[0]);
+            took[1] = best < took[1] ? best : took[1];
+            word[1] = took[1] / took[2] >= DCOMMI_TUNE_GAIN;
+            dcommi_tune_share(t, word, sizeof word);
+        }
+        tried *= 2;
+    }
+    best = took[tried];
+    for (int k = tried; k >= 1; k /= 2) {
+        best = took[k] < best ? took[k] : best;
+    }
+    word[1] = 1;
+    while (word[1] < (uint64_t)tried &&
+           took[word[1]] > best * (word[1] == 1 ? DCOMMI_TUNE_GAIN : 1.1)) {
+        word[1] *= 2;
+    }
+    dcommi_tune_share(t, word, sizeof word);
+    return (int)word[1];
+}
+
 /* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
  * of all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
-    int64_t len = 4096, last = 0;
+    double seconds[DCOMM_CURVE_POINTS] = {0};
     int crowd = dcommi_tune_crowd(t->comm->groups);
+    bool chooses = t->comm->connections == 0 && t->comm->context->net != NULL &&
+                   t->comm->context->net->by_flow;
     int first = dcommi_tune_add_short(t, 0);
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
-    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
-    link->message.n = link->shared.n = link->sustained.n = 0;
+    link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
-    dcommi_tune_point(&link->message, 8, 0);
-    while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
-        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len) - least);
-        last = len;
-        len *= 4;
+    int connections = chooses ? 1 : t->comm->connections;
+    if (connections > 0) {
+        dcommi_tune_connect(t, connections);
     }
+    int64_t last = dcommi_tune_lengths(t, link, least, seconds);
+    if (chooses) {
+        connections = dcommi_tune_fewest(t, last, seconds);
+        dcommi_tune_connect(t, connections);
+        last = connections > 1 ? dcommi_tune_lengths(t, link, least, seconds) : last;
+    }
+    t->tuning.connections = connections > 0 ? connections : 1;
     /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
      * rate; in a stream, messages that are not short go no faster. */
     double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
     for (int64_t i = 1; i < link->message.n; i++) {
         int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
         if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
-            link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+            /* One alone may go over fewer connections than the next ones do. */
+            link->message.ps[i] =
+                connections > 1 ? least_ps : dcommi_max64(link->message.ps[i], least_ps);
         }
     }
     double each = 1e-12 * slope * (double)last;
@@ -41601,6 +41758,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
 {
     const dcommi_groups *g = comm->groups;
     uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    key = dcommi_mix(key, (uint64_t)comm->connections);
     for (int r = 0; r < comm->size; r++) {
         for (const char *c = comm->members[r].hostname; *c != 0; c++) {
             key = dcommi_mix(key, (uint64_t)*c);
@@ -41690,6 +41848,13 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         }
     }
     status = t->status;
+    if (status >= 0 && comm->connections > 0) {
+        word.tuning.connections = comm->connections;
+    } else if (status >= 0 && word.tuning.connections == 0) {
+        dcommi_comm_lock(comm);
+        word.tuning.connections = comm->chooser->tuning.connections;
+        dcommi_comm_unlock(comm);
+    }
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
@@ -41697,6 +41862,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         dcommi_cache_clear(comm);
     }
     dcommi_comm_unlock(comm);
+    if (status >= 0) {
+        dcommi_tune_connect(t, (int)word.tuning.connections);
+    }
     dcomm_comm_destroy(&t->comm);
     dcomm_mem_free(&t->registered);
     dcommi_free(t->in);
@@ -41799,7 +41967,6 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_CODED_MIN
 #undef DCOMMI_CODED_TRACKS
 #undef DCOMMI_CODED_WINDOW
-#undef DCOMMI_CONNECTIONS
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_DECISIONS
@@ -42003,13 +42170,17 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_COLD
+#undef DCOMMI_TUNE_CONNECTIONS
 #undef DCOMMI_TUNE_CROWD_ROUNDS
+#undef DCOMMI_TUNE_CUT
 #undef DCOMMI_TUNE_FARTHEST
 #undef DCOMMI_TUNE_FAR_S
 #undef DCOMMI_TUNE_FEW
+#undef DCOMMI_TUNE_GAIN
 #undef DCOMMI_TUNE_LONGEST
 #undef DCOMMI_TUNE_NEAR_S
 #undef DCOMMI_TUNE_OVERHEAD_S
+#undef DCOMMI_TUNE_PIECE_S
 #undef DCOMMI_TUNE_PROBES
 #undef DCOMMI_TUNE_ROUNDS
 #undef DCOMMI_TUNE_STREAM
@@ -42018,6 +42189,7 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER
+#undef DCOMMI_UCX_FRESH_S
 #undef DCOMMI_UCX_LAST_WORDS_S
 #undef DCOMMI_UCX_ORDERED
 #undef DCOMMI_UCX_PART_GRAIN
