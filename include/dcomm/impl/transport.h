@@ -4,6 +4,7 @@
 #ifndef DCOMMI_TRANSPORT_H
 #define DCOMMI_TRANSPORT_H
 
+#include "../comm.h"
 #include "util.h"
 
 #include <sys/random.h>
