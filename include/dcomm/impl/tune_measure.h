@@ -20,7 +20,8 @@
 #define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
 #define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
 #define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
-#define DCOMMI_TUNE_GAIN 1.2        /* as long as twice as many are so much faster */
+#define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
+#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -390,8 +391,8 @@ static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double lea
 }
 
 /* The fewest connections that come within a tenth of the fastest. With one the lengths took
- * `seconds`; rank 0 looks at its clock. One is taken where several do not gain a fifth: they must
- * not be chosen by chance. */
+ * `seconds`; rank 0 looks at its clock. One is taken where several gain little: they must not
+ * be chosen by chance; connections once opened stay, and idle ones slow a fast link down. */
 static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *seconds)
 {
     double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
@@ -401,9 +402,10 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *secon
         len *= 4;
         i++;
     }
-    uint64_t word[2] = {(uint64_t)dcommi_max64(len, DCOMMI_TUNE_CUT), 1};
-    dcommi_tune_share(t, word, sizeof word);
+    len = dcommi_max64(len, DCOMMI_TUNE_CUT);
     took[1] = last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) : seconds[i];
+    uint64_t word[2] = {(uint64_t)len, took[1] * DCOMMI_TUNE_SWIFT > (double)len};
+    dcommi_tune_share(t, word, sizeof word);
     while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
         dcommi_tune_connect(t, tried * 2);
         took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]);
