@@ -7,6 +7,7 @@
 #   --hosts M             how many (2)
 #   --ranks-per-host K    (2)
 #   --rate R              of each link, as tc writes it: 1gbit, 200mbit; none: not shaped (1gbit)
+#   --flow-rate R         of each TCP connection, as clouds and bonded links limit it (none)
 #   --order block|cyclic  neighbouring ranks share a host (default), or sit on different ones
 #   --bind core|slice|none  cores of a host's ranks; all hosts have the machine's (core)
 #   --peer dcomm|openmpi|mpich|gloo|ucc|intelmpi|oneccl  whose launcher starts PROGRAM (dcomm). The
@@ -23,7 +24,7 @@
 set -u
 self=$(realpath "$0")
 here=${self%/*}
-hosts=2 per_host=2 rate=1gbit order=block bind=core peer=dcomm
+hosts=2 per_host=2 rate=1gbit flow_rate=none order=block bind=core peer=dcomm
 limit=0 mode=ranks on=0 timeout=0 build=$here/../build
 
 say() {
@@ -66,7 +67,7 @@ fi
 while [ $# -gt 0 ]; do
     option=$1
     case $option in
-    --hosts | --ranks-per-host | --rate | --order | --bind | --peer | --on | --timeout | --build)
+    --hosts | --ranks-per-host | --rate | --flow-rate | --order | --bind | --peer | --on | --timeout | --build)
         [ $# -gt 1 ] || usage "$option needs a value"
         shift
         ;;
@@ -75,6 +76,7 @@ while [ $# -gt 0 ]; do
     --hosts) count "$option" "$1"; hosts=$1 ;;
     --ranks-per-host) count "$option" "$1"; per_host=$1 ;;
     --rate) rate=$1 ;;
+    --flow-rate) flow_rate=$1 ;;
     --order) order=$1 ;;
     --bind) bind=$1 ;;
     --peer) peer=$1 ;;
@@ -141,6 +143,27 @@ shape() {
     [ "$rate" = none ] || "$@" root tbf rate "$rate" burst 256k latency 50ms
 }
 
+# What leaves a host is put into one of 1024 classes by the sum of its two ports, so that connections
+# rarely share one; behind the shaper of the link, if there is one.
+shape_flows() {
+    local where=root class tc=(nsenter -t "$1" --net tc)
+    [ "$flow_rate" != none ] || return 0
+    [ "$rate" = none ] ||
+        where="parent $("${tc[@]}" qdisc show dev eth0 root | awk '{ print $3 }')"
+    {
+        echo "qdisc add dev eth0 $where handle 1: htb"
+        echo "class add dev eth0 parent 1: classid 1:1 htb rate 100gbit quantum 60000"
+        for ((class = 0x100; class < 0x500; class++)); do
+            printf 'class add dev eth0 parent 1:1 classid 1:%x htb rate 8kbit ceil %s quantum 60000\n' \
+                $class "$flow_rate"
+        done
+        # Ethernet type; the ports of IPv4 at 34 and 36, of IPv6 at 54 and 56; 1:100 + sum % 1024.
+        echo "filter add dev eth0 parent 1: bpf bytecode \"15,40 0 0 12,21 1 0 2048,21 4 11 34525," \
+            "40 0 0 34,7 0 0 0,40 0 0 36,5 0 0 3,40 0 0 54,7 0 0 0,40 0 0 56,12 0 0 0," \
+            "84 0 0 1023,4 0 0 65792,22 0 0 0,6 0 0 0\" classid 1:1"
+    } | "${tc[@]}" -batch -
+}
+
 make_hosts() {
     local pids='' h pid
     name=cluster-head
@@ -160,7 +183,8 @@ make_hosts() {
                 ip addr add 10.77.0.$((h + 1))/24 dev eth0 &&
                 ip addr add fd77::$((h + 1))/64 dev eth0 nodad" &&
             shape "${net[@]}" tc qdisc add dev "port$h" &&
-            shape nsenter -t "$pid" --net tc qdisc add dev eth0 && linked "$pid" || return
+            shape nsenter -t "$pid" --net tc qdisc add dev eth0 && shape_flows "$pid" &&
+            linked "$pid" || return
     done
     export DCOMM_CLUSTER="$rate $head$pids"
 }

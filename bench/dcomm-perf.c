@@ -213,6 +213,11 @@ static void perf_print_header(const perf_run *run)
     printf("# dcomm %s: %s, %d rank%s on %d host%s; %s, %d cores\n", dcomm_version(),
            perf_ops[run->args->op].name, run->nranks, run->nranks == 1 ? "" : "s", hosts,
            hosts == 1 ? "" : "s", cpu, cores);
+    dcomm_tuning tuning;
+    if (hosts > 1 && dcomm_comm_tuning(run->comm, &tuning) == DCOMM_OK) {
+        printf("# between hosts: %d connection%s for each pair of ranks\n", (int)tuning.connections,
+               tuning.connections == 1 ? "" : "s");
+    }
     if (run->args->mem != PERF_MEM_HOST) {
         printf("# memory: %s\n", perf_mem_names[run->args->mem]);
     }

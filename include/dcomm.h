@@ -1037,6 +1037,8 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
+#define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
+
 typedef struct dcomm_comm_opts {
     dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
     dcomm_context_opts context_opts; /* for that new one */
@@ -1056,6 +1058,12 @@ typedef struct dcomm_comm_opts {
                            of hosts, so that algorithms are chosen by it (or read it, where
                            DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
+    int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
+                           faster where the network limits each by itself (default:
+                           DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
+                           tuning measures, those of the tuning where it is read, else 1); rank 0's
+                           is taken by all ranks. Communicators of a context share connections: the
+                           one created or tuned last decides */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
@@ -1770,6 +1778,10 @@ typedef struct dcomm_tuning {
     dcomm_curve fold; /* of each operand but the first, in its own memory */
     int64_t step_ps;  /* work for each step of a plan, whatever it does */
     int64_t call_ps;  /* of the call itself, whatever the plan */
+    /* So many connections from a rank to one on another host, at most 16, give the numbers of
+     * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
+     * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
+    int64_t connections;
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 
@@ -17661,7 +17673,7 @@ typedef struct dcommi_terrain {
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
     bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
-                t->call_ps >= 0;
+                t->call_ps >= 0 && t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;
@@ -17676,8 +17688,9 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
-                      "tuning: a time is negative or beyond two hours, or the points of a curve "
-                      "do not ascend");
+                      "tuning: a time is negative or beyond two hours, the points of a curve do "
+                      "not ascend, or there are more than %d connections",
+                      DCOMM_CONNECTIONS_MAX);
 }
 
 /* Does adding `shift` to every rank lead each group to a group? */
@@ -19125,6 +19138,7 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
         .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {30000, 400000, 18000000, 90000000}};
     tuning->step_ps = 15000;
     tuning->call_ps = 100000;
+    tuning->connections = 1;
     snprintf(tuning->source, sizeof tuning->source, "built in");
 }
 
@@ -19153,7 +19167,8 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("copy", copy, C)          \
     X("fold", fold, C)          \
     X("step_us", step_ps, T)    \
-    X("call_us", call_ps, T)
+    X("call_us", call_ps, T)    \
+    X("connections", connections, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
@@ -25841,18 +25856,24 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
-    bool bulk;        /* set by who sends: what comes now is a part of much */
-    size_t eager_max; /* a payload up to this long comes with its message */
+    bool bulk;          /* set by who sends: what comes now is a part of much */
+    size_t eager_max;   /* a payload up to this long comes with its message */
+    size_t ordered_max; /* and messages with so long a one arrive in order */
+    bool by_flow;       /* what connects it may limit each connection by itself: several can be
+                           faster than one */
 };
 
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
+     * send to a peer. Any number of the peer's is understood. */
+    void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
+     * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
      * order; longer ones may be overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);
@@ -26493,8 +26514,9 @@ struct dcomm_comm {
     double timeout_s;
     char algo[32];
     bool deterministic;
-    bool tunes; /* measures what things cost when it is created */
-    bool timed; /* its runs note when they end */
+    bool tunes;      /* measures what things cost when it is created */
+    bool timed;      /* its runs note when they end */
+    int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];
@@ -37097,7 +37119,8 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
     u->base = (dcommi_transport){.name = "local",
                                  .call = &dcommi_local_vtable,
                                  .handlers = *handlers,
-                                 .eager_max = DCOMMI_LOCAL_EAGER};
+                                 .eager_max = DCOMMI_LOCAL_EAGER,
+                                 .ordered_max = DCOMMI_LOCAL_EAGER};
     u->epoll = -1;
     dcomm_status status = dcommi_local_start(u);
     if (status < 0) {
@@ -37553,9 +37576,15 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
+/* ==== include/dcomm/impl/ucx_parts.h ======================================================= */
+/* ucx_parts.h - a long message in parts, each of them over a connection of its own: cut by the
+ * sender, brought together where it is received. */
+#ifndef DCOMMI_UCX_PARTS_H
+#define DCOMMI_UCX_PARTS_H
+
 /* ==== include/dcomm/impl/ucx_peer.h ======================================================== */
-/* ucx_peer.h - one UCX worker's state: its peers and their endpoints, the sends and fetches under
- * way, the messages that the engine keeps. */
+/* ucx_peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
+ * of its own, the sends and fetches under way, the messages that the engine keeps. */
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
 
@@ -37568,13 +37597,31 @@ typedef struct dcommi_ucx_peer {
     int index;
     uint64_t id;
     void *address;
-    ucp_ep_h ep; /* NULL: not opened yet, or closed */
-    ucs_status_t failure;
-    bool reported; /* its loss */
-    bool flushing;
-    double closed_at; /* coarse clock; 0: not closed */
-    size_t flights;   /* under way, to or from it */
+    ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
+    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each */
+    int connections;                    /* to send over */
+    int used_by_peer;                   /* so many of ours are opened as well */
+    int opened, turn;
+    double opened_at;     /* the last of them; coarse clock */
+    ucs_status_t failure; /* of the first endpoint that failed */
+    uint32_t failed;      /* a bit for each */
+    double failed_at;     /* coarse clock */
+    bool reported;        /* its loss */
+    int flushing;         /* endpoints */
+    double closed_at;     /* coarse clock; 0: not closed */
+    size_t flights;       /* under way, to or from it */
 } dcommi_ucx_peer;
+
+/* What follows the header of a message whose payload is fetched. The payload comes whole, or in
+ * `parts` messages that say the same but for `part`. */
+typedef struct dcommi_ucx_tail {
+    uint64_t id;    /* the sender's */
+    uint64_t total; /* bytes of all parts */
+    uint32_t number;
+    uint8_t part, parts;
+    uint8_t connection; /* of the sender's, from 0 */
+    uint8_t zero;
+} dcommi_ucx_tail;
 
 /* One send or fetch that UCX has not finished. UCX reads the header from here until then. */
 typedef struct dcommi_ucx_flight {
@@ -37583,9 +37630,21 @@ typedef struct dcommi_ucx_flight {
     dcommi_ucx_peer *peer; /* NULL: not known */
     dcommi_op *op;         /* NULL: given up; only UCX still knows it */
     bool is_fetch;
+    int connection;
+    size_t load; /* what it adds there */
     dcomm_status status;
-    unsigned char header[DCOMMI_HEADER_MAX + sizeof(uint64_t)];
+    unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
 } dcommi_ucx_flight;
+
+/* The op of a payload that travels in parts: done when all of them are. */
+typedef struct dcommi_ucx_joint {
+    dcommi_op part; /* each flight's; first, so that it leads here */
+    dcommi_ucx *ucx;
+    struct dcommi_ucx_joint *next;
+    dcommi_op *op;
+    int left;
+    dcomm_status status;
+} dcommi_ucx_joint;
 
 /* A message that may be, or is, kept: what the engine knows as desc. */
 typedef struct dcommi_ucx_kept {
@@ -37595,14 +37654,22 @@ typedef struct dcommi_ucx_kept {
     bool arriving, dropped; /* in its callback; released there */
     dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
     bool removed;
+    /* Of a message in parts, the one that came first leads the others. */
+    dcommi_ucx_tail tail;
+    struct dcommi_ucx_kept *more;
+    struct dcommi_ucx_kept *incomplete; /* the next leader that waits for parts */
+    uint32_t there;                     /* of a leader: a bit for each part */
 } dcommi_ucx_kept;
 
 #define DCOMMI_UCX_SLAB 32
+#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
+#define DCOMMI_UCX_FRESH_S 0.1      /* so long it may take until a connection is there */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
     dcommi_ucx_flight flights[DCOMMI_UCX_SLAB];
     dcommi_ucx_kept kept[DCOMMI_UCX_SLAB];
+    dcommi_ucx_joint joints[DCOMMI_UCX_SLAB];
 } dcommi_ucx_slab;
 
 struct dcommi_ucx {
@@ -37622,7 +37689,9 @@ struct dcommi_ucx {
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_kept kept; /* head of a ring */
-    dcommi_ucx_kept *spare_kept;
+    dcommi_ucx_kept *spare_kept, *incomplete;
+    dcommi_ucx_joint *spare_joint;
+    uint32_t cut; /* messages sent in parts */
     dcommi_ucx_slab *slabs;
 };
 
@@ -37642,6 +37711,9 @@ static bool dcommi_ucx_refill(dcommi_ucx *u)
         u->spare = &slab->flights[i];
         slab->kept[i].next = u->spare_kept;
         u->spare_kept = &slab->kept[i];
+        slab->joints[i].ucx = u;
+        slab->joints[i].next = u->spare_joint;
+        u->spare_joint = &slab->joints[i];
     }
     return true;
 }
@@ -37660,8 +37732,9 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->next->prev = f->prev;
 }
 
+/* load: bytes that it adds to a connection of p. */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
-                                                  dcommi_op *op)
+                                                  int connection, size_t load, dcommi_op *op)
 {
     if (DCOMMI_UNLIKELY(u->spare == NULL) && !dcommi_ucx_refill(u)) {
         return NULL;
@@ -37671,9 +37744,12 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     f->peer = p;
     f->op = op;
     f->is_fetch = is_fetch;
+    f->connection = connection;
+    f->load = load;
     op->handle = f;
     if (p != NULL) {
         p->flights++;
+        p->load[connection] += load;
     }
     dcommi_ucx_flight_link(&u->pending, f);
     return f;
@@ -37685,6 +37761,7 @@ static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
     dcommi_ucx_flight_unlink(f);
     if (f->peer != NULL) {
         f->peer->flights--;
+        f->peer->load[f->connection] -= f->load;
         f->peer = NULL;
     }
 }
@@ -37802,9 +37879,12 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
 static void dcommi_ucx_on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
     dcommi_ucx_peer *p = arg;
-    (void)ep;
+    for (int i = 0; i < p->opened; i++) {
+        p->failed |= p->ep[i] == ep ? UINT32_C(1) << i : 0;
+    }
     if (p->failure == UCS_OK) {
         p->failure = status;
+        p->failed_at = dcommi_coarse_now();
     }
     p->ucx->chores = true;
 }
@@ -37824,6 +37904,30 @@ static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
     return NULL;
 }
 
+/* The first `n` endpoints of a peer, in order, so that both sides' come to share connections. */
+static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
+{
+    while (p->opened < n) {
+        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                  .address = p->address,
+                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
+        ucp_ep_h ep = NULL;
+        dcommi_ucx_hush++;
+        ucs_status_t status = ucp_ep_create(u->worker, &params, &ep);
+        dcommi_ucx_hush--;
+        if (status != UCS_OK) {
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, p->index, ucs_status_string(status));
+        }
+        p->ep[p->opened++] = ep;
+        p->opened_at = dcommi_coarse_now();
+    }
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -37834,24 +37938,37 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
         return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
                            p->failure != UCS_OK ? ucs_status_string(p->failure) : "closed");
     }
-    if (DCOMMI_UNLIKELY(p->ep == NULL)) {
-        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                                  .address = p->address,
-                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
-        dcommi_ucx_hush++;
-        ucs_status_t status = ucp_ep_create(u->worker, &params, &p->ep);
-        dcommi_ucx_hush--;
-        if (status != UCS_OK) {
-            p->ep = NULL;
-            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
-                               u->base.name, peer, ucs_status_string(status));
-        }
+    if (DCOMMI_UNLIKELY(p->opened == 0)) {
+        DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
     }
     *p_p = p;
     return DCOMM_OK;
+}
+
+/* As many endpoints as are to be used; without the others it works too. */
+static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
+{
+    if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
+        dcommi_ucx_endpoints(u, p, p->connections) < 0) {
+        dcommi_log(DCOMMI_LOG_WARN, "%d connections instead of %d: %s", p->opened, p->connections,
+                   dcommi_message);
+        p->connections = p->opened;
+    }
+}
+
+/* The connection with the least to do, of those that `taken` does not name; among equals each in
+ * turn. */
+static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
+{
+    int best = -1;
+    for (int k = 0; k < p->connections; k++) {
+        int i = (p->turn + k) % p->connections;
+        if ((taken >> i & 1) == 0 && (best < 0 || p->load[i] < p->load[best])) {
+            best = i;
+        }
+    }
+    p->turn = best + 1;
+    return best;
 }
 
 /* Not inside UCX's progress: closing calls back. */
@@ -37860,16 +37977,15 @@ static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
     if (p->closed_at <= 0) {
         p->closed_at = dcommi_coarse_now();
     }
-    if (p->ep == NULL) {
-        return;
-    }
-    ucp_ep_h ep = p->ep;
-    p->ep = NULL;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) {
-        ucp_request_free(request);
+    for (int i = 0; i < p->opened; i++) {
+        ucp_ep_h ep = p->ep[i];
+        p->ep[i] = NULL;
+        ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                     .flags = UCP_EP_CLOSE_FLAG_FORCE};
+        ucs_status_ptr_t request = ep != NULL ? ucp_ep_close_nbx(ep, &param) : NULL;
+        if (UCS_PTR_IS_PTR(request)) {
+            ucp_request_free(request);
+        }
     }
 }
 
@@ -37878,22 +37994,25 @@ static void dcommi_ucx_on_flushed(void *request, ucs_status_t status, void *user
     dcommi_ucx_peer *p = user;
     (void)status;
     ucp_request_free(request);
-    p->flushing = false;
+    p->flushing--;
     p->ucx->chores = true;
 }
 
 /* Everything is closed by force in the end, so that closing never waits; before that, flush. */
 static void dcommi_ucx_peer_flush(dcommi_ucx_peer *p)
 {
-    if (p->ep == NULL || p->failure != UCS_OK || p->flushing) {
+    if (p->failure != UCS_OK || p->flushing > 0) {
         return;
     }
     ucp_request_param_t param = {.op_attr_mask =
                                      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                  .cb.send = dcommi_ucx_on_flushed,
                                  .user_data = p};
-    ucs_status_ptr_t request = ucp_ep_flush_nbx(p->ep, &param);
-    p->flushing = UCS_PTR_IS_PTR(request);
+    for (int i = 0; i < p->opened; i++) {
+        if (p->ep[i] != NULL) {
+            p->flushing += UCS_PTR_IS_PTR(ucp_ep_flush_nbx(p->ep[i], &param));
+        }
+    }
 }
 
 static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
@@ -37905,20 +38024,39 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     dcommi_free(p);
 }
 
+/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
+ * let connections that others follow become old before they are closed. */
+static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
+{
+    return p->opened > 1 && p->failure == UCS_OK &&
+           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
+}
+
 static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
 {
     for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
         dcommi_ucx_peer *p = *link;
-        if (!p->flushing || p->failure != UCS_OK) {
+        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
             dcommi_ucx_peer_close(p);
         }
-        if (p->flushing || p->flights > 0) { /* they name p */
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
             link = &p->next;
             continue;
         }
         *link = p->next;
         dcommi_ucx_peer_free(p);
     }
+}
+
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
+
+/* What a peer sent before it closed may still be under way on another of its connections: a peer is
+ * lost when all of them have broken, or a while after the first. */
+static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
+{
+    bool all = p->failed == (UINT32_C(1) << p->opened) - 1;
+    return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
 }
 
 static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
@@ -37929,7 +38067,12 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         if (p == NULL || p->failure == UCS_OK || p->reported) {
             continue;
         }
+        if (!u->closing && !dcommi_ucx_is_lost(p)) {
+            u->chores = true;
+            continue;
+        }
         p->reported = true;
+        dcommi_ucx_forget_parts(u, p);
         dcommi_ucx_peer_close(p);
         n++;
         if (!u->closing) {
@@ -37957,11 +38100,177 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 
 #endif
 
+#define DCOMMI_UCX_PART_MIN 32768 /* bytes of a part */
+#define DCOMMI_UCX_PART_GRAIN 4096
+
+/* ---- where to cut ---- */
+
+static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
+{
+    size_t most = len / DCOMMI_UCX_PART_MIN;
+    int n = p->connections;
+    return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
+}
+
+/* Where part i begins; that of i = parts is the end. Both ends compute it. */
+static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
+{
+    size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
+    size_t each = (total / n + (total % n != 0) + grain - 1) / grain * grain;
+    return i == parts || each * (size_t)i > total ? total : each * (size_t)i;
+}
+
+/* ---- one op for all parts ---- */
+
+static void dcommi_ucx_joint_put(dcommi_ucx_joint *j)
+{
+    j->next = j->ucx->spare_joint;
+    j->ucx->spare_joint = j;
+}
+
+static void dcommi_ucx_joint_done(dcommi_op *part, dcomm_status status)
+{
+    dcommi_ucx_joint *j = (dcommi_ucx_joint *)part;
+    j->status = status < 0 && j->status >= 0 ? status : j->status;
+    if (--j->left == 0) {
+        dcommi_op *op = j->op;
+        status = j->status;
+        dcommi_ucx_joint_put(j);
+        op->handle = NULL;
+        op->done(op, status);
+    }
+}
+
+/* Holds one part back until `launched`, so that op is not done before. */
+static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int parts)
+{
+    if (u->spare_joint == NULL && !dcommi_ucx_refill(u)) {
+        return NULL;
+    }
+    dcommi_ucx_joint *j = u->spare_joint;
+    u->spare_joint = j->next;
+    j->part = (dcommi_op){.done = dcommi_ucx_joint_done};
+    j->op = op;
+    j->left = parts + 1;
+    j->status = DCOMM_OK;
+    return j;
+}
+
+/* What starting a part said; false: the others need not be tried. */
+static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
+{
+    if (status != DCOMM_IN_PROGRESS) {
+        j->left--;
+        j->status = status < 0 && j->status >= 0 ? status : j->status;
+    }
+    return status >= 0;
+}
+
+/* All parts are started but `rest`: how all of it stands. */
+static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
+{
+    j->left -= rest + 1;
+    if (j->left > 0) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcomm_status status = j->status;
+    dcommi_ucx_joint_put(j);
+    return status;
+}
+
+/* ---- receiving ---- */
+
+/* A single message, not what it leads. */
+static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+        k->dropped = true;
+        return;
+    }
+    ucp_am_data_release(u->worker, k->data);
+    dcommi_ucx_kept_put(u, k);
+}
+
+static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    bool direct = u->direct;
+    u->direct = false;
+    while (k != NULL) {
+        dcommi_ucx_kept *more = k->more;
+        dcommi_ucx_drop(u, k);
+        k = more;
+    }
+    u->direct = direct;
+}
+
+/* What a lost peer did not complete. */
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
+{
+    for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
+        dcommi_ucx_kept *k = *at;
+        if (k->tail.id != p->id) {
+            at = &k->incomplete;
+            continue;
+        }
+        *at = k->incomplete;
+        dcommi_ucx_drop_all(u, k);
+    }
+}
+
+static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
+{
+    if (t->parts == 1) {
+        return t->part == 0 && t->total == len;
+    }
+    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
+           t->connection < DCOMM_CONNECTIONS_MAX && len > 0 &&
+           len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
+                      dcommi_ucx_part_at(t->total, t->parts, t->part);
+}
+
+/* A part has come. The leader of its message once that is complete, else NULL; *good is false where
+ * it does not belong to what came before. */
+static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
+{
+    const dcommi_ucx_tail *t = &k->tail;
+    dcommi_ucx_kept **at = &u->incomplete;
+    *good = true;
+    while (*at != NULL && ((*at)->tail.id != t->id || (*at)->tail.number != t->number)) {
+        at = &(*at)->incomplete;
+    }
+    dcommi_ucx_kept *leader = *at;
+    uint32_t bit = UINT32_C(1) << t->part, all = (UINT32_C(1) << t->parts) - 1;
+    if (leader == NULL) {
+        k->incomplete = NULL;
+        k->there = bit;
+        *at = k;
+        return NULL;
+    }
+    if (leader->tail.total != t->total || leader->tail.parts != t->parts ||
+        (leader->there & bit) != 0) {
+        *good = false;
+        return NULL;
+    }
+    k->more = leader->more;
+    leader->more = k;
+    leader->there |= bit;
+    if (leader->there != all) {
+        return NULL;
+    }
+    *at = leader->incomplete;
+    return leader;
+}
+
+#endif
+
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
 /* Longest payload that is sent without asking the receiver for a place first. */
 #define DCOMMI_UCX_EAGER 65536
+/* Longest payload that stays behind those before it. Longer ones that need not ask are what
+ * algorithms cut long blocks into: they too go over all connections. */
+#define DCOMMI_UCX_ORDERED 8192
 
 /* ---- the table ---- */
 
@@ -37985,9 +38294,20 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     }
     memcpy(&id, address, sizeof id);
     memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
-    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
+    *p = (dcommi_ucx_peer){
+        .ucx = u, .index = peer, .id = id, .address = copy, .connections = 1, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
+}
+
+static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
+    if (p != NULL) {
+        p->connections = connections < 1                       ? 1
+                         : connections > DCOMM_CONNECTIONS_MAX ? DCOMM_CONNECTIONS_MAX
+                                                               : connections;
+    }
 }
 
 static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
@@ -38000,6 +38320,7 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
     bool direct = u->direct;
     u->direct = false;
     u->peers[peer] = NULL;
+    dcommi_ucx_forget_parts(u, p);
     dcommi_ucx_kept_forget_peer(u, p);
     p->next = u->removed;
     u->removed = p;
@@ -38020,16 +38341,13 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
     return dcommi_ucx_status(UCS_PTR_STATUS(answer));
 }
 
-static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
-                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+/* One message over one connection; fetched where there is a tail. */
+static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
+                                      size_t header_len, const dcommi_ucx_tail *tail,
+                                      const void *data, size_t len, dcommi_op *op)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (header_len > DCOMMI_HEADER_MAX) {
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, op);
+    dcommi_ucx *u = p->ucx;
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -38041,50 +38359,84 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .cb.send = dcommi_ucx_on_sent,
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
-    if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->id, sizeof u->id);
-        header_len += sizeof u->id;
+    if (tail != NULL) {
+        memcpy(f->header + header_len, tail, sizeof *tail);
+        header_len += sizeof *tail;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
     u->direct = false;
-    ucs_status_ptr_t answer =
-        ucp_am_send_nbx(p->ep, DCOMMI_UCX_AM_ID, f->header, header_len, data, len, &param);
+    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_AM_ID, f->header,
+                                              header_len, data, len, &param);
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
     if (DCOMMI_UNLIKELY(status < 0)) {
-        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", t->name, len,
-                    peer, ucs_status_string(UCS_PTR_STATUS(answer)));
+        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", u->base.name,
+                    len, p->index, ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
 }
 
-static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const void *header,
+                                          size_t header_len, const uint8_t *data, size_t len,
+                                          dcommi_op *op)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_kept *k = desc;
-    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
-        k->dropped = true;
-        return;
+    dcommi_ucx_joint *j = dcommi_ucx_joint_make(p->ucx, op, parts);
+    uint32_t taken = 0;
+    int i = 0;
+    if (j == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    bool direct = u->direct;
-    u->direct = false;
-    ucp_am_data_release(u->worker, k->data);
-    dcommi_ucx_kept_put(u, k);
-    u->direct = direct;
+    dcommi_ucx_tail tail = {
+        .id = p->ucx->id, .total = len, .number = p->ucx->cut++, .parts = (uint8_t)parts};
+    for (bool goes_on = true; goes_on && i < parts; i++) {
+        size_t from = dcommi_ucx_part_at(len, parts, i);
+        size_t to = dcommi_ucx_part_at(len, parts, i + 1);
+        int connection = dcommi_ucx_choose(p, taken);
+        taken |= UINT32_C(1) << connection;
+        tail.part = (uint8_t)i;
+        tail.connection = (uint8_t)connection;
+        goes_on =
+            dcommi_ucx_joint_part(j, dcommi_ucx_launch(p, connection, header, header_len, &tail,
+                                                       data + from, to - from, &j->part));
+    }
+    return dcommi_ucx_joint_launched(j, parts - i);
 }
 
-static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
-                                     dcommi_op *op)
+static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
+                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_kept *k = desc;
-    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
-        dcommi_ucx_release(t, desc);
-        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
-                           t->name, len);
+    dcommi_ucx_peer *p = NULL;
+    if (header_len > DCOMMI_HEADER_MAX) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
     }
-    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, op);
+    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
+    if (len <= DCOMMI_UCX_ORDERED) {
+        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, op);
+    }
+    dcommi_ucx_spread(u, p);
+    bool asks = len > t->eager_max;
+    int parts = asks ? dcommi_ucx_parts_of(p, len) : 1;
+    if (parts > 1) {
+        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, op);
+    }
+    int connection = dcommi_ucx_choose(p, 0);
+    dcommi_ucx_tail tail = {
+        .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
+    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len, op);
+}
+
+static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+{
+    dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
+}
+
+/* One message into buf. */
+static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
+                                         dcommi_op *op)
+{
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -38101,10 +38453,51 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
     if (status < 0) {
-        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", t->name, len,
+        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", u->base.name, len,
                     ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
+}
+
+static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                     dcommi_op *op)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_kept *k = desc;
+    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
+        dcommi_ucx_release(t, desc);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    int parts = k->tail.parts, left = parts;
+    if (parts == 1) {
+        return dcommi_ucx_fetch_one(u, k, buf, len, op);
+    }
+    dcommi_ucx_joint *j = dcommi_ucx_joint_make(u, op, parts);
+    if (j == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (bool goes_on = true; goes_on && k != NULL; left--) {
+        dcommi_ucx_kept *more = k->more;
+        size_t from = dcommi_ucx_part_at(len, parts, k->tail.part);
+        size_t to = dcommi_ucx_part_at(len, parts, k->tail.part + 1);
+        goes_on = dcommi_ucx_joint_part(
+            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, &j->part));
+        k = more;
+    }
+    dcommi_ucx_drop_all(u, k);
+    return dcommi_ucx_joint_launched(j, left);
+}
+
+/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
+ * on both sides. */
+static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
+    if (p != NULL && k->tail.connection >= p->used_by_peer) {
+        p->used_by_peer = k->tail.connection + 1;
+        u->chores = true;
+    }
 }
 
 static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
@@ -38133,21 +38526,34 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     k->data = data;
     k->is_long = is_long;
     k->peer = NULL;
+    k->more = NULL;
+    k->tail.parts = 1;
     k->removed = k->dropped = false;
     k->arriving = true;
     dcommi_ucx_kept_link(u, k);
     arrival.desc = k;
     if (is_long) {
-        uint64_t id = 0;
-        if (header_len < sizeof id) {
+        bool good = header_len >= sizeof k->tail;
+        arrival.header_len -= good ? sizeof k->tail : 0;
+        memcpy(&k->tail, (const char *)header + arrival.header_len, good ? sizeof k->tail : 0);
+        good = good && dcommi_ucx_tail_valid(&k->tail, len);
+        if (good) {
+            dcommi_ucx_know_sender(u, k);
+        }
+        if (good && k->tail.parts > 1) {
+            arrival.desc = dcommi_ucx_gather(u, k, &good);
+        }
+        if (!good) {
             dcommi_ucx_kept_put(u, k);
             return UCS_ERR_INVALID_PARAM;
         }
-        arrival.header_len -= sizeof id;
-        memcpy(&id, (const char *)header + arrival.header_len, sizeof id);
-        k->peer = dcommi_ucx_peer_by_id(u, id);
+        if (arrival.desc == NULL) {
+            k->arriving = false;
+            return UCS_INPROGRESS;
+        }
         arrival.peer = k->peer != NULL ? k->peer->index : -1;
         arrival.data = NULL;
+        arrival.len = (size_t)k->tail.total;
     }
     dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
     k->arriving = false;
@@ -38158,10 +38564,22 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     return UCS_OK;
 }
 
+static void dcommi_ucx_answer_all(dcommi_ucx *u)
+{
+    for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
+        dcommi_ucx_peer *p = u->peers[i];
+        if (p != NULL && p->opened < p->used_by_peer && p->failure == UCS_OK &&
+            dcommi_ucx_endpoints(u, p, p->used_by_peer) < 0) {
+            p->used_by_peer = p->opened;
+        }
+    }
+}
+
 static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
+    dcommi_ucx_answer_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -38230,10 +38648,10 @@ static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
         busy = f->op != NULL;
     }
     for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
-        busy = u->peers[i] != NULL && u->peers[i]->flushing && u->peers[i]->failure == UCS_OK;
+        busy = u->peers[i] != NULL && u->peers[i]->flushing > 0 && u->peers[i]->failure == UCS_OK;
     }
     for (const dcommi_ucx_peer *p = u->removed; p != NULL && !busy; p = p->next) {
-        busy = p->flushing && p->failure == UCS_OK;
+        busy = p->flushing > 0 && p->failure == UCS_OK;
     }
     return busy;
 }
@@ -38242,6 +38660,23 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 {
     while (dcommi_ucx_is_busy(u) && dcommi_now() < deadline) {
         if (dcommi_ucx_progress(&u->base) == 0) {
+            sched_yield();
+        }
+    }
+}
+
+/* No connection is fresh any more. */
+static void dcommi_ucx_ripen(dcommi_ucx *u)
+{
+    for (bool fresh = true; fresh;) {
+        fresh = false;
+        for (size_t i = 0; i < u->peers_capacity && !fresh; i++) {
+            fresh = u->peers[i] != NULL && dcommi_ucx_is_fresh(u->peers[i]);
+        }
+        for (const dcommi_ucx_peer *p = u->removed; p != NULL && !fresh; p = p->next) {
+            fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        }
+        if (fresh && dcommi_ucx_progress(&u->base) == 0) {
             sched_yield();
         }
     }
@@ -38308,9 +38743,10 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
         }
         dcommi_ucx_settle(u, deadline);
     }
+    dcommi_ucx_ripen(u);
     u->closing = true;
     while (u->kept.next != &u->kept) {
-        dcommi_ucx_release(t, u->kept.next);
+        dcommi_ucx_drop(u, u->kept.next);
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
@@ -38330,6 +38766,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
 
 static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .add_peer = dcommi_ucx_add_peer,
+    .connect = dcommi_ucx_connect,
     .remove_peer = dcommi_ucx_remove_peer,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
@@ -38418,7 +38855,9 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     u->base = (dcommi_transport){.name = "net",
                                  .call = &dcommi_ucx_vtable,
                                  .handlers = *handlers,
-                                 .eager_max = DCOMMI_UCX_EAGER};
+                                 .eager_max = DCOMMI_UCX_EAGER,
+                                 .ordered_max = DCOMMI_UCX_ORDERED,
+                                 .by_flow = tcp};
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
     u->kept.next = u->kept.prev = &u->kept;
@@ -38474,6 +38913,7 @@ typedef struct dcommi_card {
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
+    uint32_t connections, reserved;
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -38481,7 +38921,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 3u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -38797,7 +39237,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     const dcomm_comm_opts *opts = &comm->opts;
     const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
     const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
-    const char *tune = getenv("DCOMM_TUNE");
+    const char *tune = getenv("DCOMM_TUNE"), *connections = getenv("DCOMM_CONNECTIONS");
     comm->timeout_s = opts->timeout_s;
     if (comm->timeout_s == 0) {
         comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
@@ -38835,6 +39275,15 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
+    comm->connections = opts->connections;
+    if (comm->connections == 0 && connections != NULL) {
+        comm->connections = atoi(connections);
+    }
+    if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "connections (DCOMM_CONNECTIONS) is %d; it may be 1 to %d, or 0: chosen",
+                           comm->connections, DCOMM_CONNECTIONS_MAX);
+    }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
         comm->chunk_bytes = strtoll(chunk, NULL, 10);
@@ -38859,6 +39308,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;
+    card->connections = (uint32_t)comm->connections;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -38961,10 +39411,23 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
 {
     dcomm_tuning tuning;
     dcomm_tuning_default(&tuning);
+    tuning.connections = comm->connections > 0 ? comm->connections : tuning.connections;
     comm->chooser = dcommi_alloc(sizeof *comm->chooser);
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
                                                       from != NULL ? &from->tuning : &tuning)
                                  : DCOMM_ERR_NO_MEMORY;
+}
+
+/* From now on over so many connections to each rank on another host. With the token. */
+static void dcommi_comm_connections(dcomm_comm *comm, int connections)
+{
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        dcommi_transport *t = peer >= 0 ? comm->context->peers[peer].transport : NULL;
+        if (t != NULL && t->call->connect != NULL) {
+            t->call->connect(t, peer, connections);
+        }
+    }
 }
 
 /* What each rank says in the end of its creation. */
@@ -39055,6 +39518,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;
+    comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
@@ -39068,6 +39532,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
             status = dcommi_peer_add(context, &cards->card[r], cards->extra[r],
                                      cards->extra[r] + cards->card[r].local_address, &m->peer);
         }
+    }
+    if (comm->connections > 0) {
+        dcommi_comm_connections(comm, comm->connections);
     }
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);
@@ -39199,6 +39666,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->timeout_s = parent->timeout_s;
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
@@ -42596,6 +43064,11 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
 #define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
+#define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
+#define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
+#define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
+#define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
+#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -42939,31 +43412,111 @@ static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
     return took;
 }
 
+static void dcommi_tune_connect(dcommi_tuner *t, int connections)
+{
+    dcommi_token_take(t->comm->context);
+    dcommi_comm_connections(t->comm, connections);
+    dcommi_token_release(t->comm->context);
+}
+
+/* Times of messages of 4 KiB and more, until one takes too long; returns the longest. */
+static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double least, double *seconds)
+{
+    int64_t len = 4096, last = 0;
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = 0;
+    dcommi_tune_point(&link->message, 8, 0);
+    for (int i = 0; len <= DCOMMI_TUNE_FARTHEST; len *= 4, i++) {
+        if (i > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        seconds[i] = dcommi_tune_far_time(t, len) - least;
+        dcommi_tune_point(&link->message, len, seconds[i]);
+        last = len;
+    }
+    return last;
+}
+
+/* The fewest connections that come within a tenth of the fastest. With one the lengths took
+ * `seconds`; rank 0 looks at its clock. One is taken where several gain little: they must not
+ * be chosen by chance; connections once opened stay, and idle ones slow a fast link down. */
+static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *seconds)
+{
+    double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
+    int64_t len = 4096;
+    int i = 0, tried = 1;
+    while (len < last && (len < DCOMMI_TUNE_CUT || seconds[i + 1] < DCOMMI_TUNE_PIECE_S)) {
+        len *= 4;
+        i++;
+    }
+    len = dcommi_max64(len, DCOMMI_TUNE_CUT);
+    took[1] = last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) : seconds[i];
+    uint64_t word[2] = {(uint64_t)len, took[1] * DCOMMI_TUNE_SWIFT > (double)len};
+    dcommi_tune_share(t, word, sizeof word);
+    while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
+        dcommi_tune_connect(t, tried * 2);
+        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]);
+        /* A gain by two over one must show twice, unless it is so large and took so long that no
+         * scheduler makes it. */
+        double gain = took[tried] / took[tried * 2];
+        bool again = tried == 1 && (gain < 1.5 || took[1] < DCOMMI_TUNE_PIECE_S);
+        word[1] = gain < DCOMMI_TUNE_GAIN ? 0 : again ? 2 : 1;
+        dcommi_tune_share(t, word, sizeof word);
+        if (word[1] == 2) {
+            dcommi_tune_connect(t, 1);
+            best = dcommi_tune_far_time(t, (int64_t)word[0]);
+            took[1] = best < took[1] ? best : took[1];
+            word[1] = took[1] / took[2] >= DCOMMI_TUNE_GAIN;
+            dcommi_tune_share(t, word, sizeof word);
+        }
+        tried *= 2;
+    }
+    best = took[tried];
+    for (int k = tried; k >= 1; k /= 2) {
+        best = took[k] < best ? took[k] : best;
+    }
+    word[1] = 1;
+    while (word[1] < (uint64_t)tried &&
+           took[word[1]] > best * (word[1] == 1 ? DCOMMI_TUNE_GAIN : 1.1)) {
+        word[1] *= 2;
+    }
+    dcommi_tune_share(t, word, sizeof word);
+    return (int)word[1];
+}
+
 /* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
  * of all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
-    int64_t len = 4096, last = 0;
+    double seconds[DCOMM_CURVE_POINTS] = {0};
     int crowd = dcommi_tune_crowd(t->comm->groups);
+    bool chooses = t->comm->connections == 0 && t->comm->context->net != NULL &&
+                   t->comm->context->net->by_flow;
     int first = dcommi_tune_add_short(t, 0);
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
-    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
-    link->message.n = link->shared.n = link->sustained.n = 0;
+    link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
-    dcommi_tune_point(&link->message, 8, 0);
-    while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
-        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len) - least);
-        last = len;
-        len *= 4;
+    int connections = chooses ? 1 : t->comm->connections;
+    if (connections > 0) {
+        dcommi_tune_connect(t, connections);
     }
+    int64_t last = dcommi_tune_lengths(t, link, least, seconds);
+    if (chooses) {
+        connections = dcommi_tune_fewest(t, last, seconds);
+        dcommi_tune_connect(t, connections);
+        last = connections > 1 ? dcommi_tune_lengths(t, link, least, seconds) : last;
+    }
+    t->tuning.connections = connections > 0 ? connections : 1;
     /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
      * rate; in a stream, messages that are not short go no faster. */
     double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
     for (int64_t i = 1; i < link->message.n; i++) {
         int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
         if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
-            link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+            /* One alone may go over fewer connections than the next ones do. */
+            link->message.ps[i] =
+                connections > 1 ? least_ps : dcommi_max64(link->message.ps[i], least_ps);
         }
     }
     double each = 1e-12 * slope * (double)last;
@@ -43062,6 +43615,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
 {
     const dcommi_groups *g = comm->groups;
     uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    key = dcommi_mix(key, (uint64_t)comm->connections);
     for (int r = 0; r < comm->size; r++) {
         for (const char *c = comm->members[r].hostname; *c != 0; c++) {
             key = dcommi_mix(key, (uint64_t)*c);
@@ -43151,6 +43705,13 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         }
     }
     status = t->status;
+    if (status >= 0 && comm->connections > 0) {
+        word.tuning.connections = comm->connections;
+    } else if (status >= 0 && word.tuning.connections == 0) {
+        dcommi_comm_lock(comm);
+        word.tuning.connections = comm->chooser->tuning.connections;
+        dcommi_comm_unlock(comm);
+    }
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
@@ -43158,6 +43719,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         dcommi_cache_clear(comm);
     }
     dcommi_comm_unlock(comm);
+    if (status >= 0) {
+        dcommi_tune_connect(t, (int)word.tuning.connections);
+    }
     dcomm_comm_destroy(&t->comm);
     dcomm_mem_free(&t->registered);
     dcommi_free(t->in);
@@ -47848,21 +48412,31 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_COLD
+#undef DCOMMI_TUNE_CONNECTIONS
 #undef DCOMMI_TUNE_CROWD_ROUNDS
+#undef DCOMMI_TUNE_CUT
 #undef DCOMMI_TUNE_FARTHEST
 #undef DCOMMI_TUNE_FAR_S
 #undef DCOMMI_TUNE_FEW
+#undef DCOMMI_TUNE_GAIN
 #undef DCOMMI_TUNE_LONGEST
 #undef DCOMMI_TUNE_NEAR_S
 #undef DCOMMI_TUNE_OVERHEAD_S
+#undef DCOMMI_TUNE_PIECE_S
 #undef DCOMMI_TUNE_PROBES
 #undef DCOMMI_TUNE_ROUNDS
 #undef DCOMMI_TUNE_STREAM
+#undef DCOMMI_TUNE_SWIFT
 #undef DCOMMI_TUNING_FIELDS
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_EAGER
+#undef DCOMMI_UCX_FRESH_S
+#undef DCOMMI_UCX_LAST_WORDS_S
+#undef DCOMMI_UCX_ORDERED
+#undef DCOMMI_UCX_PART_GRAIN
+#undef DCOMMI_UCX_PART_MIN
 #undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY

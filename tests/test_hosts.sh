@@ -44,6 +44,29 @@ if command -v ucx_perftest >/dev/null; then
 else
     skip "the link's goodput" "ucx_perftest is not installed (package ucx-utils)"
 fi
+
+# flows CONNECTIONS: microseconds of 1 MiB where each connection gets 100 Mbit/s of the link.
+flows() {
+    DCOMM_CONNECTIONS=$1 "${cluster[@]}" --ranks-per-host 1 --flow-rate 100mbit -- \
+        "$build/dcomm-perf" allreduce -b 1M -e 1M -n 3 -w 1 -c 1 >"$scratch/flows" 2>&1
+    local status=$?
+    cat "$scratch/flows" >&2
+    [ $status -eq 0 ] && awk '$1 == 1048576 { printf "%d\n", $7 }' "$scratch/flows"
+}
+# One connection cannot be faster than its rate (84 ms); those that are chosen are 2.5 times as fast.
+gains() {
+    local one chosen
+    one=$(flows 1) && chosen=$(flows 0) && echo "one: $one us, chosen: $chosen us" &&
+        [ "$one" -gt 80000 ] && [ $((5 * chosen)) -lt $((2 * one)) ]
+}
+check "several connections where each is limited" gains
+expect "one connection where the link is the limit" 0 "between hosts: 1 connection " \
+    "${cluster[@]}" --ranks-per-host 1 -- "$build/dcomm-perf" allreduce -b 64K -e 64K -n 3
+expect "as many connections as are wanted" 0 "between hosts: 3 connections" \
+    env DCOMM_CONNECTIONS=3 "${cluster[@]}" -- \
+    "$build/dcomm-perf" allreduce -b 4 -e 1M -f 64 -n 2 -w 1 -c 1 --algo all
+expect "too many connections" 3 "connections .DCOMM_CONNECTIONS. is 17" \
+    env DCOMM_CONNECTIONS=17 "${cluster[@]}" -- "$build/dcomm-perf" allreduce -b 4 -e 4
 expect "the program's exit status" 5 "rank . .* exited with status 5" \
     "${cluster[@]}" -- sh -c '[ "$RANK" != 1 ] || exit 5; exec sleep 60'
 expect "a wrong argument" 2 "order is block or cyclic" bench/cluster.sh --order any -- true

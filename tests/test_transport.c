@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "transport_node.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <sys/mount.h>
 
@@ -35,7 +36,7 @@ static int every_size(int rank, int n, procs_shared *s, void *arg)
     leave(me, false);
     return 0;
 }
-BOTH(every_size, 3, 40)
+ALL(every_size, 3, 40)
 
 static int in_order(int rank, int n, procs_shared *s, void *arg)
 {
@@ -45,7 +46,7 @@ static int in_order(int rank, int n, procs_shared *s, void *arg)
     me->ordered = true;
     for (unsigned i = 0; i < MESSAGES; i++) {
         x = x * 1664525u + 1013904223u;
-        size_t len = (x >> 28) < 4 ? (x >> 8) % (me->t->eager_max + 1) : (x >> 8) % 100;
+        size_t len = (x >> 28) < 4 ? (x >> 8) % (me->t->ordered_max + 1) : (x >> 8) % 100;
         while (me->under_way > 2000) {
             work(me);
         }
@@ -61,7 +62,7 @@ static int in_order(int rank, int n, procs_shared *s, void *arg)
     leave(me, false);
     return 0;
 }
-BOTH(in_order, 2, 40)
+ALL(in_order, 2, 40)
 
 static int keep_and_release(int rank, int n, procs_shared *s, void *arg)
 {
@@ -104,7 +105,83 @@ static int keep_and_release(int rank, int n, procs_shared *s, void *arg)
     leave(me, false);
     return 0;
 }
-BOTH(keep_and_release, 2, 40)
+ALL(keep_and_release, 2, 40)
+
+/* Messages of all lengths at once, in both directions, and connections that change their number. */
+static int mixed(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { MESSAGES = 1500 };
+    node *me = join(rank, n, s, *(int *)arg);
+    unsigned x = 777u + (unsigned)rank, seq = 0;
+    int others = 0;
+    me->ordered = true;
+    for (unsigned i = 0; i < MESSAGES; i++) {
+        x = x * 1664525u + 1013904223u;
+        unsigned kind = x >> 29;
+        size_t most = kind < 4 ? me->t->ordered_max : kind < 7 ? me->t->eager_max : 1000000;
+        size_t len = (x >> 4) % (most + 1);
+        bool in_order = len <= me->t->ordered_max;
+        others += !in_order;
+        while (me->under_way > 60) {
+            work(me);
+        }
+        PROCS_TRUE(post(me, 1 - rank, in_order ? seq++ : i, len, PLAIN, sizeof(head)) >= 0);
+        if (i % 200 == 0 && me->kind == SPREAD) {
+            me->t->call->connect(me->t, 1 - rank, 1 + (int)(i / 200) % (CONNECTIONS + 2));
+        }
+    }
+    while (me->received[1 - rank] < MESSAGES || me->under_way > 0) {
+        work(me);
+    }
+    PROCS_TRUE(others > 100 && me->next_seq[1 - rank] > 300 && me->failed == 0);
+    meet(me, 1, -1);
+    leave(me, false);
+    return 0;
+}
+ALL(mixed, 2, 40)
+
+static int sockets(void)
+{
+    int count = 0;
+    char path[300], to[32];
+    DIR *dir = opendir("/proc/self/fd");
+    PROCS_TRUE(dir != NULL);
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        snprintf(path, sizeof path, "/proc/self/fd/%s", e->d_name);
+        ssize_t len = readlink(path, to, sizeof to);
+        count += len > 7 && memcmp(to, "socket:", 7) == 0;
+    }
+    closedir(dir);
+    return count;
+}
+
+/* Opened when a long message goes, one each, shared by both directions, gone with the peer. */
+static int opens_connections(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    int got = 0, before = 0;
+    for (int round = 0; round < 4; round++) {
+        post(me, 1 - rank, 0, round < 1 ? 100 : 1000000, PLAIN, sizeof(head));
+        got++;
+        while (me->received[1 - rank] < got || me->under_way > 0) {
+            work(me);
+        }
+        meet(me, 2 * round + 1, -1);
+        before = round == 0 ? sockets() : before;
+        int more = sockets() - before;
+        PROCS_CHECK(more == (round > 0 ? CONNECTIONS - 1 : 0), "%d more in round %d", more, round);
+        meet(me, 2 * round + 2, -1);
+    }
+    me->t->call->remove_peer(me->t, 1 - rank);
+    for (double start = procs_now(); procs_now() - start < 2 && sockets() >= before;) {
+        work(me);
+    }
+    PROCS_CHECK(sockets() < before, "%d sockets are left of %d", sockets(), before);
+    meet(me, 9, -1);
+    leave(me, false);
+    return 0;
+}
+ONE(opens_connections, , SPREAD, 2, 20, -1)
 
 static int many_outstanding(int rank, int n, procs_shared *s, void *arg)
 {
@@ -130,7 +207,7 @@ static int many_outstanding(int rank, int n, procs_shared *s, void *arg)
     leave(me, false);
     return 0;
 }
-BOTH(many_outstanding, 4, 60)
+ALL(many_outstanding, 4, 60)
 
 /* ---- mapped memory ---- */
 
@@ -140,7 +217,7 @@ static int mapped(int rank, int n, procs_shared *s, void *arg)
     node *me = join(rank, n, s, *(int *)arg);
     dcommi_region region;
     dcomm_status status = me->t->call->region_create(me->t, LEN, &region);
-    if (*(int *)arg == NET) {
+    if (*(int *)arg != LOCAL) {
         PROCS_TRUE(status == DCOMM_ERR_UNSUPPORTED);
         leave(me, false);
         return 0;
@@ -185,7 +262,7 @@ static int mapped(int rank, int n, procs_shared *s, void *arg)
     leave(me, false);
     return 0;
 }
-BOTH(mapped, 2, 30)
+ALL(mapped, 2, 30)
 
 /* ---- the process around it ---- */
 
@@ -255,7 +332,7 @@ static int good_guest(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(read(ends[0], &byte, 1) == 0, "something was written to stdout");
     return 0;
 }
-BOTH(good_guest, 1, 20)
+ALL(good_guest, 1, 20)
 
 Test(transport, unknown_interface, .timeout = 10)
 {

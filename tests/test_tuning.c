@@ -120,6 +120,7 @@ static int from_file(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     same(comm, n, &tuning);
     PROCS_TRUE((tuning.call_ps == 424242) == (access(arg, R_OK) == 0));
+    PROCS_TRUE(tuning.connections == (access(arg, R_OK) == 0 ? 3 : 1));
     return ranks_leave(&comm);
 }
 
@@ -134,6 +135,7 @@ Test(tuning, sources, .timeout = 60)
     close(fd);
     dcomm_tuning_default(&tuning);
     tuning.call_ps = 424242;
+    tuning.connections = 3;
     cr_assert_eq(dcomm_tuning_save(&tuning, path), DCOMM_OK);
     cr_assert_eq(procs_run(3, 50, from_file, path, ended), 0);
     unlink(path);

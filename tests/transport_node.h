@@ -10,7 +10,8 @@
 #include <criterion/criterion.h>
 #include <sched.h>
 
-enum { LOCAL = 0, NET = 1, SLOTS = 4096, BIG = 4 << 20 };
+/* SPREAD: the network with several connections to each peer. */
+enum { LOCAL = 0, NET = 1, SPREAD = 2, CONNECTIONS = 4, SLOTS = 4096, BIG = 4 << 20 };
 
 typedef struct head {
     int from, kind;
@@ -33,7 +34,7 @@ typedef struct slot {
 
 struct node {
     dcommi_transport *t;
-    int rank, n;
+    int rank, n, kind;
     procs_shared *s;
     slot slots[SLOTS];
     int under_way, failed;
@@ -129,7 +130,7 @@ static inline dcommi_verdict on_message(void *user, dcommi_transport *t, const d
     memcpy(&h, a->header, sizeof h);
     PROCS_CHECK(h.len == a->len, "%zu bytes arrived of %zu", a->len, h.len);
     PROCS_CHECK((a->data == NULL) == (h.len > t->eager_max), "%zu bytes", h.len);
-    if (me->ordered && h.len <= t->eager_max) {
+    if (me->ordered && h.len <= t->ordered_max) {
         PROCS_CHECK(h.seq == me->next_seq[h.from], "%u came, not %u", h.seq, me->next_seq[h.from]);
         me->next_seq[h.from]++;
     }
@@ -161,22 +162,31 @@ static inline void on_lost(void *user, dcommi_transport *t, int peer, const char
     me->lost[peer]++;
 }
 
+static inline void know(node *me, int peer, const void *address, size_t len)
+{
+    PROCS_TRUE(me->t->call->add_peer(me->t, peer, address, len) == DCOMM_OK);
+    if (me->kind == SPREAD) {
+        me->t->call->connect(me->t, peer, CONNECTIONS);
+    }
+}
+
 static inline node *join(int rank, int n, procs_shared *s, int kind)
 {
     node *me = calloc(1, sizeof *me);
     dcommi_transport_handlers handlers = {me, on_message, on_lost};
     me->rank = rank;
     me->n = n;
+    me->kind = kind;
     me->s = s;
     fill_pattern();
-    dcomm_status status = kind == NET ? dcommi_ucx_open_net(&handlers, "lo", &me->t)
-                                      : dcommi_local_open(&handlers, &me->t);
+    dcomm_status status = kind != LOCAL ? dcommi_ucx_open_net(&handlers, "lo", &me->t)
+                                        : dcommi_local_open(&handlers, &me->t);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
     procs_give(s, rank, me->t->address, me->t->address_len);
     for (int r = 0; r < n; r++) {
         size_t len;
         const void *address = procs_take(s, r, &len);
-        PROCS_TRUE(me->t->call->add_peer(me->t, r, address, len) == DCOMM_OK);
+        know(me, r, address, len);
     }
     return me;
 }
@@ -228,32 +238,28 @@ static inline void leave(node *me, bool force)
 static inline void expect(int n, double timeout_s, procs_fn fn, int kind, int victim)
 {
     int ended[PROCS_MAX];
+    static const char *const names[] = {"local", "net", "spread"};
     procs_run(n, timeout_s, fn, &kind, ended);
     for (int r = 0; r < n; r++) {
         int want = r == victim ? 128 + SIGKILL : 0;
-        cr_expect(ended[r] == want, "%s: process %d ended with %d, not %d",
-                  kind == NET ? "net" : "local", r, ended[r], want);
+        cr_expect(ended[r] == want, "%s: process %d ended with %d, not %d", names[kind], r,
+                  ended[r], want);
     }
 }
 
-#define BOTH(fn, n, timeout_s)                              \
-    Test(transport, fn##_local, .timeout = (timeout_s) + 5) \
-    {                                                       \
-        expect(n, timeout_s, fn, LOCAL, -1);                \
-    }                                                       \
-    Test(transport, fn##_net, .timeout = (timeout_s) + 5)   \
-    {                                                       \
-        expect(n, timeout_s, fn, NET, -1);                  \
+#define ONE(fn, name, kind, n, timeout_s, victim)         \
+    Test(transport, fn##name, .timeout = (timeout_s) + 5) \
+    {                                                     \
+        expect(n, timeout_s, fn, kind, victim);           \
     }
-
-#define BOTH_KILLED(fn, n, timeout_s)                       \
-    Test(transport, fn##_local, .timeout = (timeout_s) + 5) \
-    {                                                       \
-        expect(n, timeout_s, fn, LOCAL, (n)-1);             \
-    }                                                       \
-    Test(transport, fn##_net, .timeout = (timeout_s) + 5)   \
-    {                                                       \
-        expect(n, timeout_s, fn, NET, (n)-1);               \
-    }
+#define ALL(fn, n, timeout_s)                \
+    ONE(fn, _local, LOCAL, n, timeout_s, -1) \
+    ONE(fn, _net, NET, n, timeout_s, -1)     \
+    ONE(fn, _spread, SPREAD, n, timeout_s, -1)
+/* The last process is killed. */
+#define ALL_KILLED(fn, n, timeout_s)            \
+    ONE(fn, _local, LOCAL, n, timeout_s, (n)-1) \
+    ONE(fn, _net, NET, n, timeout_s, (n)-1)     \
+    ONE(fn, _spread, SPREAD, n, timeout_s, (n)-1)
 
 #endif

@@ -57,6 +57,8 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
+#define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
+
 typedef struct dcomm_comm_opts {
     dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
     dcomm_context_opts context_opts; /* for that new one */
@@ -76,6 +78,12 @@ typedef struct dcomm_comm_opts {
                            of hosts, so that algorithms are chosen by it (or read it, where
                            DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
+    int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
+                           faster where the network limits each by itself (default:
+                           DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
+                           tuning measures, those of the tuning where it is read, else 1); rank 0's
+                           is taken by all ranks. Communicators of a context share connections: the
+                           one created or tuned last decides */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`

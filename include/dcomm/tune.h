@@ -95,6 +95,10 @@ typedef struct dcomm_tuning {
     dcomm_curve fold; /* of each operand but the first, in its own memory */
     int64_t step_ps;  /* work for each step of a plan, whatever it does */
     int64_t call_ps;  /* of the call itself, whatever the plan */
+    /* So many connections from a rank to one on another host, at most 16, give the numbers of
+     * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
+     * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
+    int64_t connections;
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 

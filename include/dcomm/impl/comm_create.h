@@ -103,7 +103,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     const dcomm_comm_opts *opts = &comm->opts;
     const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
     const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
-    const char *tune = getenv("DCOMM_TUNE");
+    const char *tune = getenv("DCOMM_TUNE"), *connections = getenv("DCOMM_CONNECTIONS");
     comm->timeout_s = opts->timeout_s;
     if (comm->timeout_s == 0) {
         comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
@@ -141,6 +141,15 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->deterministic =
         opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
+    comm->connections = opts->connections;
+    if (comm->connections == 0 && connections != NULL) {
+        comm->connections = atoi(connections);
+    }
+    if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "connections (DCOMM_CONNECTIONS) is %d; it may be 1 to %d, or 0: chosen",
+                           comm->connections, DCOMM_CONNECTIONS_MAX);
+    }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
         comm->chunk_bytes = strtoll(chunk, NULL, 10);
@@ -165,6 +174,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;
+    card->connections = (uint32_t)comm->connections;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -267,10 +277,23 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
 {
     dcomm_tuning tuning;
     dcomm_tuning_default(&tuning);
+    tuning.connections = comm->connections > 0 ? comm->connections : tuning.connections;
     comm->chooser = dcommi_alloc(sizeof *comm->chooser);
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
                                                       from != NULL ? &from->tuning : &tuning)
                                  : DCOMM_ERR_NO_MEMORY;
+}
+
+/* From now on over so many connections to each rank on another host. With the token. */
+static void dcommi_comm_connections(dcomm_comm *comm, int connections)
+{
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        dcommi_transport *t = peer >= 0 ? comm->context->peers[peer].transport : NULL;
+        if (t != NULL && t->call->connect != NULL) {
+            t->call->connect(t, peer, connections);
+        }
+    }
 }
 
 /* What each rank says in the end of its creation. */
@@ -361,6 +384,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;
+    comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
@@ -374,6 +398,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
             status = dcommi_peer_add(context, &cards->card[r], cards->extra[r],
                                      cards->extra[r] + cards->card[r].local_address, &m->peer);
         }
+    }
+    if (comm->connections > 0) {
+        dcommi_comm_connections(comm, comm->connections);
     }
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);

@@ -24,6 +24,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->timeout_s = parent->timeout_s;
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);

@@ -50,6 +50,7 @@ typedef struct dcommi_card {
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
+    uint32_t connections, reserved;
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -57,7 +58,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 2u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 3u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,

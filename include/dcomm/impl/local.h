@@ -753,7 +753,8 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
     u->base = (dcommi_transport){.name = "local",
                                  .call = &dcommi_local_vtable,
                                  .handlers = *handlers,
-                                 .eager_max = DCOMMI_LOCAL_EAGER};
+                                 .eager_max = DCOMMI_LOCAL_EAGER,
+                                 .ordered_max = DCOMMI_LOCAL_EAGER};
     u->epoll = -1;
     dcomm_status status = dcommi_local_start(u);
     if (status < 0) {

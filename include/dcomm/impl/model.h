@@ -90,7 +90,7 @@ typedef struct dcommi_terrain {
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
     bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
-                t->call_ps >= 0;
+                t->call_ps >= 0 && t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;
@@ -105,8 +105,9 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
-                      "tuning: a time is negative or beyond two hours, or the points of a curve "
-                      "do not ascend");
+                      "tuning: a time is negative or beyond two hours, the points of a curve do "
+                      "not ascend, or there are more than %d connections",
+                      DCOMM_CONNECTIONS_MAX);
 }
 
 /* Does adding `shift` to every rank lead each group to a group? */

@@ -4,6 +4,7 @@
 #ifndef DCOMMI_TRANSPORT_H
 #define DCOMMI_TRANSPORT_H
 
+#include "../comm.h"
 #include "util.h"
 
 #include <sys/random.h>
@@ -72,18 +73,24 @@ struct dcommi_transport {
     dcommi_transport_handlers handlers;
     const void *address; /* how peers reach us; owned by the transport */
     size_t address_len;
-    bool bulk;        /* set by who sends: what comes now is a part of much */
-    size_t eager_max; /* a payload up to this long comes with its message */
+    bool bulk;          /* set by who sends: what comes now is a part of much */
+    size_t eager_max;   /* a payload up to this long comes with its message */
+    size_t ordered_max; /* and messages with so long a one arrive in order */
+    bool by_flow;       /* what connects it may limit each connection by itself: several can be
+                           faster than one */
 };
 
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
+     * send to a peer. Any number of the peer's is understood. */
+    void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most eager_max long arrive in
+     * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
      * order; longer ones may be overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);

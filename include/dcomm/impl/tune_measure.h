@@ -17,6 +17,11 @@
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
 #define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
+#define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
+#define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
+#define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
+#define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
+#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -360,31 +365,111 @@ static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
     return took;
 }
 
+static void dcommi_tune_connect(dcommi_tuner *t, int connections)
+{
+    dcommi_token_take(t->comm->context);
+    dcommi_comm_connections(t->comm, connections);
+    dcommi_token_release(t->comm->context);
+}
+
+/* Times of messages of 4 KiB and more, until one takes too long; returns the longest. */
+static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double least, double *seconds)
+{
+    int64_t len = 4096, last = 0;
+    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
+    link->message.n = 0;
+    dcommi_tune_point(&link->message, 8, 0);
+    for (int i = 0; len <= DCOMMI_TUNE_FARTHEST; len *= 4, i++) {
+        if (i > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        seconds[i] = dcommi_tune_far_time(t, len) - least;
+        dcommi_tune_point(&link->message, len, seconds[i]);
+        last = len;
+    }
+    return last;
+}
+
+/* The fewest connections that come within a tenth of the fastest. With one the lengths took
+ * `seconds`; rank 0 looks at its clock. One is taken where several gain little: they must not
+ * be chosen by chance; connections once opened stay, and idle ones slow a fast link down. */
+static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *seconds)
+{
+    double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
+    int64_t len = 4096;
+    int i = 0, tried = 1;
+    while (len < last && (len < DCOMMI_TUNE_CUT || seconds[i + 1] < DCOMMI_TUNE_PIECE_S)) {
+        len *= 4;
+        i++;
+    }
+    len = dcommi_max64(len, DCOMMI_TUNE_CUT);
+    took[1] = last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) : seconds[i];
+    uint64_t word[2] = {(uint64_t)len, took[1] * DCOMMI_TUNE_SWIFT > (double)len};
+    dcommi_tune_share(t, word, sizeof word);
+    while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
+        dcommi_tune_connect(t, tried * 2);
+        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]);
+        /* A gain by two over one must show twice, unless it is so large and took so long that no
+         * scheduler makes it. */
+        double gain = took[tried] / took[tried * 2];
+        bool again = tried == 1 && (gain < 1.5 || took[1] < DCOMMI_TUNE_PIECE_S);
+        word[1] = gain < DCOMMI_TUNE_GAIN ? 0 : again ? 2 : 1;
+        dcommi_tune_share(t, word, sizeof word);
+        if (word[1] == 2) {
+            dcommi_tune_connect(t, 1);
+            best = dcommi_tune_far_time(t, (int64_t)word[0]);
+            took[1] = best < took[1] ? best : took[1];
+            word[1] = took[1] / took[2] >= DCOMMI_TUNE_GAIN;
+            dcommi_tune_share(t, word, sizeof word);
+        }
+        tried *= 2;
+    }
+    best = took[tried];
+    for (int k = tried; k >= 1; k /= 2) {
+        best = took[k] < best ? took[k] : best;
+    }
+    word[1] = 1;
+    while (word[1] < (uint64_t)tried &&
+           took[word[1]] > best * (word[1] == 1 ? DCOMMI_TUNE_GAIN : 1.1)) {
+        word[1] *= 2;
+    }
+    dcommi_tune_share(t, word, sizeof word);
+    return (int)word[1];
+}
+
 /* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
  * of all at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
-    int64_t len = 4096, last = 0;
+    double seconds[DCOMM_CURVE_POINTS] = {0};
     int crowd = dcommi_tune_crowd(t->comm->groups);
+    bool chooses = t->comm->connections == 0 && t->comm->context->net != NULL &&
+                   t->comm->context->net->by_flow;
     int first = dcommi_tune_add_short(t, 0);
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
     double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
-    double until = dcommi_now() + DCOMMI_TUNE_FAR_S;
-    link->message.n = link->shared.n = link->sustained.n = 0;
+    link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
-    dcommi_tune_point(&link->message, 8, 0);
-    while (len <= DCOMMI_TUNE_FARTHEST && (len == 4096 || dcommi_tune_goes_on(t, until))) {
-        dcommi_tune_point(&link->message, len, dcommi_tune_far_time(t, len) - least);
-        last = len;
-        len *= 4;
+    int connections = chooses ? 1 : t->comm->connections;
+    if (connections > 0) {
+        dcommi_tune_connect(t, connections);
     }
+    int64_t last = dcommi_tune_lengths(t, link, least, seconds);
+    if (chooses) {
+        connections = dcommi_tune_fewest(t, last, seconds);
+        dcommi_tune_connect(t, connections);
+        last = connections > 1 ? dcommi_tune_lengths(t, link, least, seconds) : last;
+    }
+    t->tuning.connections = connections > 0 ? connections : 1;
     /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
      * rate; in a stream, messages that are not short go no faster. */
     double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
     for (int64_t i = 1; i < link->message.n; i++) {
         int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
         if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
-            link->message.ps[i] = dcommi_max64(link->message.ps[i], least_ps);
+            /* One alone may go over fewer connections than the next ones do. */
+            link->message.ps[i] =
+                connections > 1 ? least_ps : dcommi_max64(link->message.ps[i], least_ps);
         }
     }
     double each = 1e-12 * slope * (double)last;
@@ -483,6 +568,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
 {
     const dcommi_groups *g = comm->groups;
     uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    key = dcommi_mix(key, (uint64_t)comm->connections);
     for (int r = 0; r < comm->size; r++) {
         for (const char *c = comm->members[r].hostname; *c != 0; c++) {
             key = dcommi_mix(key, (uint64_t)*c);
@@ -572,6 +658,13 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         }
     }
     status = t->status;
+    if (status >= 0 && comm->connections > 0) {
+        word.tuning.connections = comm->connections;
+    } else if (status >= 0 && word.tuning.connections == 0) {
+        dcommi_comm_lock(comm);
+        word.tuning.connections = comm->chooser->tuning.connections;
+        dcommi_comm_unlock(comm);
+    }
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
@@ -579,6 +672,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         dcommi_cache_clear(comm);
     }
     dcommi_comm_unlock(comm);
+    if (status >= 0) {
+        dcommi_tune_connect(t, (int)word.tuning.connections);
+    }
     dcomm_comm_destroy(&t->comm);
     dcomm_mem_free(&t->registered);
     dcommi_free(t->in);

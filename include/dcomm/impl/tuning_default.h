@@ -65,6 +65,7 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
         .n = 4, .bytes = {0, 8192, 262144, 1 << 20}, .ps = {30000, 400000, 18000000, 90000000}};
     tuning->step_ps = 15000;
     tuning->call_ps = 100000;
+    tuning->connections = 1;
     snprintf(tuning->source, sizeof tuning->source, "built in");
 }
 

@@ -29,7 +29,8 @@
     X("copy", copy, C)          \
     X("fold", fold, C)          \
     X("step_us", step_ps, T)    \
-    X("call_us", call_ps, T)
+    X("call_us", call_ps, T)    \
+    X("connections", connections, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};

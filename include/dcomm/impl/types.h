@@ -269,8 +269,9 @@ struct dcomm_comm {
     double timeout_s;
     char algo[32];
     bool deterministic;
-    bool tunes; /* measures what things cost when it is created */
-    bool timed; /* its runs note when they end */
+    bool tunes;      /* measures what things cost when it is created */
+    bool timed;      /* its runs note when they end */
+    int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
     dcommi_recent recent[DCOMMI_RECENT];

@@ -6,13 +6,16 @@
 
 #include "transport.h"
 #include "ucx_iface.h"
-#include "ucx_peer.h"
+#include "ucx_parts.h"
 
 #include <sched.h>
 
 #define DCOMMI_UCX_AM_ID 1
 /* Longest payload that is sent without asking the receiver for a place first. */
 #define DCOMMI_UCX_EAGER 65536
+/* Longest payload that stays behind those before it. Longer ones that need not ask are what
+ * algorithms cut long blocks into: they too go over all connections. */
+#define DCOMMI_UCX_ORDERED 8192
 
 /* ---- the table ---- */
 
@@ -36,9 +39,20 @@ static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const voi
     }
     memcpy(&id, address, sizeof id);
     memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
-    *p = (dcommi_ucx_peer){.ucx = u, .index = peer, .id = id, .address = copy, .failure = UCS_OK};
+    *p = (dcommi_ucx_peer){
+        .ucx = u, .index = peer, .id = id, .address = copy, .connections = 1, .failure = UCS_OK};
     u->peers[peer] = p;
     return DCOMM_OK;
+}
+
+static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
+    if (p != NULL) {
+        p->connections = connections < 1                       ? 1
+                         : connections > DCOMM_CONNECTIONS_MAX ? DCOMM_CONNECTIONS_MAX
+                                                               : connections;
+    }
 }
 
 static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
@@ -51,6 +65,7 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
     bool direct = u->direct;
     u->direct = false;
     u->peers[peer] = NULL;
+    dcommi_ucx_forget_parts(u, p);
     dcommi_ucx_kept_forget_peer(u, p);
     p->next = u->removed;
     u->removed = p;
@@ -71,16 +86,13 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
     return dcommi_ucx_status(UCS_PTR_STATUS(answer));
 }
 
-static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
-                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+/* One message over one connection; fetched where there is a tail. */
+static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
+                                      size_t header_len, const dcommi_ucx_tail *tail,
+                                      const void *data, size_t len, dcommi_op *op)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = NULL;
-    if (header_len > DCOMMI_HEADER_MAX) {
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
-    }
-    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, op);
+    dcommi_ucx *u = p->ucx;
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -92,50 +104,84 @@ static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *h
                                  .cb.send = dcommi_ucx_on_sent,
                                  .user_data = f,
                                  .memory_type = UCS_MEMORY_TYPE_HOST};
-    if (len > t->eager_max) {
-        memcpy(f->header + header_len, &u->id, sizeof u->id);
-        header_len += sizeof u->id;
+    if (tail != NULL) {
+        memcpy(f->header + header_len, tail, sizeof *tail);
+        header_len += sizeof *tail;
         param.flags = UCP_AM_SEND_FLAG_RNDV;
     }
     bool direct = u->direct;
     u->direct = false;
-    ucs_status_ptr_t answer =
-        ucp_am_send_nbx(p->ep, DCOMMI_UCX_AM_ID, f->header, header_len, data, len, &param);
+    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_AM_ID, f->header,
+                                              header_len, data, len, &param);
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
     if (DCOMMI_UNLIKELY(status < 0)) {
-        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", t->name, len,
-                    peer, ucs_status_string(UCS_PTR_STATUS(answer)));
+        dcommi_fail(status, "%s: a message of %zu bytes to peer %d was not sent: %s", u->base.name,
+                    len, p->index, ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
 }
 
-static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const void *header,
+                                          size_t header_len, const uint8_t *data, size_t len,
+                                          dcommi_op *op)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_kept *k = desc;
-    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
-        k->dropped = true;
-        return;
+    dcommi_ucx_joint *j = dcommi_ucx_joint_make(p->ucx, op, parts);
+    uint32_t taken = 0;
+    int i = 0;
+    if (j == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    bool direct = u->direct;
-    u->direct = false;
-    ucp_am_data_release(u->worker, k->data);
-    dcommi_ucx_kept_put(u, k);
-    u->direct = direct;
+    dcommi_ucx_tail tail = {
+        .id = p->ucx->id, .total = len, .number = p->ucx->cut++, .parts = (uint8_t)parts};
+    for (bool goes_on = true; goes_on && i < parts; i++) {
+        size_t from = dcommi_ucx_part_at(len, parts, i);
+        size_t to = dcommi_ucx_part_at(len, parts, i + 1);
+        int connection = dcommi_ucx_choose(p, taken);
+        taken |= UINT32_C(1) << connection;
+        tail.part = (uint8_t)i;
+        tail.connection = (uint8_t)connection;
+        goes_on =
+            dcommi_ucx_joint_part(j, dcommi_ucx_launch(p, connection, header, header_len, &tail,
+                                                       data + from, to - from, &j->part));
+    }
+    return dcommi_ucx_joint_launched(j, parts - i);
 }
 
-static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
-                                     dcommi_op *op)
+static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
+                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_kept *k = desc;
-    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
-        dcommi_ucx_release(t, desc);
-        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
-                           t->name, len);
+    dcommi_ucx_peer *p = NULL;
+    if (header_len > DCOMMI_HEADER_MAX) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
     }
-    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, op);
+    DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
+    if (len <= DCOMMI_UCX_ORDERED) {
+        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, op);
+    }
+    dcommi_ucx_spread(u, p);
+    bool asks = len > t->eager_max;
+    int parts = asks ? dcommi_ucx_parts_of(p, len) : 1;
+    if (parts > 1) {
+        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, op);
+    }
+    int connection = dcommi_ucx_choose(p, 0);
+    dcommi_ucx_tail tail = {
+        .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
+    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len, op);
+}
+
+static void dcommi_ucx_release(dcommi_transport *t, void *desc)
+{
+    dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
+}
+
+/* One message into buf. */
+static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
+                                         dcommi_op *op)
+{
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -152,10 +198,51 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
     if (status < 0) {
-        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", t->name, len,
+        dcommi_fail(status, "%s: a message of %zu bytes was not received: %s", u->base.name, len,
                     ucs_status_string(UCS_PTR_STATUS(answer)));
     }
     return status;
+}
+
+static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                     dcommi_op *op)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_kept *k = desc;
+    if (k->removed || (k->peer != NULL && k->peer->failure != UCS_OK)) {
+        dcommi_ucx_release(t, desc);
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is lost",
+                           t->name, len);
+    }
+    int parts = k->tail.parts, left = parts;
+    if (parts == 1) {
+        return dcommi_ucx_fetch_one(u, k, buf, len, op);
+    }
+    dcommi_ucx_joint *j = dcommi_ucx_joint_make(u, op, parts);
+    if (j == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (bool goes_on = true; goes_on && k != NULL; left--) {
+        dcommi_ucx_kept *more = k->more;
+        size_t from = dcommi_ucx_part_at(len, parts, k->tail.part);
+        size_t to = dcommi_ucx_part_at(len, parts, k->tail.part + 1);
+        goes_on = dcommi_ucx_joint_part(
+            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, &j->part));
+        k = more;
+    }
+    dcommi_ucx_drop_all(u, k);
+    return dcommi_ucx_joint_launched(j, left);
+}
+
+/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
+ * on both sides. */
+static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
+    if (p != NULL && k->tail.connection >= p->used_by_peer) {
+        p->used_by_peer = k->tail.connection + 1;
+        u->chores = true;
+    }
 }
 
 static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
@@ -184,21 +271,34 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     k->data = data;
     k->is_long = is_long;
     k->peer = NULL;
+    k->more = NULL;
+    k->tail.parts = 1;
     k->removed = k->dropped = false;
     k->arriving = true;
     dcommi_ucx_kept_link(u, k);
     arrival.desc = k;
     if (is_long) {
-        uint64_t id = 0;
-        if (header_len < sizeof id) {
+        bool good = header_len >= sizeof k->tail;
+        arrival.header_len -= good ? sizeof k->tail : 0;
+        memcpy(&k->tail, (const char *)header + arrival.header_len, good ? sizeof k->tail : 0);
+        good = good && dcommi_ucx_tail_valid(&k->tail, len);
+        if (good) {
+            dcommi_ucx_know_sender(u, k);
+        }
+        if (good && k->tail.parts > 1) {
+            arrival.desc = dcommi_ucx_gather(u, k, &good);
+        }
+        if (!good) {
             dcommi_ucx_kept_put(u, k);
             return UCS_ERR_INVALID_PARAM;
         }
-        arrival.header_len -= sizeof id;
-        memcpy(&id, (const char *)header + arrival.header_len, sizeof id);
-        k->peer = dcommi_ucx_peer_by_id(u, id);
+        if (arrival.desc == NULL) {
+            k->arriving = false;
+            return UCS_INPROGRESS;
+        }
         arrival.peer = k->peer != NULL ? k->peer->index : -1;
         arrival.data = NULL;
+        arrival.len = (size_t)k->tail.total;
     }
     dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
     k->arriving = false;
@@ -209,10 +309,22 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     return UCS_OK;
 }
 
+static void dcommi_ucx_answer_all(dcommi_ucx *u)
+{
+    for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
+        dcommi_ucx_peer *p = u->peers[i];
+        if (p != NULL && p->opened < p->used_by_peer && p->failure == UCS_OK &&
+            dcommi_ucx_endpoints(u, p, p->used_by_peer) < 0) {
+            p->used_by_peer = p->opened;
+        }
+    }
+}
+
 static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
+    dcommi_ucx_answer_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -281,10 +393,10 @@ static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
         busy = f->op != NULL;
     }
     for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
-        busy = u->peers[i] != NULL && u->peers[i]->flushing && u->peers[i]->failure == UCS_OK;
+        busy = u->peers[i] != NULL && u->peers[i]->flushing > 0 && u->peers[i]->failure == UCS_OK;
     }
     for (const dcommi_ucx_peer *p = u->removed; p != NULL && !busy; p = p->next) {
-        busy = p->flushing && p->failure == UCS_OK;
+        busy = p->flushing > 0 && p->failure == UCS_OK;
     }
     return busy;
 }
@@ -293,6 +405,23 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
 {
     while (dcommi_ucx_is_busy(u) && dcommi_now() < deadline) {
         if (dcommi_ucx_progress(&u->base) == 0) {
+            sched_yield();
+        }
+    }
+}
+
+/* No connection is fresh any more. */
+static void dcommi_ucx_ripen(dcommi_ucx *u)
+{
+    for (bool fresh = true; fresh;) {
+        fresh = false;
+        for (size_t i = 0; i < u->peers_capacity && !fresh; i++) {
+            fresh = u->peers[i] != NULL && dcommi_ucx_is_fresh(u->peers[i]);
+        }
+        for (const dcommi_ucx_peer *p = u->removed; p != NULL && !fresh; p = p->next) {
+            fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        }
+        if (fresh && dcommi_ucx_progress(&u->base) == 0) {
             sched_yield();
         }
     }
@@ -359,9 +488,10 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
         }
         dcommi_ucx_settle(u, deadline);
     }
+    dcommi_ucx_ripen(u);
     u->closing = true;
     while (u->kept.next != &u->kept) {
-        dcommi_ucx_release(t, u->kept.next);
+        dcommi_ucx_drop(u, u->kept.next);
     }
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
@@ -381,6 +511,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
 
 static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .add_peer = dcommi_ucx_add_peer,
+    .connect = dcommi_ucx_connect,
     .remove_peer = dcommi_ucx_remove_peer,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
@@ -469,7 +600,9 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     u->base = (dcommi_transport){.name = "net",
                                  .call = &dcommi_ucx_vtable,
                                  .handlers = *handlers,
-                                 .eager_max = DCOMMI_UCX_EAGER};
+                                 .eager_max = DCOMMI_UCX_EAGER,
+                                 .ordered_max = DCOMMI_UCX_ORDERED,
+                                 .by_flow = tcp};
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
     u->kept.next = u->kept.prev = &u->kept;
