@@ -5,7 +5,7 @@
 #
 # --full runs the whole run-for-real matrix, and tests that need gigabytes. --stage runs only the
 # named stages, of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
-# DCOMM_FUZZ_SECONDS (default 60) is each fuzz target's time. Each executable tests/*.sh is a script
+# DCOMM_FUZZ_SECONDS (default 30) is each fuzz target's time. Each executable tests/*.sh is a script
 # test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok - what")
 # or counts as one check.
 set -u
@@ -258,7 +258,7 @@ fuzz_one() {
     local t=$1 corpus=build-fuzz/corpus/$1 seeds=()
     mkdir -p "$corpus"
     [ ! -d "tests/fuzz/corpus/$t" ] || seeds=("tests/fuzz/corpus/$t")
-    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-60}" -timeout=10 \
+    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-30}" -timeout=10 \
         -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$logs/$t." "$corpus" \
         "${seeds[@]}" >"$logs/$t.run" 2>&1 </dev/null
     echo $? >"$logs/$t.status"
@@ -274,7 +274,7 @@ stage_fuzz() {
     CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
         -Dexamples=false || return
     local t running=0
-    say "fuzz: ${DCOMM_FUZZ_SECONDS:-60} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
+    say "fuzz: ${DCOMM_FUZZ_SECONDS:-30} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
     for t in $(suites build-fuzz fuzz); do
         if [ $running -ge 2 ]; then
             wait -n
