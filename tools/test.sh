@@ -5,7 +5,7 @@
 #
 # --full runs the whole run-for-real matrix, and tests that need gigabytes. --stage runs only the
 # named stages, of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
-# DCOMM_FUZZ_SECONDS (default 60) is each fuzz target's time. Each executable tests/*.sh is a script
+# DCOMM_FUZZ_SECONDS (default 30) is each fuzz target's time. Each executable tests/*.sh is a script
 # test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok - what")
 # or counts as one check.
 set -u
