@@ -364,7 +364,7 @@ Test(hier, chosen_between_hosts_with_several_ranks, .timeout = 20)
         size_t count;
         bool rank_order, hier;
     } tries[] = {{two, 1 << 20, false, true},
-                 {two, 100, false, false},
+                 {two, 100, false, true},
                  {two, 1 << 20, true, false},
                  {four, 1 << 20, false, false},
                  {NULL, 1 << 20, false, false}};

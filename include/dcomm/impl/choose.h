@@ -206,7 +206,8 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         return known->algo;
     }
     const dcommi_terrain *t = &c->terrain[s->registered];
-    const bool hosts = s->groups != NULL && s->groups->count[0] > 1;
+    const bool hosts =
+        s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
