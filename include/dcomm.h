@@ -19885,6 +19885,22 @@ static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dco
                 dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
 }
 
+/* The same chunk by chunk. */
+static void dcommi_a2a_chunks(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+                              dcommi_turn to, dcommi_turn from, int64_t tag, int64_t chunk)
+{
+    int64_t chunks = dcommi_chunks_of(a->longest_send, chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcommi_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
+                dcommi_rank_at(s->nranks, to), dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    c = dcommi_loop_many(b, 0, chunks);
+    dcommi_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
+                dcommi_rank_at(s->nranks, from), dcommi_linear(tag, c, 1),
+                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcommi_end_many(b, 0, chunks);
+}
+
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
 static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
                                          const dcommi_a2a *a, dcommi_turn to, int64_t aside)
@@ -19898,33 +19914,44 @@ static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *
     return copy;
 }
 
+/* Equal blocks that stay on a host go in chunks, which pass through the caches. */
 static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
     int64_t n = s->nranks, rounds = (n - 1) / 2;
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
+    bool near = s->groups != NULL && s->groups->count[0] == 1, cut = !a.send.listed && !s->in_place;
+    int64_t chunk = dcommi_chunk_for(s, a.longest_send, near ? DCOMMI_CHUNK_NEAR : a.longest_send);
+    chunk = cut ? chunk : a.longest_send;
+    int64_t tag = dcommi_build_tags(b, dcommi_chunks_of(a.longest_send, chunk));
     int64_t aside[2] = {0, 0};
     if (s->in_place) {
         aside[0] = dcommi_build_scratch(b, a.longest_send);
         aside[1] = dcommi_build_scratch(b, a.longest_send);
     }
     dcommi_a2a_own(s, b, &a);
-    if (rounds > 0) {
-        int d = dcommi_loop(b, 0, dcommi_const(rounds));
-        dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
+    int d = rounds > 0 ? dcommi_loop(b, 0, dcommi_const(rounds)) : 0;
+    const dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
+    const dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
+    if (rounds > 0 && cut) {
+        dcommi_a2a_chunks(s, b, &a, ahead, behind, tag, chunk);
+        dcommi_a2a_chunks(s, b, &a, behind, ahead, tag, chunk);
+    } else if (rounds > 0) {
         dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
         dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
-        dcommi_a2a_start(s, b, &a, up, ahead, behind, tag);
-        dcommi_a2a_start(s, b, &a, down, behind, ahead, tag);
+        dcommi_a2a_start(s, b, &a, up, ahead, behind, dcommi_const(tag));
+        dcommi_a2a_start(s, b, &a, down, behind, ahead, dcommi_const(tag));
+    }
+    if (rounds > 0) {
         dcommi_fence(b, 0);
         dcommi_end(b, 0);
     }
-    if (n % 2 == 0) {
-        dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
+    if (n % 2 == 0 && cut) {
+        dcommi_a2a_chunks(s, b, &a, opposite, opposite, tag, chunk);
+    } else if (n % 2 == 0) {
         dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
-        dcommi_a2a_start(s, b, &a, across, opposite, opposite, tag);
-        dcommi_fence(b, 0);
+        dcommi_a2a_start(s, b, &a, across, opposite, opposite, dcommi_const(tag));
     }
+    dcommi_fence(b, 0);
     return b->status;
 }
 
