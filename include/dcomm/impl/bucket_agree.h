@@ -94,7 +94,7 @@ static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt
 static dcomm_status dcommi_bkt_all_good(const dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = {.status = status}, *cards;
-    snprintf(own.text, sizeof own.text, "%s", status < 0 ? dcomm_last_error() : "");
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     status = dcommi_bkt_exchange(b, &own, &cards);
     dcommi_free(cards);
     return status;
@@ -151,7 +151,7 @@ static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status
 #undef DCOMMI_BKT_NAME
     };
     dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
-    snprintf(own.text, sizeof own.text, "%s", status < 0 ? dcomm_last_error() : "");
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     if (status >= 0) {
         const uint64_t values[] = {
 #define DCOMMI_BKT_VALUE(name, value) (uint64_t)(value),

@@ -148,11 +148,14 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
         comm->connections = end == connections || *end != 0 || n > INT_MAX || n < 0 ? -1 : (int)n;
     }
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "connections is %d, DCOMM_CONNECTIONS \"%s\"; they may be 1 to %d, or "
-                           "0: chosen",
-                           opts->connections, connections != NULL ? connections : "",
-                           DCOMM_CONNECTIONS_MAX);
+        return opts->connections == 0
+                   ? dcommi_fail(DCOMM_ERR_INVALID,
+                                 "connections (DCOMM_CONNECTIONS) is %.40s; it may be 1 to %d, or "
+                                 "0: chosen",
+                                 connections, DCOMM_CONNECTIONS_MAX)
+                   : dcommi_fail(DCOMM_ERR_INVALID,
+                                 "connections is %d; it may be 1 to %d, or 0: chosen",
+                                 opts->connections, DCOMM_CONNECTIONS_MAX);
     }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
