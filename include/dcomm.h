@@ -151,7 +151,8 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
  * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
  * itself where the format has room for it, else as a block of NaN. It never enters a residual.
  * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
- * is counted as clipped. */
+ * is counted as clipped. With error feedback the rest stays in the residual; but codecs with
+ * buckets (qsgd, tern, sign, fp8) take every number beyond 2^127 for 2^127. */
 #ifndef DCOMM_COMPRESS_H
 #define DCOMM_COMPRESS_H
 
@@ -242,11 +243,12 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
 
 /* Encode with error feedback, in one pass where the codec can: with e = x + residual,
- * wire = C(e) and next = e - decode(wire). next may be residual itself, or memory that does not
- * overlap, which leaves residual as it is until the caller knows that the wire has arrived.
- * residual must be finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass,
- * next is what residual was wherever the decoder gets something that is not finite. Errors: as
- * dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete and as with
+ * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number
+ * (with buckets: see above). next may be residual itself, or memory that does not overlap, which
+ * leaves residual as it is until the caller knows that the wire has arrived. residual must be
+ * finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass, next is what
+ * residual was wherever the decoder gets something that is not finite. Errors: as dcomm_encode;
+ * after non-finite inputs with nonfinite=fail, wire and next are complete and as with
  * nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
@@ -2747,6 +2749,9 @@ typedef struct dcommi_tally {
 
 #endif
 
+#include <float.h>
+#include <math.h>
+
 /* ---- options ---- */
 
 typedef enum dcommi_codec_kind {
@@ -2873,6 +2878,14 @@ static inline bool dcommi_f32_nonfinite(float x)
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+/* What is to be encoded, with error feedback: x that is not finite counts as 0, and the sum stays
+ * finite. */
+static inline float dcommi_codec_e(float x, float residual)
+{
+    float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
+    return dcommi_f32_nonfinite(e) ? copysignf(FLT_MAX, e) : e;
 }
 
 /* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */
@@ -6893,6 +6906,17 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
     }
 }
 
+/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *residual, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = dcommi_codec_e(x[i], residual[i]);
+        if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
+            cast->stage[i] = e - copysignf(cast->largest, e);
+        }
+    }
+}
+
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
  * by a stage. x holds `n` elements, number `at` and on. */
 static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
@@ -6901,6 +6925,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
     const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    const size_t clipped = call->report.clipped;
     bool passed = false;
     for (size_t i = 0; i < n; i++) {
         float v = x[i];
@@ -6925,6 +6950,9 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     q.next = residual != NULL ? cast->stage : NULL;
     q.stream = q.stream_next = false;
     cast->kernels->cast(&q, cast->half);
+    if (residual != NULL && call->report.clipped > clipped) {
+        dcommi_cast_excess(cast, x, residual, n);
+    }
     for (size_t i = 0; passed && i < n; i++) {
         if (dcommi_f32_nonfinite(x[i])) {
             uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
@@ -47707,14 +47735,17 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
+        float whole = y; /* what a clipped number loses stays behind */
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
+            const uint32_t bits = dcommi_f32_bits(y);
+            whole = (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : y;
             y = dcommi_f32_from_bits((dcommi_f32_bits(y) & 0x80000000u) |
                                      dcommi_f32_bits(p.largest));
             found->clipped++;
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
         if (p.residual != NULL) {
-            r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
+            r[e] = odd && p.pass ? r[e] : __fsub_rn(whole, dcommi_cuda_uncast<HALF>(h));
         }
         if (odd && p.pass) {
             h = HALF ? dcommi_f32_to_f16(x) : dcommi_f32_to_bf16(x);

@@ -109,14 +109,17 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
+        float whole = y; /* what a clipped number loses stays behind */
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
+            const uint32_t bits = dcommi_f32_bits(y);
+            whole = (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : y;
             y = dcommi_f32_from_bits((dcommi_f32_bits(y) & 0x80000000u) |
                                      dcommi_f32_bits(p.largest));
             found->clipped++;
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
         if (p.residual != NULL) {
-            r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
+            r[e] = odd && p.pass ? r[e] : __fsub_rn(whole, dcommi_cuda_uncast<HALF>(h));
         }
         if (odd && p.pass) {
             h = HALF ? dcommi_f32_to_f16(x) : dcommi_f32_to_bf16(x);
