@@ -198,6 +198,21 @@ static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
     return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
 }
 
+/* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for
+ * it then. */
+static inline dcomm_status dcommi_feedback_remember(dcomm_feedback *fb)
+{
+    if (fb->ledger == NULL || fb->opts.variant != DCOMM_FEEDBACK_EF21 || fb->now.partly) {
+        return DCOMM_OK;
+    }
+    float *copy = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GRADIENT, fb->now.count);
+    if (copy == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->now.x = memcpy(copy, fb->now.x, fb->now.count * sizeof *copy);
+    return DCOMM_OK;
+}
+
 /* Add factor * by to the worker's next residual. */
 static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, float by)
 {
@@ -308,7 +323,7 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
     double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
     dcommi_ledger_add(fb->ledger, tally);
     fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-    fb->ledger->residual_norm = sqrt(fb->held);
+    fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything

@@ -26,6 +26,7 @@ enum {
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
     DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
+    DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
