@@ -6196,10 +6196,15 @@ static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, f
     t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
 }
 
-/* Sums of squares that were rounded below nothing. */
+/* Sums of squares that were rounded below nothing. Where y - x or y + next was not finite, they are
+ * of no use: such elements are left out, and the library decodes and counts again. */
 static void dcommi_tally_whole(dcommi_tally *t)
 {
     for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
+        if (!isfinite(t->sum[DCOMMI_LEDGER_EE][lane]) ||
+            !isfinite(t->sum[DCOMMI_LEDGER_ENCODED][lane])) {
+            return;
+        }
         t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
         t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
     }
@@ -10093,12 +10098,14 @@ static double dcommi_codec_k(const dcomm_codec *codec)
     return at != NULL ? strtod(at + 2, NULL) : -1;
 }
 
-/* The codec with another k. */
+/* The codec with another k. A share is one that options can have, and is written exactly, so that
+ * one of nearly all does not become the number 1. */
 static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
-    snprintf(spec, sizeof spec, "%.*sk=%.8g%s", (int)(at - codec->spec), codec->spec, k,
+    k = k < 1 ? fmax(k, 1e-9) : k;
+    snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
              at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
 }
@@ -10405,7 +10412,7 @@ static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *cal
     dcommi_ledger_add(ledger, call->tally);
     dcomm_ledger_encoded(ledger, call->count, &call->report);
     if (call->residual != NULL) {
-        ledger->residual_norm = sqrt(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before);
+        ledger->residual_norm = sqrt(fmax(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before, 0));
     }
 }
 
@@ -10581,6 +10588,7 @@ enum {
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
     DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
+    DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
@@ -11139,6 +11147,21 @@ static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
     return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
 }
 
+/* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for
+ * it then. */
+static inline dcomm_status dcommi_feedback_remember(dcomm_feedback *fb)
+{
+    if (fb->ledger == NULL || fb->opts.variant != DCOMM_FEEDBACK_EF21 || fb->now.partly) {
+        return DCOMM_OK;
+    }
+    float *copy = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GRADIENT, fb->now.count);
+    if (copy == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->now.x = memcpy(copy, fb->now.x, fb->now.count * sizeof *copy);
+    return DCOMM_OK;
+}
+
 /* Add factor * by to the worker's next residual. */
 static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, float by)
 {
@@ -11249,7 +11272,7 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
     double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
     dcommi_ledger_add(fb->ledger, tally);
     fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-    fb->ledger->residual_norm = sqrt(fb->held);
+    fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -27237,6 +27260,18 @@ static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
 
 /* ---- encode ---- */
 
+static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
+{
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (c->report != NULL) {
+        c->report->bytes += bytes;
+        c->report->clipped += clipped;
+    }
+    if (ledger != NULL) {
+        dcomm_ledger_encoded(ledger, 0, &(dcomm_codec_report){.bytes = bytes, .clipped = clipped});
+    }
+}
+
 static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
                                          size_t room, size_t *bytes)
 {
@@ -27252,26 +27287,23 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     s->agreed.n = 0;
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        DCOMMI_TRY(dcommi_feedback_remember(c->feedback));
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
         status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
-    report.bytes = 0; /* it stays here */
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (ledger != NULL) { /* it stays here: what is sent of it is told apart */
+        ledger->wire_bytes -= report.bytes;
+    }
+    report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
     DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
                                     dcommi_topk_most(c->codec, count), &s->chosen));
     dcommi_exchange_sift(&s->chosen);
     return DCOMM_OK;
-}
-
-static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
-{
-    if (c->report != NULL) {
-        c->report->bytes += bytes;
-        c->report->clipped += clipped;
-    }
 }
 
 static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)
@@ -27790,6 +27822,20 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                       .partly = plan->codec_partly};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* Where encodings are summed, ranks must have drawn the same random numbers: what these depend on,
+ * for the call's signature. It is none of the plan's business, which serves all steps. */
+static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
+{
+    if (!c->linear) {
+        return 0;
+    }
+    const dcomm_feedback *fb = c->feedback;
+    uint64_t h =
+        dcommi_mix(fb != NULL ? fb->opts.seed : c->key.seed, fb != NULL ? fb->step : c->key.step);
+    h = dcommi_mix(h, fb != NULL ? fb->opts.tensor : c->key.tensor);
+    return (uint32_t)(h ^ (h >> 32));
 }
 
 /* The run is over: residuals are those of the next step now, or nobody knows what they are. */
@@ -41235,6 +41281,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }
     dcommi_comm_unlock(comm);
@@ -43956,8 +44003,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL
-            ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+                c->codec_report != NULL || c->codec_ledger != NULL
+            ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
+              "their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : o->feedback != NULL && o->codec == NULL && o->nrules == 0
@@ -47715,6 +47763,14 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
+/* x + r, where an infinite one becomes the largest number. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_cast_sum(float x, float r)
+{
+    const float sum = __fadd_rn(x, r);
+    const uint32_t bits = dcommi_f32_bits(sum);
+    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
+}
+
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -47735,17 +47791,19 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
-        float whole = y; /* what a clipped number loses stays behind */
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
-            const uint32_t bits = dcommi_f32_bits(y);
-            whole = (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : y;
             y = dcommi_f32_from_bits((dcommi_f32_bits(y) & 0x80000000u) |
                                      dcommi_f32_bits(p.largest));
             found->clipped++;
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
         if (p.residual != NULL) {
-            r[e] = odd && p.pass ? r[e] : __fsub_rn(whole, dcommi_cuda_uncast<HALF>(h));
+            /* What a clipped number loses stays behind: its sum is taken again, for there is no
+             * register to keep it. */
+            if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
+                y = dcommi_cuda_cast_sum(odd ? 0 : x, r[e]);
+            }
+            r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }
         if (odd && p.pass) {
             h = HALF ? dcommi_f32_to_f16(x) : dcommi_f32_to_bf16(x);
