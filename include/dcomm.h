@@ -10615,16 +10615,18 @@ struct dcomm_feedback {
     dcommi_feedback_store owner;    /* residual of the owned shard */
     dcommi_feedback_store velocity; /* DGC's u */
     dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    dcommi_feedback_store basis;    /* what all ranks begin the step with (powersgd: Q), made in the
+                                       first that learns one */
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
+    bool learned;                    /* basis.next is there */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
     dcommi_feedback_span *span;      /* partly: what was encoded */
     size_t nspans, spans_capacity;
-    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
-    float *gathered;  /* e of a linear codec */
+    float *gathered; /* e of a linear codec */
     size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
@@ -10894,7 +10896,8 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         return DCOMM_OK;
     }
     dcomm_feedback *fb = *fb_p;
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
+                                       &fb->basis};
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -10906,11 +10909,25 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     }
     dcommi_free(fb->span);
     dcommi_free(fb->gathered);
-    dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
     return DCOMM_OK;
+}
+
+/* Numbers that all ranks remember alike from one step to the next. */
+static inline size_t dcommi_feedback_basis_count(const dcomm_codec *codec, size_t count)
+{
+    return codec->ops->state != NULL ? codec->ops->state(codec, count) / sizeof(float) : 0;
+}
+
+/* Room for them; zeros are none. */
+static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
+{
+    size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    return fb->basis.count == count
+               ? DCOMM_OK
+               : dcommi_feedback_store_make(&fb->basis, count, false, fb->opts.in_place);
 }
 
 static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
@@ -10937,7 +10954,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .factor = fb->factor,
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
-            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+            dcommi_feedback_store_bytes(&fb->velocity) +
+            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis),
     };
     return DCOMM_OK;
 }
@@ -11079,6 +11097,7 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->now = step;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
+    fb->learned = false;
     fb->held = 0;
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
@@ -11658,6 +11677,9 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
         dcommi_feedback_swap(&fb->estimate);
     }
     dcommi_feedback_swap(&fb->owner);
+    if (fb->learned) {
+        dcommi_feedback_swap(&fb->basis);
+    }
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -11696,8 +11718,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
-        dcommi_free(fb->remembered);
-        fb->remembered = NULL;
+        dcommi_feedback_store_clear(&fb->basis);
     }
     fb->stale = false;
     if (lost_p != NULL) {
@@ -11732,9 +11753,11 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
 
+enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
+
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
- * variant has, worker, owner, velocity, estimate, each padded to 8 bytes; a hash of all that. All
- * in little-endian order. */
+ * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
+ * padded to 8 bytes; a hash of all that. All in little-endian order. */
 typedef struct dcommi_feedback_head {
     uint64_t magic;
     uint32_t variant, bf16, in_place, scale;
@@ -11763,13 +11786,15 @@ static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
 }
 
 /* The arrays in the order of the file. */
-static inline void dcommi_feedback_stores(const dcomm_feedback *fb,
-                                          const dcommi_feedback_store *stores[4])
+static inline void
+dcommi_feedback_stores(const dcomm_feedback *fb,
+                       const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED])
 {
     stores[0] = &fb->worker;
     stores[1] = &fb->owner;
     stores[2] = &fb->velocity;
     stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
 }
 
 static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
@@ -11782,11 +11807,11 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     if (fb == NULL) {
         return 0;
     }
-    const dcommi_feedback_store *stores[4];
+    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
                    sizeof(uint64_t);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
     return bytes;
@@ -11829,9 +11854,9 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     at += sizeof head;
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
-    const dcommi_feedback_store *stores[4];
+    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         if (stores[i]->count > 0) {
             memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
         }
@@ -11850,7 +11875,9 @@ static dcomm_status dcommi_feedback_corrupt(const char *what)
 }
 
 /* Everything of the head that memory is allocated by, against the bytes that are there. */
-static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, size_t bytes)
+static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
+                                               const dcommi_feedback_head *h, size_t bytes,
+                                               bool *basis)
 {
     if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
         return dcommi_feedback_corrupt("this is no saved state");
@@ -11871,7 +11898,10 @@ static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, si
     need = dcommi_size_add(need, one);
     need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
     need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
-    if (need != bytes) {
+    *basis = need < bytes && /* the count is one that memory can have */
+             bytes - need == dcommi_feedback_padded(sizeof(float) *
+                                                    dcommi_feedback_basis_count(codec, h->count));
+    if (need != bytes && !*basis) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "dcomm_feedback_load: a state of %" PRIu64
                            " elements takes %zu bytes, not %zu",
@@ -11896,7 +11926,7 @@ static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigne
 }
 
 static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
-                                             const unsigned char *at)
+                                             const unsigned char *at, bool basis)
 {
     fb->step = h->step;
     fb->average = h->average != 0;
@@ -11906,7 +11936,9 @@ static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_fe
     DCOMMI_TRY(dcommi_feedback_fill(&fb->worker, &at));
     DCOMMI_TRY(dcommi_feedback_fill(&fb->owner, &at));
     DCOMMI_TRY(dcommi_feedback_fill(&fb->velocity, &at));
-    return dcommi_feedback_fill(&fb->estimate, &at);
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->estimate, &at));
+    DCOMMI_TRY(basis ? dcommi_feedback_basis_make(fb) : DCOMM_OK);
+    return dcommi_feedback_fill(&fb->basis, &at);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
@@ -11925,7 +11957,8 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     }
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
-    DCOMMI_TRY(dcommi_feedback_check_head(&head, bytes));
+    bool basis;
+    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes, &basis));
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
         return dcommi_feedback_corrupt("its hash is not that of its bytes");
@@ -11952,7 +11985,7 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
     dcomm_status status =
-        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes));
+        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes), basis);
     if (status != DCOMM_OK) {
         dcomm_feedback_destroy(&fb);
         return status;
@@ -12076,6 +12109,14 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     dcomm_feedback_loss seen = {0};
     for (size_t r = 0; r < nold; r++) {
         seen.missing += old[r] == NULL;
+    }
+    if (like->basis.count > 0) { /* all ranks have the same */
+        dcomm_status status = dcommi_feedback_basis_make(fb);
+        if (status != DCOMM_OK) {
+            dcomm_feedback_destroy(&fb);
+            return status;
+        }
+        memcpy(fb->basis.now, like->basis.now, like->basis.count * sizeof(float));
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
     dcommi_feedback_store_level(&fb->worker);
@@ -26846,8 +26887,8 @@ static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t 
     DCOMMI_TRY(dcommi_linear_input(c, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
-    if (c->feedback != NULL && c->feedback->remembered != NULL) {
-        memcpy(q, c->feedback->remembered, q_bytes);
+    if (c->feedback != NULL && c->feedback->basis.count > 0) {
+        memcpy(q, c->feedback->basis.now, q_bytes);
     } else {
         memset(q, 0, q_bytes);
     }
@@ -26930,14 +26971,10 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
         return DCOMM_OK;
     }
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
-    if (fb->remembered == NULL) {
-        fb->remembered = dcommi_alloc_raw(bytes);
-        if (fb->remembered == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-    }
-    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
+    memcpy(fb->basis.next, (const float *)wire + dcommi_powersgd_p_count(&m),
+           4 * dcommi_powersgd_q_count(&m));
+    fb->learned = true;
     return DCOMM_OK;
 }
 

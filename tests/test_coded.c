@@ -615,6 +615,51 @@ Test(coded, powersgd_in_several_turns, .timeout = 60)
     run(4, turned, NULL);
 }
 
+/* A state that was saved goes on as the one that was not, and begins with the same Q. */
+static int saved(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 5000 };
+    static float x[COUNT], y[2][COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("powersgd:rank=2");
+    dcomm_feedback *fb[2] = {NULL};
+    RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb[0]));
+    dcomm_coll_opts opts = {.feedback = fb[0]};
+    for (int step = 0; step < 4; step++) {
+        fill(x, COUNT, rank, step);
+        RANKS_OK(dcomm_allreduce(comm, x, y[0], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    }
+    size_t bytes = dcomm_feedback_save_bytes(fb[0]);
+    unsigned char *room = malloc(bytes);
+    RANKS_OK(dcomm_feedback_save(fb[0], room, bytes));
+    RANKS_OK(dcomm_feedback_load(codec, room, bytes, &fb[1]));
+    PROCS_TRUE(dcomm_feedback_save_bytes(fb[1]) == bytes);
+    for (size_t cut = 1; cut < 8 * 80; cut += 8) {
+        dcomm_feedback *none = NULL;
+        PROCS_TRUE(dcomm_feedback_load(codec, room, bytes - cut, &none) == DCOMM_ERR_CORRUPT);
+    }
+    for (int step = 4; step < 6; step++) {
+        fill(x, COUNT, rank, step);
+        for (int i = 0; i < 2; i++) {
+            opts.feedback = fb[i];
+            RANKS_OK(dcomm_allreduce(comm, x, y[i], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        }
+        PROCS_CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0, "step %d differs", step);
+    }
+    free(room);
+    dcomm_feedback_destroy(&fb[0]);
+    dcomm_feedback_destroy(&fb[1]);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, powersgd_goes_on_after_a_save, .timeout = 60)
+{
+    run(3, saved, NULL);
+}
+
 /* ---- errors ---- */
 
 static int another_codec(int rank, int n, procs_shared *shared, void *arg)

@@ -130,6 +130,7 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->now = step;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
+    fb->learned = false;
     fb->held = 0;
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
@@ -709,6 +710,9 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
         dcommi_feedback_swap(&fb->estimate);
     }
     dcommi_feedback_swap(&fb->owner);
+    if (fb->learned) {
+        dcommi_feedback_swap(&fb->basis);
+    }
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -747,8 +751,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
-        dcommi_free(fb->remembered);
-        fb->remembered = NULL;
+        dcommi_feedback_store_clear(&fb->basis);
     }
     fb->stale = false;
     if (lost_p != NULL) {
