@@ -288,7 +288,7 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
  *
  * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
  * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count (topk: and on what is kept) alone; errors are rounded to f32 first. */
+ * on the count (topk and randk: and on what is kept) alone; errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -348,19 +348,25 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
  *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
  *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
- *     dcomm_feedback_finish(fb, result);                    EF21: differences become gradients
+ *     dcomm_feedback_finish(fb, first, count, result);      EF21: differences become gradients
  *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
  *
  * Until the commit the residuals are those of the step before: a step that failed can be begun
  * again. But other ranks may have used what they got of it, so the state is then stale, and begin
- * refuses it until dcomm_feedback_recover says how to go on.
+ * refuses it until dcomm_feedback_recover says how to go on. What ranks remember alike from step to
+ * step (powersgd's Q) is part of the state, and as it was until the commit.
  *
  * What is kept, with g the gradient, r the residual and C what arrives after rounding:
- *     classic   e = g + r, sends C(e), r = e - C(e)                      (Seide 2014; Karimireddy
- * 2019) ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
- *                                                                        (Richtarik 2021)
+ *
+ *     classic   e = g + r, sends C(e), r = e - C(e)
+ *               (Seide 2014; Karimireddy 2019)
+ *
+ *     ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
+ *               (Richtarik 2021)
+ *
  *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
- *                                                                        (Lin 2018)
+ *               (Lin 2018)
+ *
  * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
  * rounding of f32 additions (with bf16 residuals: of bf16).
  *
@@ -469,7 +475,8 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
                                                    dcomm_codec_report *report);
 /* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
  * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
- * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. */
+ * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. A
+ * value that is not finite is left out: its residual was never reduced by it. */
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed);
@@ -1263,7 +1270,9 @@ typedef struct dcomm_coll_opts {
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails
                                  (default: NULL, none) */
-    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
+                                 encodings are summed, it must be the same on every rank, and
+                                 codec_step too; with feedback its seed, tensor and step */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
     dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
