@@ -151,7 +151,8 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
  * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
  * itself where the format has room for it, else as a block of NaN. It never enters a residual.
  * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
- * is counted as clipped. */
+ * is counted as clipped. With error feedback the rest stays in the residual; but codecs with
+ * buckets (qsgd, tern, sign, fp8) take every number beyond 2^127 for 2^127. */
 #ifndef DCOMM_COMPRESS_H
 #define DCOMM_COMPRESS_H
 
@@ -242,11 +243,12 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
 
 /* Encode with error feedback, in one pass where the codec can: with e = x + residual,
- * wire = C(e) and next = e - decode(wire). next may be residual itself, or memory that does not
- * overlap, which leaves residual as it is until the caller knows that the wire has arrived.
- * residual must be finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass,
- * next is what residual was wherever the decoder gets something that is not finite. Errors: as
- * dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete and as with
+ * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number
+ * (with buckets: see above). next may be residual itself, or memory that does not overlap, which
+ * leaves residual as it is until the caller knows that the wire has arrived. residual must be
+ * finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass, next is what
+ * residual was wherever the decoder gets something that is not finite. Errors: as dcomm_encode;
+ * after non-finite inputs with nonfinite=fail, wire and next are complete and as with
  * nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
@@ -286,7 +288,7 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
  *
  * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
  * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count (topk: and on what is kept) alone; errors are rounded to f32 first. */
+ * on the count (topk and randk: and on what is kept) alone; errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -346,19 +348,25 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
  *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
  *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
- *     dcomm_feedback_finish(fb, result);                    EF21: differences become gradients
+ *     dcomm_feedback_finish(fb, first, count, result);      EF21: differences become gradients
  *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
  *
  * Until the commit the residuals are those of the step before: a step that failed can be begun
  * again. But other ranks may have used what they got of it, so the state is then stale, and begin
- * refuses it until dcomm_feedback_recover says how to go on.
+ * refuses it until dcomm_feedback_recover says how to go on. What ranks remember alike from step to
+ * step (powersgd's Q) is part of the state, and as it was until the commit.
  *
  * What is kept, with g the gradient, r the residual and C what arrives after rounding:
- *     classic   e = g + r, sends C(e), r = e - C(e)                      (Seide 2014; Karimireddy
- * 2019) ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
- *                                                                        (Richtarik 2021)
+ *
+ *     classic   e = g + r, sends C(e), r = e - C(e)
+ *               (Seide 2014; Karimireddy 2019)
+ *
+ *     ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
+ *               (Richtarik 2021)
+ *
  *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
- *                                                                        (Lin 2018)
+ *               (Lin 2018)
+ *
  * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
  * rounding of f32 additions (with bf16 residuals: of bf16).
  *
@@ -467,7 +475,8 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
                                                    dcomm_codec_report *report);
 /* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
  * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
- * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. */
+ * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. A
+ * value that is not finite is left out: its residual was never reduced by it. */
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed);
@@ -1261,7 +1270,9 @@ typedef struct dcomm_coll_opts {
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails
                                  (default: NULL, none) */
-    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
+                                 encodings are summed, it must be the same on every rank, and
+                                 codec_step too; with feedback its seed, tensor and step */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
     dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
@@ -2747,6 +2758,9 @@ typedef struct dcommi_tally {
 
 #endif
 
+#include <float.h>
+#include <math.h>
+
 /* ---- options ---- */
 
 typedef enum dcommi_codec_kind {
@@ -2873,6 +2887,14 @@ static inline bool dcommi_f32_nonfinite(float x)
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+/* What is to be encoded, with error feedback: x that is not finite counts as 0, and the sum stays
+ * finite. */
+static inline float dcommi_codec_e(float x, float residual)
+{
+    float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
+    return dcommi_f32_nonfinite(e) ? copysignf(FLT_MAX, e) : e;
 }
 
 /* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */
@@ -6183,10 +6205,15 @@ static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, f
     t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
 }
 
-/* Sums of squares that were rounded below nothing. */
+/* Sums of squares that were rounded below nothing. Where y - x or y + next was not finite, they are
+ * of no use: such elements are left out, and the library decodes and counts again. */
 static void dcommi_tally_whole(dcommi_tally *t)
 {
     for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
+        if (!isfinite(t->sum[DCOMMI_LEDGER_EE][lane]) ||
+            !isfinite(t->sum[DCOMMI_LEDGER_ENCODED][lane])) {
+            return;
+        }
         t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
         t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
     }
@@ -6893,6 +6920,17 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
     }
 }
 
+/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *residual, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = dcommi_codec_e(x[i], residual[i]);
+        if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
+            cast->stage[i] = e - copysignf(cast->largest, e);
+        }
+    }
+}
+
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
  * by a stage. x holds `n` elements, number `at` and on. */
 static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
@@ -6901,6 +6939,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
     const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    const size_t clipped = call->report.clipped;
     bool passed = false;
     for (size_t i = 0; i < n; i++) {
         float v = x[i];
@@ -6925,6 +6964,9 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     q.next = residual != NULL ? cast->stage : NULL;
     q.stream = q.stream_next = false;
     cast->kernels->cast(&q, cast->half);
+    if (residual != NULL && call->report.clipped > clipped) {
+        dcommi_cast_excess(cast, x, residual, n);
+    }
     for (size_t i = 0; passed && i < n; i++) {
         if (dcommi_f32_nonfinite(x[i])) {
             uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
@@ -10065,12 +10107,14 @@ static double dcommi_codec_k(const dcomm_codec *codec)
     return at != NULL ? strtod(at + 2, NULL) : -1;
 }
 
-/* The codec with another k. */
+/* The codec with another k. A share is one that options can have, and is written exactly, so that
+ * one of nearly all does not become the number 1. */
 static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
-    snprintf(spec, sizeof spec, "%.*sk=%.8g%s", (int)(at - codec->spec), codec->spec, k,
+    k = k < 1 ? fmax(k, 1e-9) : k;
+    snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
              at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
 }
@@ -10377,7 +10421,7 @@ static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *cal
     dcommi_ledger_add(ledger, call->tally);
     dcomm_ledger_encoded(ledger, call->count, &call->report);
     if (call->residual != NULL) {
-        ledger->residual_norm = sqrt(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before);
+        ledger->residual_norm = sqrt(fmax(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before, 0));
     }
 }
 
@@ -10553,6 +10597,7 @@ enum {
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
     DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
+    DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
@@ -10579,16 +10624,18 @@ struct dcomm_feedback {
     dcommi_feedback_store owner;    /* residual of the owned shard */
     dcommi_feedback_store velocity; /* DGC's u */
     dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    dcommi_feedback_store basis;    /* what all ranks begin the step with (powersgd: Q), made in the
+                                       first that learns one */
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
+    bool learned;                    /* basis.next is there */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
     dcommi_feedback_span *span;      /* partly: what was encoded */
     size_t nspans, spans_capacity;
-    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
-    float *gathered;  /* e of a linear codec */
+    float *gathered; /* e of a linear codec */
     size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
@@ -10858,7 +10905,8 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         return DCOMM_OK;
     }
     dcomm_feedback *fb = *fb_p;
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
+                                       &fb->basis};
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -10870,11 +10918,25 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     }
     dcommi_free(fb->span);
     dcommi_free(fb->gathered);
-    dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
     return DCOMM_OK;
+}
+
+/* Numbers that all ranks remember alike from one step to the next. */
+static inline size_t dcommi_feedback_basis_count(const dcomm_codec *codec, size_t count)
+{
+    return codec->ops->state != NULL ? codec->ops->state(codec, count) / sizeof(float) : 0;
+}
+
+/* Room for them; zeros are none. */
+static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
+{
+    size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    return fb->basis.count == count
+               ? DCOMM_OK
+               : dcommi_feedback_store_make(&fb->basis, count, false, fb->opts.in_place);
 }
 
 static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
@@ -10901,7 +10963,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .factor = fb->factor,
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
-            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+            dcommi_feedback_store_bytes(&fb->velocity) +
+            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis),
     };
     return DCOMM_OK;
 }
@@ -11043,6 +11106,7 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->now = step;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
+    fb->learned = false;
     fb->held = 0;
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
@@ -11109,6 +11173,21 @@ static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
     }
     float x = fb->now.partly ? NAN : fb->now.x[at - fb->now.first];
     return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
+}
+
+/* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for
+ * it then. */
+static inline dcomm_status dcommi_feedback_remember(dcomm_feedback *fb)
+{
+    if (fb->ledger == NULL || fb->opts.variant != DCOMM_FEEDBACK_EF21 || fb->now.partly) {
+        return DCOMM_OK;
+    }
+    float *copy = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GRADIENT, fb->now.count);
+    if (copy == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->now.x = memcpy(copy, fb->now.x, fb->now.count * sizeof *copy);
+    return DCOMM_OK;
 }
 
 /* Add factor * by to the worker's next residual. */
@@ -11221,7 +11300,7 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
     double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
     dcommi_ledger_add(fb->ledger, tally);
     fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-    fb->ledger->residual_norm = sqrt(fb->held);
+    fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -11607,6 +11686,9 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
         dcommi_feedback_swap(&fb->estimate);
     }
     dcommi_feedback_swap(&fb->owner);
+    if (fb->learned) {
+        dcommi_feedback_swap(&fb->basis);
+    }
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -11645,8 +11727,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
-        dcommi_free(fb->remembered);
-        fb->remembered = NULL;
+        dcommi_feedback_store_clear(&fb->basis);
     }
     fb->stale = false;
     if (lost_p != NULL) {
@@ -11681,9 +11762,11 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
 
+enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
+
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
- * variant has, worker, owner, velocity, estimate, each padded to 8 bytes; a hash of all that. All
- * in little-endian order. */
+ * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
+ * padded to 8 bytes; a hash of all that. All in little-endian order. */
 typedef struct dcommi_feedback_head {
     uint64_t magic;
     uint32_t variant, bf16, in_place, scale;
@@ -11712,13 +11795,15 @@ static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
 }
 
 /* The arrays in the order of the file. */
-static inline void dcommi_feedback_stores(const dcomm_feedback *fb,
-                                          const dcommi_feedback_store *stores[4])
+static inline void
+dcommi_feedback_stores(const dcomm_feedback *fb,
+                       const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED])
 {
     stores[0] = &fb->worker;
     stores[1] = &fb->owner;
     stores[2] = &fb->velocity;
     stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
 }
 
 static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
@@ -11731,11 +11816,11 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     if (fb == NULL) {
         return 0;
     }
-    const dcommi_feedback_store *stores[4];
+    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
                    sizeof(uint64_t);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
     return bytes;
@@ -11778,9 +11863,9 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     at += sizeof head;
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
-    const dcommi_feedback_store *stores[4];
+    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         if (stores[i]->count > 0) {
             memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
         }
@@ -11799,7 +11884,9 @@ static dcomm_status dcommi_feedback_corrupt(const char *what)
 }
 
 /* Everything of the head that memory is allocated by, against the bytes that are there. */
-static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, size_t bytes)
+static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
+                                               const dcommi_feedback_head *h, size_t bytes,
+                                               bool *basis)
 {
     if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
         return dcommi_feedback_corrupt("this is no saved state");
@@ -11820,7 +11907,10 @@ static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, si
     need = dcommi_size_add(need, one);
     need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
     need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
-    if (need != bytes) {
+    *basis = need < bytes && /* the count is one that memory can have */
+             bytes - need == dcommi_feedback_padded(sizeof(float) *
+                                                    dcommi_feedback_basis_count(codec, h->count));
+    if (need != bytes && !*basis) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "dcomm_feedback_load: a state of %" PRIu64
                            " elements takes %zu bytes, not %zu",
@@ -11845,7 +11935,7 @@ static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigne
 }
 
 static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
-                                             const unsigned char *at)
+                                             const unsigned char *at, bool basis)
 {
     fb->step = h->step;
     fb->average = h->average != 0;
@@ -11855,7 +11945,9 @@ static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_fe
     DCOMMI_TRY(dcommi_feedback_fill(&fb->worker, &at));
     DCOMMI_TRY(dcommi_feedback_fill(&fb->owner, &at));
     DCOMMI_TRY(dcommi_feedback_fill(&fb->velocity, &at));
-    return dcommi_feedback_fill(&fb->estimate, &at);
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->estimate, &at));
+    DCOMMI_TRY(basis ? dcommi_feedback_basis_make(fb) : DCOMM_OK);
+    return dcommi_feedback_fill(&fb->basis, &at);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
@@ -11874,7 +11966,8 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     }
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
-    DCOMMI_TRY(dcommi_feedback_check_head(&head, bytes));
+    bool basis;
+    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes, &basis));
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
         return dcommi_feedback_corrupt("its hash is not that of its bytes");
@@ -11901,7 +11994,7 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
     dcomm_status status =
-        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes));
+        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes), basis);
     if (status != DCOMM_OK) {
         dcomm_feedback_destroy(&fb);
         return status;
@@ -12025,6 +12118,14 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     dcomm_feedback_loss seen = {0};
     for (size_t r = 0; r < nold; r++) {
         seen.missing += old[r] == NULL;
+    }
+    if (like->basis.count > 0) { /* all ranks have the same */
+        dcomm_status status = dcommi_feedback_basis_make(fb);
+        if (status != DCOMM_OK) {
+            dcomm_feedback_destroy(&fb);
+            return status;
+        }
+        memcpy(fb->basis.now, like->basis.now, like->basis.count * sizeof(float));
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
     dcommi_feedback_store_level(&fb->worker);
@@ -26822,8 +26923,8 @@ static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t 
     DCOMMI_TRY(dcommi_linear_input(c, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
-    if (c->feedback != NULL && c->feedback->remembered != NULL) {
-        memcpy(q, c->feedback->remembered, q_bytes);
+    if (c->feedback != NULL && c->feedback->basis.count > 0) {
+        memcpy(q, c->feedback->basis.now, q_bytes);
     } else {
         memset(q, 0, q_bytes);
     }
@@ -26906,14 +27007,10 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
         return DCOMM_OK;
     }
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
-    if (fb->remembered == NULL) {
-        fb->remembered = dcommi_alloc_raw(bytes);
-        if (fb->remembered == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-    }
-    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
+    memcpy(fb->basis.next, (const float *)wire + dcommi_powersgd_p_count(&m),
+           4 * dcommi_powersgd_q_count(&m));
+    fb->learned = true;
     return DCOMM_OK;
 }
 
@@ -27236,6 +27333,18 @@ static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
 
 /* ---- encode ---- */
 
+static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
+{
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (c->report != NULL) {
+        c->report->bytes += bytes;
+        c->report->clipped += clipped;
+    }
+    if (ledger != NULL) {
+        dcomm_ledger_encoded(ledger, 0, &(dcomm_codec_report){.bytes = bytes, .clipped = clipped});
+    }
+}
+
 static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
                                          size_t room, size_t *bytes)
 {
@@ -27251,26 +27360,23 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     s->agreed.n = 0;
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        DCOMMI_TRY(dcommi_feedback_remember(c->feedback));
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
         status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
-    report.bytes = 0; /* it stays here */
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (ledger != NULL) { /* it stays here: what is sent of it is told apart */
+        ledger->wire_bytes -= report.bytes;
+    }
+    report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
     DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
                                     dcommi_topk_most(c->codec, count), &s->chosen));
     dcommi_exchange_sift(&s->chosen);
     return DCOMM_OK;
-}
-
-static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
-{
-    if (c->report != NULL) {
-        c->report->bytes += bytes;
-        c->report->clipped += clipped;
-    }
 }
 
 static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)
@@ -27789,6 +27895,20 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                       .partly = plan->codec_partly};
     c->key = (dcomm_codec_key){.seed = opts->codec_seed,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* Where encodings are summed, ranks must have drawn the same random numbers: what these depend on,
+ * for the call's signature. It is none of the plan's business, which serves all steps. */
+static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
+{
+    if (!c->linear) {
+        return 0;
+    }
+    const dcomm_feedback *fb = c->feedback;
+    uint64_t h =
+        dcommi_mix(fb != NULL ? fb->opts.seed : c->key.seed, fb != NULL ? fb->step : c->key.step);
+    h = dcommi_mix(h, fb != NULL ? fb->opts.tensor : c->key.tensor);
+    return (uint32_t)(h ^ (h >> 32));
 }
 
 /* The run is over: residuals are those of the next step now, or nobody knows what they are. */
@@ -41247,6 +41367,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }
     dcommi_comm_unlock(comm);
@@ -43996,8 +44117,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL
-            ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+                c->codec_report != NULL || c->codec_ledger != NULL
+            ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
+              "their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : o->feedback != NULL && o->codec == NULL && o->nrules == 0
@@ -47755,6 +47877,14 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
+/* x + r, where an infinite one becomes the largest number. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_cast_sum(float x, float r)
+{
+    const float sum = __fadd_rn(x, r);
+    const uint32_t bits = dcommi_f32_bits(sum);
+    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
+}
+
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -47782,6 +47912,11 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
         if (p.residual != NULL) {
+            /* What a clipped number loses stays behind: its sum is taken again, for there is no
+             * register to keep it. */
+            if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
+                y = dcommi_cuda_cast_sum(odd ? 0 : x, r[e]);
+            }
             r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }
         if (odd && p.pass) {

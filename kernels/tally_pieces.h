@@ -82,10 +82,15 @@ static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, f
     t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
 }
 
-/* Sums of squares that were rounded below nothing. */
+/* Sums of squares that were rounded below nothing. Where y - x or y + next was not finite, they are
+ * of no use: such elements are left out, and the library decodes and counts again. */
 static void dcommi_tally_whole(dcommi_tally *t)
 {
     for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
+        if (!isfinite(t->sum[DCOMMI_LEDGER_EE][lane]) ||
+            !isfinite(t->sum[DCOMMI_LEDGER_ENCODED][lane])) {
+            return;
+        }
         t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
         t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
     }

@@ -97,8 +97,9 @@ Test(bucket_errors, differences, .timeout = 60)
 static int mistakes(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    enum { CASES = 10 };
+    enum { CASES = 11 };
     dcomm_comm *comm = join(rank, n, s);
+    dcomm_ledger ledger = {0};
     static const char *const words[CASES] = {"parameter 1, \"second\", has dtype 77",
                                              "two parameters are named \"first\"",
                                              "\"second\": ",
@@ -108,7 +109,8 @@ static int mistakes(int rank, int n, procs_shared *s, void *arg)
                                              "opts.coll has a codec",
                                              "params is NULL",
                                              "is of integers (i32)",
-                                             "count 9223372036854775807"};
+                                             "count 9223372036854775807",
+                                             "a ledger"};
     for (int c = 0; c < CASES; c++) {
         bool odd = rank == 1;
         dcomm_bucket_param params[] = {{.name = "first", .count = 10, .dtype = DCOMM_F32},
@@ -126,6 +128,7 @@ static int mistakes(int rank, int n, procs_shared *s, void *arg)
             opts.weighted |= c == 8;
             opts.feedback = c == 5 ? &feedback : NULL;
             opts.coll.premul = c == 6;
+            opts.coll.codec_ledger = c == 10 ? &ledger : NULL;
         }
         expect(dcomm_buckets_create(comm, odd && c == 7 ? NULL : params, 2, &opts, &b),
                DCOMM_ERR_INVALID, words[c]);

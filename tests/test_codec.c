@@ -204,6 +204,51 @@ Test(codec, feedback_conserves)
     }
 }
 
+/* What is clipped stays in the residual, whether the block is whole or not. */
+Test(codec, feedback_keeps_what_it_clips)
+{
+    static const char *const specs[] = {"f16", "f16:rounding=stochastic", "bf16",
+                                        "f16:nonfinite=zero", "topk:k=0.5,values=f16"};
+    static float x[MOST], r[MOST], next[MOST], y[MOST];
+    for (size_t c = 0; c < sizeof specs / sizeof *specs; c++) {
+        dcomm_codec *codec = make(specs[c]);
+        for (size_t s = 1; s < sizeof sizes / sizeof *sizes; s++) {
+            size_t count = sizes[s], bytes = 0;
+            dcomm_codec_report report;
+            for (size_t i = 0; i < count; i++) {
+                x[i] = 1e6f * normal();
+                r[i] = 0.1f * x[i];
+            }
+            x[0] = 1e6f;
+            r[0] = 0;
+            x[count - 1] = count > 1 ? FLT_MAX : x[count - 1];
+            r[count - 1] = count > 1 ? FLT_MAX : r[count - 1]; /* counts as FLT_MAX */
+            buffers b = room_for(codec, count);
+            cr_assert_eq(dcomm_encode_feedback(codec, x, r, next, count, NULL, b.wire, b.room,
+                                               &bytes, NULL, &report),
+                         DCOMM_OK);
+            cr_assert_eq(dcomm_encode_feedback(codec, x, r, r, count, NULL, b.wire2, b.room, &bytes,
+                                               NULL, NULL),
+                         DCOMM_OK);
+            cr_assert_eq(memcmp(r, next, count * sizeof *next), 0, "%s in place", specs[c]);
+            cr_assert_eq(dcomm_decode(codec, b.wire, bytes, y, count), DCOMM_OK);
+            cr_assert(report.clipped > 0 || c == 2 || count == 1, "%s", specs[c]);
+            cr_assert(c == 2 || c == 4 || next[0] == 1e6f - 65504, "%s: %g", specs[c],
+                      (double)next[0]);
+            for (size_t i = 0; i < count; i++) {
+                float e = i == count - 1 && count > 1 ? FLT_MAX : x[i] + 0.1f * x[i];
+                e = i == 0 ? 1e6f : e;
+                cr_assert(fabs((double)e - (double)y[i] - (double)next[i]) <=
+                              1e-7 * (double)fabsf(e),
+                          "%s, %zu of %zu: %g is neither sent nor kept", specs[c], i, count,
+                          (double)e - (double)y[i] - (double)next[i]);
+            }
+            release(&b);
+        }
+        dcomm_codec_destroy(&codec);
+    }
+}
+
 /* The owner's one pass is decode_sum, a factor, encode. */
 Test(codec, recode_is_decode_sum_and_encode)
 {

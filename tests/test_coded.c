@@ -150,7 +150,9 @@ static int ledgers(int rank, int n, procs_shared *shared, void *arg)
         unsigned char *wire = malloc(room);
         RANKS_OK(dcomm_encode_ledger(codec, x, NULL, NULL, COUNT, NULL, wire, room, &bytes, NULL,
                                      NULL, &own));
-        dcomm_coll_opts opts = {.algo = calls[i].algo, .codec = codec, .codec_ledger = &call};
+        dcomm_codec_report report;
+        dcomm_coll_opts opts = {
+            .algo = calls[i].algo, .codec = codec, .codec_report = &report, .codec_ledger = &call};
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
         PROCS_CHECK(call.nmse > 0.2 * own.nmse && call.nmse < 5 * own.nmse,
                     "%s by %s: NMSE %g, of one encoding %g", calls[i].spec, calls[i].algo,
@@ -159,13 +161,21 @@ static int ledgers(int rank, int n, procs_shared *shared, void *arg)
                         call.bits > 0.5 * own.bits && call.bits < 2 * own.bits,
                     "%s by %s: %g bits, of one encoding %g", calls[i].spec, calls[i].algo,
                     call.bits, own.bits);
+        PROCS_CHECK(call.wire_bytes == report.bytes, "%s by %s: %" PRIu64 " bytes, reported %zu",
+                    calls[i].spec, calls[i].algo, call.wire_bytes, report.bytes);
         if (strcmp(calls[i].algo, "coded_ring") != 0) { /* which has no feedback */
             dcomm_feedback *fb = NULL;
             RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
             RANKS_OK(dcomm_feedback_set_ledger(fb, &state));
             call = (dcomm_ledger){0};
-            opts = (dcomm_coll_opts){.algo = calls[i].algo, .feedback = fb, .codec_ledger = &call};
+            opts = (dcomm_coll_opts){.algo = calls[i].algo,
+                                     .feedback = fb,
+                                     .codec_report = &report,
+                                     .codec_ledger = &call};
             RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+            PROCS_CHECK(call.wire_bytes == report.bytes,
+                        "%s by %s, feedback: %" PRIu64 " bytes, reported %zu", calls[i].spec,
+                        calls[i].algo, call.wire_bytes, report.bytes);
             PROCS_CHECK(call.count == COUNT && call.residual_norm > 0 && call.contraction > 0 &&
                             call.bits > 0,
                         "%s by %s: residual %g, contraction %g", calls[i].spec, calls[i].algo,
@@ -605,6 +615,51 @@ Test(coded, powersgd_in_several_turns, .timeout = 60)
     run(4, turned, NULL);
 }
 
+/* A state that was saved goes on as the one that was not, and begins with the same Q. */
+static int saved(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 5000 };
+    static float x[COUNT], y[2][COUNT];
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec("powersgd:rank=2");
+    dcomm_feedback *fb[2] = {NULL};
+    RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb[0]));
+    dcomm_coll_opts opts = {.feedback = fb[0]};
+    for (int step = 0; step < 4; step++) {
+        fill(x, COUNT, rank, step);
+        RANKS_OK(dcomm_allreduce(comm, x, y[0], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    }
+    size_t bytes = dcomm_feedback_save_bytes(fb[0]);
+    unsigned char *room = malloc(bytes);
+    RANKS_OK(dcomm_feedback_save(fb[0], room, bytes));
+    RANKS_OK(dcomm_feedback_load(codec, room, bytes, &fb[1]));
+    PROCS_TRUE(dcomm_feedback_save_bytes(fb[1]) == bytes);
+    for (size_t cut = 1; cut < 8 * 80; cut += 8) {
+        dcomm_feedback *none = NULL;
+        PROCS_TRUE(dcomm_feedback_load(codec, room, bytes - cut, &none) == DCOMM_ERR_CORRUPT);
+    }
+    for (int step = 4; step < 6; step++) {
+        fill(x, COUNT, rank, step);
+        for (int i = 0; i < 2; i++) {
+            opts.feedback = fb[i];
+            RANKS_OK(dcomm_allreduce(comm, x, y[i], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        }
+        PROCS_CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0, "step %d differs", step);
+    }
+    free(room);
+    dcomm_feedback_destroy(&fb[0]);
+    dcomm_feedback_destroy(&fb[1]);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, powersgd_goes_on_after_a_save, .timeout = 60)
+{
+    run(3, saved, NULL);
+}
+
 /* ---- errors ---- */
 
 static int another_codec(int rank, int n, procs_shared *shared, void *arg)
@@ -631,6 +686,70 @@ static int another_codec(int rank, int n, procs_shared *shared, void *arg)
 Test(coded, ranks_with_another_codec, .timeout = 60)
 {
     run(3, another_codec, NULL);
+}
+
+/* Where encodings are summed, everything that random numbers depend on must be the same. */
+typedef struct odd_key {
+    const char *spec;
+    uint64_t seed, step;
+    bool feedback;
+    uint64_t own_seed;
+    uint32_t tensor;
+    uint64_t own_step;
+} odd_key;
+
+static int another_key(int rank, int n, procs_shared *shared, void *arg)
+{
+    static float x[5000], y[5000];
+    const odd_key *k = arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec(k->spec);
+    dcomm_feedback *fb = NULL;
+    dcomm_feedback_opts with = {.seed = 1, .tensor = 1};
+    dcomm_coll_opts opts = {.codec = codec, .codec_seed = 1, .codec_step = 1};
+    fill(x, 5000, rank, 0);
+    /* The same plan. Others may be in the next call before this one is over here. */
+    dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
+    PROCS_CHECK(status == DCOMM_OK || status == DCOMM_ERR_MISMATCH, "%s", dcomm_last_error());
+    if (rank == 1) {
+        opts.codec_seed += k->seed;
+        opts.codec_step += k->step;
+        with.seed += k->own_seed;
+        with.tensor += k->tensor;
+    }
+    if (k->feedback) {
+        RANKS_OK(dcomm_feedback_create(codec, 5000, &with, &fb));
+        opts.feedback = fb;
+        for (uint64_t step = 0; rank == 1 && step < k->own_step; step++) {
+            static unsigned char wire[40000];
+            size_t bytes;
+            RANKS_OK(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = x}));
+            RANKS_OK(dcomm_feedback_encode(fb, 0, 5000, wire, sizeof wire, &bytes, NULL));
+            RANKS_OK(dcomm_feedback_commit(fb));
+        }
+    }
+    status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
+    PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "%s: %s", k->spec, dcomm_status_name(status));
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, ranks_with_another_key, .timeout = 60)
+{
+    static const odd_key keys[] = {
+        {.spec = "randk:k=0.1,scale=none", .seed = 1},
+        {.spec = "randk:k=0.1,scale=none", .step = 1},
+        {.spec = "powersgd:rank=2", .seed = 1},
+        {.spec = "randk:k=0.1,scale=none", .feedback = true, .own_seed = 1},
+        {.spec = "randk:k=0.1,scale=none", .feedback = true, .tensor = 1},
+        {.spec = "randk:k=0.1,scale=none", .feedback = true, .own_step = 1},
+        {.spec = "powersgd:rank=2", .feedback = true, .own_step = 1},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        run(3, another_key, (void *)(uintptr_t)&keys[i]);
+    }
 }
 
 static int not_a_number(int rank, int n, procs_shared *shared, void *arg)

@@ -232,6 +232,21 @@ Test(ledger, leaves_out_what_is_not_finite)
     }
 }
 
+/* Finite numbers whose difference is not: what arrives is clipped, and has the residual's sign. */
+Test(ledger, leaves_out_what_overflows)
+{
+    enum { MANY = 3000 };
+    static float x[MANY], residual[MANY];
+    codec_input in;
+    input(&in, "gaussian");
+    input_fill(&in, 0, 0, 0, MANY, x);
+    for (size_t i = 0; i < MANY; i += 100) {
+        x[i] = -1.5e38f;
+        residual[i] = 3.4e38f;
+    }
+    in_the_pass("randk:k=1500", x, residual, MANY);
+}
+
 /* So many that the encoder would write past the caches. */
 Test(ledger, of_a_long_array)
 {

@@ -147,6 +147,20 @@ Test(randk, values_of_ranks_add_up)
     dcomm_codec_destroy(&codec);
 }
 
+/* A share of nearly all is no number 1, and one of nearly nothing can be had. */
+Test(randk, with_another_k)
+{
+    static const double shares[] = {0.25, 299999999.0 / 300000000.0, 1e-12};
+    dcomm_codec *codec = make("randk:k=7,scale=none"), *other = NULL;
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(dcommi_codec_with_k(codec, shares[i], &other), DCOMM_OK, "%s",
+                     dcomm_last_error());
+        cr_assert_eq(dcommi_codec_k(other), fmax(shares[i], 1e-9));
+        dcomm_codec_destroy(&other);
+    }
+    dcomm_codec_destroy(&codec);
+}
+
 /* ---- powersgd ---- */
 
 static void low_rank(float *p, size_t rows, size_t cols, size_t rank)

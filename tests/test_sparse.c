@@ -214,10 +214,16 @@ Test(sparse, nothing_is_lost_over_many_steps, .timeout = 120)
 }
 
 /* EF21's estimate lacks what was given back. */
+typedef struct estimated {
+    dcomm_dtype dtype;
+    bool in_place;
+} estimated;
+
 static int estimates(int rank, int n, procs_shared *shared, void *arg)
 {
     static float x[COUNT], y[COUNT];
-    (void)arg;
+    static uint16_t half[COUNT];
+    const estimated *e = arg;
     ranks_settle(rank, n, RANKS_LOCAL);
     dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
     dcomm_codec *codec = make_codec("topk:k=0.02");
@@ -230,10 +236,17 @@ static int estimates(int rank, int n, procs_shared *shared, void *arg)
     for (int step = 0; step < 20; step++) {
         double held = 0;
         fill(x, rank, n, step % SHAPES);
-        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        for (size_t i = 0; e->dtype == DCOMM_BF16 && i < COUNT; i++) {
+            half[i] = dcommi_f32_to_bf16(x[i]);
+            x[i] = dcommi_bf16_to_f32(half[i]);
+        }
+        memcpy(y, x, sizeof y);
+        const void *in = e->in_place ? DCOMM_IN_PLACE : e->dtype == DCOMM_F32 ? x : (void *)half;
+        void *out = e->in_place && e->dtype == DCOMM_BF16 ? (void *)half : y;
+        RANKS_OK(dcomm_allreduce(comm, in, out, COUNT, e->dtype, DCOMM_SUM, &opts));
         for (size_t i = 0; i < COUNT; i++) {
-            double e = (double)x[i] - (double)((float *)fb->worker.now)[i];
-            held += e * e;
+            double lacks = (double)x[i] - (double)((float *)fb->worker.now)[i];
+            held += lacks * lacks;
         }
         PROCS_CHECK(fabs(ledger.residual_norm - sqrt(held)) <= 1e-6 * sqrt(held),
                     "step %d: the ledger's residual is %.12g, not %.12g", step,
@@ -246,7 +259,10 @@ static int estimates(int rank, int n, procs_shared *shared, void *arg)
 
 Test(sparse, the_ledger_of_estimates, .timeout = 60)
 {
-    run(3, estimates, NULL);
+    static const estimated all[] = {{DCOMM_F32, false}, {DCOMM_F32, true}, {DCOMM_BF16, true}};
+    for (int i = 0; i < 3; i++) {
+        run(3, estimates, (void *)(uintptr_t)&all[i]);
+    }
 }
 
 /* ---- errors ---- */

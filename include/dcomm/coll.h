@@ -46,7 +46,9 @@ typedef struct dcomm_coll_opts {
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails
                                  (default: NULL, none) */
-    uint64_t codec_seed;      /* of the codec's random numbers (default: 0) */
+    uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
+                                 encodings are summed, it must be the same on every rank, and
+                                 codec_step too; with feedback its seed, tensor and step */
     uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
                             of the collective on its communicator) */
     dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and

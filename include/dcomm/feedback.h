@@ -6,19 +6,25 @@
  *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
  *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
  *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
- *     dcomm_feedback_finish(fb, result);                    EF21: differences become gradients
+ *     dcomm_feedback_finish(fb, first, count, result);      EF21: differences become gradients
  *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
  *
  * Until the commit the residuals are those of the step before: a step that failed can be begun
  * again. But other ranks may have used what they got of it, so the state is then stale, and begin
- * refuses it until dcomm_feedback_recover says how to go on.
+ * refuses it until dcomm_feedback_recover says how to go on. What ranks remember alike from step to
+ * step (powersgd's Q) is part of the state, and as it was until the commit.
  *
  * What is kept, with g the gradient, r the residual and C what arrives after rounding:
- *     classic   e = g + r, sends C(e), r = e - C(e)                      (Seide 2014; Karimireddy
- * 2019) ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
- *                                                                        (Richtarik 2021)
+ *
+ *     classic   e = g + r, sends C(e), r = e - C(e)
+ *               (Seide 2014; Karimireddy 2019)
+ *
+ *     ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
+ *               (Richtarik 2021)
+ *
  *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
- *                                                                        (Lin 2018)
+ *               (Lin 2018)
+ *
  * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
  * rounding of f32 additions (with bf16 residuals: of bf16).
  *
@@ -129,7 +135,8 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
                                                    dcomm_codec_report *report);
 /* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
  * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
- * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. */
+ * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. A
+ * value that is not finite is left out: its residual was never reduced by it. */
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed);

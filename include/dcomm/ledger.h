@@ -2,7 +2,7 @@
  *
  * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
  * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count (topk: and on what is kept) alone; errors are rounded to f32 first. */
+ * on the count (topk and randk: and on what is kept) alone; errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 

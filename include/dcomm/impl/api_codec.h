@@ -80,12 +80,14 @@ static double dcommi_codec_k(const dcomm_codec *codec)
     return at != NULL ? strtod(at + 2, NULL) : -1;
 }
 
-/* The codec with another k. */
+/* The codec with another k. A share is one that options can have, and is written exactly, so that
+ * one of nearly all does not become the number 1. */
 static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
-    snprintf(spec, sizeof spec, "%.*sk=%.8g%s", (int)(at - codec->spec), codec->spec, k,
+    k = k < 1 ? fmax(k, 1e-9) : k;
+    snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
              at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
 }
@@ -392,7 +394,7 @@ static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *cal
     dcommi_ledger_add(ledger, call->tally);
     dcomm_ledger_encoded(ledger, call->count, &call->report);
     if (call->residual != NULL) {
-        ledger->residual_norm = sqrt(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before);
+        ledger->residual_norm = sqrt(fmax(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before, 0));
     }
 }
 

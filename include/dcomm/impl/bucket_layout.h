@@ -16,8 +16,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL
-            ? "opts.coll has a codec, a feedback, a report or a factor; buckets have their own"
+                c->codec_report != NULL || c->codec_ledger != NULL
+            ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
+              "their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : o->feedback != NULL && o->codec == NULL && o->nrules == 0

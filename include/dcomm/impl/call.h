@@ -483,6 +483,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }
     dcommi_comm_unlock(comm);

@@ -7,6 +7,9 @@
 #include "../../../kernels/tally.h"
 #include "util.h"
 
+#include <float.h>
+#include <math.h>
+
 /* ---- options ---- */
 
 typedef enum dcommi_codec_kind {
@@ -133,6 +136,14 @@ static inline bool dcommi_f32_nonfinite(float x)
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+/* What is to be encoded, with error feedback: x that is not finite counts as 0, and the sum stays
+ * finite. */
+static inline float dcommi_codec_e(float x, float residual)
+{
+    float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
+    return dcommi_f32_nonfinite(e) ? copysignf(FLT_MAX, e) : e;
 }
 
 /* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */

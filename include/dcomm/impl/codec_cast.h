@@ -79,6 +79,17 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
     }
 }
 
+/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *residual, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = dcommi_codec_e(x[i], residual[i]);
+        if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
+            cast->stage[i] = e - copysignf(cast->largest, e);
+        }
+    }
+}
+
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
  * by a stage. x holds `n` elements, number `at` and on. */
 static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
@@ -87,6 +98,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
     const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    const size_t clipped = call->report.clipped;
     bool passed = false;
     for (size_t i = 0; i < n; i++) {
         float v = x[i];
@@ -111,6 +123,9 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     q.next = residual != NULL ? cast->stage : NULL;
     q.stream = q.stream_next = false;
     cast->kernels->cast(&q, cast->half);
+    if (residual != NULL && call->report.clipped > clipped) {
+        dcommi_cast_excess(cast, x, residual, n);
+    }
     for (size_t i = 0; passed && i < n; i++) {
         if (dcommi_f32_nonfinite(x[i])) {
             uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);

@@ -274,6 +274,20 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
 }
 
+/* Where encodings are summed, ranks must have drawn the same random numbers: what these depend on,
+ * for the call's signature. It is none of the plan's business, which serves all steps. */
+static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
+{
+    if (!c->linear) {
+        return 0;
+    }
+    const dcomm_feedback *fb = c->feedback;
+    uint64_t h =
+        dcommi_mix(fb != NULL ? fb->opts.seed : c->key.seed, fb != NULL ? fb->step : c->key.step);
+    h = dcommi_mix(h, fb != NULL ? fb->opts.tensor : c->key.tensor);
+    return (uint32_t)(h ^ (h >> 32));
+}
+
 /* The run is over: residuals are those of the next step now, or nobody knows what they are. */
 static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {

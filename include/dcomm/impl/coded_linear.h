@@ -78,8 +78,8 @@ static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t 
     DCOMMI_TRY(dcommi_linear_input(c, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
-    if (c->feedback != NULL && c->feedback->remembered != NULL) {
-        memcpy(q, c->feedback->remembered, q_bytes);
+    if (c->feedback != NULL && c->feedback->basis.count > 0) {
+        memcpy(q, c->feedback->basis.now, q_bytes);
     } else {
         memset(q, 0, q_bytes);
     }
@@ -162,14 +162,10 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
         return DCOMM_OK;
     }
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    size_t bytes = 4 * dcommi_powersgd_q_count(&m);
-    if (fb->remembered == NULL) {
-        fb->remembered = dcommi_alloc_raw(bytes);
-        if (fb->remembered == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-    }
-    memcpy(fb->remembered, (const float *)wire + dcommi_powersgd_p_count(&m), bytes);
+    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
+    memcpy(fb->basis.next, (const float *)wire + dcommi_powersgd_p_count(&m),
+           4 * dcommi_powersgd_q_count(&m));
+    fb->learned = true;
     return DCOMM_OK;
 }
 

@@ -64,6 +64,18 @@ static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
 
 /* ---- encode ---- */
 
+static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
+{
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (c->report != NULL) {
+        c->report->bytes += bytes;
+        c->report->clipped += clipped;
+    }
+    if (ledger != NULL) {
+        dcomm_ledger_encoded(ledger, 0, &(dcomm_codec_report){.bytes = bytes, .clipped = clipped});
+    }
+}
+
 static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
                                          size_t room, size_t *bytes)
 {
@@ -79,26 +91,23 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     s->agreed.n = 0;
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
+        DCOMMI_TRY(dcommi_feedback_remember(c->feedback));
         status = dcomm_feedback_encode(c->feedback, 0, count, wire, room, bytes, &report);
     } else {
         dcomm_codec_key key = dcommi_coded_key(c, &all);
         status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
-    report.bytes = 0; /* it stays here */
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    if (ledger != NULL) { /* it stays here: what is sent of it is told apart */
+        ledger->wire_bytes -= report.bytes;
+    }
+    report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
     DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
                                     dcommi_topk_most(c->codec, count), &s->chosen));
     dcommi_exchange_sift(&s->chosen);
     return DCOMM_OK;
-}
-
-static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
-{
-    if (c->report != NULL) {
-        c->report->bytes += bytes;
-        c->report->clipped += clipped;
-    }
 }
 
 static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)

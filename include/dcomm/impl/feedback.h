@@ -130,6 +130,7 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->now = step;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
+    fb->learned = false;
     fb->held = 0;
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
@@ -196,6 +197,21 @@ static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
     }
     float x = fb->now.partly ? NAN : fb->now.x[at - fb->now.first];
     return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
+}
+
+/* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for
+ * it then. */
+static inline dcomm_status dcommi_feedback_remember(dcomm_feedback *fb)
+{
+    if (fb->ledger == NULL || fb->opts.variant != DCOMM_FEEDBACK_EF21 || fb->now.partly) {
+        return DCOMM_OK;
+    }
+    float *copy = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GRADIENT, fb->now.count);
+    if (copy == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    fb->now.x = memcpy(copy, fb->now.x, fb->now.count * sizeof *copy);
+    return DCOMM_OK;
 }
 
 /* Add factor * by to the worker's next residual. */
@@ -308,7 +324,7 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
     double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
     dcommi_ledger_add(fb->ledger, tally);
     fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
-    fb->ledger->residual_norm = sqrt(fb->held);
+    fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -694,6 +710,9 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
         dcommi_feedback_swap(&fb->estimate);
     }
     dcommi_feedback_swap(&fb->owner);
+    if (fb->learned) {
+        dcommi_feedback_swap(&fb->basis);
+    }
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -732,8 +751,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
-        dcommi_free(fb->remembered);
-        fb->remembered = NULL;
+        dcommi_feedback_store_clear(&fb->basis);
     }
     fb->stale = false;
     if (lost_p != NULL) {

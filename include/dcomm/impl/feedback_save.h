@@ -7,9 +7,11 @@
 
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
 
+enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
+
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
- * variant has, worker, owner, velocity, estimate, each padded to 8 bytes; a hash of all that. All
- * in little-endian order. */
+ * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
+ * padded to 8 bytes; a hash of all that. All in little-endian order. */
 typedef struct dcommi_feedback_head {
     uint64_t magic;
     uint32_t variant, bf16, in_place, scale;
@@ -38,13 +40,15 @@ static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
 }
 
 /* The arrays in the order of the file. */
-static inline void dcommi_feedback_stores(const dcomm_feedback *fb,
-                                          const dcommi_feedback_store *stores[4])
+static inline void
+dcommi_feedback_stores(const dcomm_feedback *fb,
+                       const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED])
 {
     stores[0] = &fb->worker;
     stores[1] = &fb->owner;
     stores[2] = &fb->velocity;
     stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
 }
 
 static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
@@ -57,11 +61,11 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     if (fb == NULL) {
         return 0;
     }
-    const dcommi_feedback_store *stores[4];
+    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
                    sizeof(uint64_t);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
     return bytes;
@@ -104,9 +108,9 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     at += sizeof head;
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
-    const dcommi_feedback_store *stores[4];
+    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         if (stores[i]->count > 0) {
             memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
         }
@@ -125,7 +129,9 @@ static dcomm_status dcommi_feedback_corrupt(const char *what)
 }
 
 /* Everything of the head that memory is allocated by, against the bytes that are there. */
-static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, size_t bytes)
+static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
+                                               const dcommi_feedback_head *h, size_t bytes,
+                                               bool *basis)
 {
     if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
         return dcommi_feedback_corrupt("this is no saved state");
@@ -146,7 +152,10 @@ static dcomm_status dcommi_feedback_check_head(const dcommi_feedback_head *h, si
     need = dcommi_size_add(need, one);
     need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
     need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
-    if (need != bytes) {
+    *basis = need < bytes && /* the count is one that memory can have */
+             bytes - need == dcommi_feedback_padded(sizeof(float) *
+                                                    dcommi_feedback_basis_count(codec, h->count));
+    if (need != bytes && !*basis) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "dcomm_feedback_load: a state of %" PRIu64
                            " elements takes %zu bytes, not %zu",
@@ -171,7 +180,7 @@ static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigne
 }
 
 static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
-                                             const unsigned char *at)
+                                             const unsigned char *at, bool basis)
 {
     fb->step = h->step;
     fb->average = h->average != 0;
@@ -181,7 +190,9 @@ static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_fe
     DCOMMI_TRY(dcommi_feedback_fill(&fb->worker, &at));
     DCOMMI_TRY(dcommi_feedback_fill(&fb->owner, &at));
     DCOMMI_TRY(dcommi_feedback_fill(&fb->velocity, &at));
-    return dcommi_feedback_fill(&fb->estimate, &at);
+    DCOMMI_TRY(dcommi_feedback_fill(&fb->estimate, &at));
+    DCOMMI_TRY(basis ? dcommi_feedback_basis_make(fb) : DCOMM_OK);
+    return dcommi_feedback_fill(&fb->basis, &at);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
@@ -200,7 +211,8 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     }
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
-    DCOMMI_TRY(dcommi_feedback_check_head(&head, bytes));
+    bool basis;
+    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes, &basis));
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
         return dcommi_feedback_corrupt("its hash is not that of its bytes");
@@ -227,7 +239,7 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
     dcomm_status status =
-        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes));
+        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes), basis);
     if (status != DCOMM_OK) {
         dcomm_feedback_destroy(&fb);
         return status;
@@ -351,6 +363,14 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     dcomm_feedback_loss seen = {0};
     for (size_t r = 0; r < nold; r++) {
         seen.missing += old[r] == NULL;
+    }
+    if (like->basis.count > 0) { /* all ranks have the same */
+        dcomm_status status = dcommi_feedback_basis_make(fb);
+        if (status != DCOMM_OK) {
+            dcomm_feedback_destroy(&fb);
+            return status;
+        }
+        memcpy(fb->basis.now, like->basis.now, like->basis.count * sizeof(float));
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
     dcommi_feedback_store_level(&fb->worker);

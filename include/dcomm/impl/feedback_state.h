@@ -26,6 +26,7 @@ enum {
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
     DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
+    DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
@@ -52,16 +53,18 @@ struct dcomm_feedback {
     dcommi_feedback_store owner;    /* residual of the owned shard */
     dcommi_feedback_store velocity; /* DGC's u */
     dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
+    dcommi_feedback_store basis;    /* what all ranks begin the step with (powersgd: Q), made in the
+                                       first that learns one */
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
+    bool learned;                    /* basis.next is there */
     size_t last_first, last_count;   /* of the step before: where now and next differ */
     dcommi_feedback_span *span;      /* partly: what was encoded */
     size_t nspans, spans_capacity;
-    void *remembered; /* what the ranks' codec begins the next step with (powersgd: Q) */
-    float *gathered;  /* e of a linear codec */
+    float *gathered; /* e of a linear codec */
     size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
@@ -331,7 +334,8 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         return DCOMM_OK;
     }
     dcomm_feedback *fb = *fb_p;
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate};
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
+                                       &fb->basis};
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -343,11 +347,25 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     }
     dcommi_free(fb->span);
     dcommi_free(fb->gathered);
-    dcommi_free(fb->remembered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
     return DCOMM_OK;
+}
+
+/* Numbers that all ranks remember alike from one step to the next. */
+static inline size_t dcommi_feedback_basis_count(const dcomm_codec *codec, size_t count)
+{
+    return codec->ops->state != NULL ? codec->ops->state(codec, count) / sizeof(float) : 0;
+}
+
+/* Room for them; zeros are none. */
+static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
+{
+    size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    return fb->basis.count == count
+               ? DCOMM_OK
+               : dcommi_feedback_store_make(&fb->basis, count, false, fb->opts.in_place);
 }
 
 static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
@@ -374,7 +392,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .factor = fb->factor,
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
-            dcommi_feedback_store_bytes(&fb->velocity) + dcommi_feedback_store_bytes(&fb->estimate),
+            dcommi_feedback_store_bytes(&fb->velocity) +
+            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis),
     };
     return DCOMM_OK;
 }
