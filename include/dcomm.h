@@ -1063,8 +1063,8 @@ typedef struct dcomm_comm_opts {
                            rank 0's is taken by all ranks */
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
                            chosen per algorithm); rank 0's is taken by all ranks */
-    int tune;           /* 1: measure what things cost, some milliseconds once per process and set
-                           of hosts, so that algorithms are chosen by it (or read it, where
+    int tune;           /* 1: measure what things cost, once per process and set of hosts: 30 to 70
+                           ms within a host, up to 300 across slow links; so that algorithms are chosen by it (or read it, where
                            DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
@@ -39439,11 +39439,14 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
         comm->connections = end == connections || *end != 0 || n > INT_MAX || n < 0 ? -1 : (int)n;
     }
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "connections is %d, DCOMM_CONNECTIONS \"%s\"; they may be 1 to %d, or "
-                           "0: chosen",
-                           opts->connections, connections != NULL ? connections : "",
-                           DCOMM_CONNECTIONS_MAX);
+        return opts->connections == 0
+                   ? dcommi_fail(DCOMM_ERR_INVALID,
+                                 "connections (DCOMM_CONNECTIONS) is %.40s; it may be 1 to %d, or "
+                                 "0: chosen",
+                                 connections, DCOMM_CONNECTIONS_MAX)
+                   : dcommi_fail(DCOMM_ERR_INVALID,
+                                 "connections is %d; it may be 1 to %d, or 0: chosen",
+                                 opts->connections, DCOMM_CONNECTIONS_MAX);
     }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
@@ -44629,7 +44632,7 @@ static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt
 static dcomm_status dcommi_bkt_all_good(const dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = {.status = status}, *cards;
-    snprintf(own.text, sizeof own.text, "%s", status < 0 ? dcomm_last_error() : "");
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     status = dcommi_bkt_exchange(b, &own, &cards);
     dcommi_free(cards);
     return status;
@@ -44686,7 +44689,7 @@ static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status
 #undef DCOMMI_BKT_NAME
     };
     dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
-    snprintf(own.text, sizeof own.text, "%s", status < 0 ? dcomm_last_error() : "");
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     if (status >= 0) {
         const uint64_t values[] = {
 #define DCOMMI_BKT_VALUE(name, value) (uint64_t)(value),
