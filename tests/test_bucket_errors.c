@@ -60,8 +60,8 @@ static int differences(int rank, int n, procs_shared *s, void *arg)
         dcomm_feedback_opts feedback = {.seed = 0};
         size_t nparams = 3;
         const char *words[CASES] = {
-            "parameter 1 is not the same on all ranks: rank 0 has \"second\" "
-            "of 20 f32 with no codec, rank",
+            ("parameter 1 is not the same on all ranks: rank 0 has \"second\" "
+             "of 20 f32 with no codec, rank"),
             "has \"other\" of 20",
             "of 20 bf16",
             "with qsgd",
