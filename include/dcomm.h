@@ -13081,12 +13081,13 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 #define DCOMMI_BYTE_VALUES 256
 #define DCOMMI_USER_BLOCK 4096 /* bytes; a multiple of every element's */
 
-static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *const *src,
-                                size_t nsrc, size_t len, size_t element)
+static unsigned dcommi_fold_how(const unsigned char *dst, bool past,
+                                const unsigned char *const *src, size_t nsrc, size_t len,
+                                size_t element)
 {
     unsigned how = DCOMMI_FOLD_STREAM;
-    if (len < DCOMMI_STREAM_MIN || (uintptr_t)dst % element != 0) {
-        how = 0;
+    if ((len < DCOMMI_STREAM_MIN && !past) || (uintptr_t)dst % element != 0) {
+        how = 0; /* on the way to a whole line an element would be cut */
     }
     for (size_t s = 0; how != 0 && s < nsrc; s++) {
         if (src[s] == dst) { /* its lines are in the cache anyway */
@@ -13273,10 +13274,10 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
-    unsigned how = dcommi_fold_how(out, in, nsrc, len, element);
-    if ((uintptr_t)dst % element == 0) { /* else the way to a whole line would cut an element */
-        how |= past ? DCOMMI_FOLD_STREAM : 0;
-        how |= also_past && ((uintptr_t)dst - (uintptr_t)also) % 64 == 0 ? DCOMMI_FOLD_ALSO : 0;
+    unsigned how = dcommi_fold_how(out, past, in, nsrc, len, element);
+    if (also_past && (uintptr_t)dst % element == 0 &&
+        ((uintptr_t)dst - (uintptr_t)also) % 64 == 0) {
+        how |= DCOMMI_FOLD_ALSO;
     }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;
@@ -13296,7 +13297,7 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
     if (len > 0) {
         dcommi_fold_get(dtype, DCOMMI_FOLD_SCALE)(
             dst, NULL, &in, 1, len, factor,
-            dcommi_fold_how(dst, &in, 1, len, dcomm_dtype_size(dtype)));
+            dcommi_fold_how(dst, false, &in, 1, len, dcomm_dtype_size(dtype)));
     }
 }
 
@@ -18554,7 +18555,8 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (nmapped > 0) {
         /* Measured with one rank that is read; the fold's own operand and its result are passed
          * over once, however many there are. */
-        work += mapped * (nmapped + 2) / (3 * nmapped);
+        work +=
+            dcommi_min64(mapped / nmapped / 3, DCOMMI_MODEL_MOST / (nmapped + 2)) * (nmapped + 2);
     }
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
@@ -24511,8 +24513,6 @@ static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
         return dcommi_hier_reduce_scatter(s, b);
     case DCOMM_COLL_ALLGATHERV:
         return dcommi_hier_allgather(s, b);
-    case DCOMM_COLL_BROADCAST:
-        return dcommi_hier_broadcast(s, b);
     case DCOMM_COLL_ALLTOALL:
         return dcommi_hier_alltoall(s, b);
     default:
@@ -33730,10 +33730,12 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     return dcommi_moving(lane, dcommi_send_start(lane, rank, tag, data, len, async), async);
 }
 
-/* Whether what a step stores is better kept out of the caches. */
+/* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
+ * again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
-    return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+    return (step->flags & DCOMM_STEP_RESULT) && frame->caller == NULL &&
+           step->dst.space == DCOMM_SPACE_OUT &&
            frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
 }
 
@@ -38340,11 +38342,13 @@ static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
 
 static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
+    if (t->connection >= DCOMM_CONNECTIONS_MAX) {
+        return false;
+    }
     if (t->parts == 1) {
         return t->part == 0 && t->total == len;
     }
-    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
-           t->connection < DCOMM_CONNECTIONS_MAX && len > 0 &&
+    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts && len > 0 &&
            len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
                       dcommi_ucx_part_at(t->total, t->parts, t->part);
 }
@@ -38662,6 +38666,10 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
             dcommi_ucx_know_sender(u, k);
         }
         if (good && k->tail.parts > 1) {
+            /* Nobody would complete or forget what is not of a living peer. */
+            good = k->peer != NULL && k->peer->failure == UCS_OK;
+        }
+        if (good && k->tail.parts > 1) {
             arrival.desc = dcommi_ucx_gather(u, k, &good);
         }
         if (!good) {
@@ -38869,6 +38877,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     while (u->kept.next != &u->kept) {
         dcommi_ucx_drop(u, u->kept.next);
     }
+    u->incomplete = NULL; /* they were among those */
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
             dcommi_ucx_peer_close(u->peers[i]);
@@ -39398,12 +39407,16 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
     comm->connections = opts->connections;
     if (comm->connections == 0 && connections != NULL) {
-        comm->connections = atoi(connections);
+        char *end = NULL;
+        long n = strtol(connections, &end, 10);
+        comm->connections = end == connections || *end != 0 || n > INT_MAX || n < 0 ? -1 : (int)n;
     }
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "connections (DCOMM_CONNECTIONS) is %d; it may be 1 to %d, or 0: chosen",
-                           comm->connections, DCOMM_CONNECTIONS_MAX);
+                           "connections is %d, DCOMM_CONNECTIONS \"%s\"; they may be 1 to %d, or "
+                           "0: chosen",
+                           opts->connections, connections != NULL ? connections : "",
+                           DCOMM_CONNECTIONS_MAX);
     }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
@@ -39654,9 +39667,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
                                      cards->extra[r] + cards->card[r].local_address, &m->peer);
         }
     }
-    if (comm->connections > 0) {
-        dcommi_comm_connections(comm, comm->connections);
-    }
+    int connections = (int)comm->chooser->tuning.connections;
+    connections = comm->connections > 0 ? comm->connections : connections > 0 ? connections : 1;
+    dcommi_comm_connections(comm, connections);
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);
 }
@@ -41669,6 +41682,7 @@ static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
     dcommi_shape plain = *s;
     plain.rank_order = false;
+    plain.registered = false;
     plain.lanes = 1;
     plain.chunk_bytes = 0;
     plain.coding = NULL;
@@ -43281,6 +43295,32 @@ static void dcommi_tune_meet(dcommi_tuner *t)
     dcommi_free(plan);
 }
 
+/* The same of the ranks of each host among themselves. */
+static void dcommi_tune_meet_near(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int rank = t->comm->rank, others = 0;
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_build_begin(&b, "tuning", rank, g->nranks, DCOMM_U8, DCOMM_SUM);
+    uint16_t come = dcommi_build_counter(&b);
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+            dcommi_signal(&b, 0, come, dcommi_const(r), dcommi_const(1));
+            others++;
+        }
+    }
+    dcommi_await(&b, 0, come, dcommi_const(others));
+    dcomm_status status = dcommi_build_finish(&b, &plan);
+    if (t->status >= 0) {
+        t->status = status;
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
 /* Take memory out of the caches, where that can be asked for. */
 static void dcommi_tune_flush(const uint8_t *at, int64_t len)
 {
@@ -43316,7 +43356,7 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
                 dcommi_tune_chill(t, all->timed[i].probe.len);
             }
             if (t->near) { /* who shares this core has done its part of the last probe */
-                dcommi_tune_meet(t);
+                dcommi_tune_meet_near(t);
             }
             double start = dcommi_now();
             t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
@@ -43562,7 +43602,7 @@ static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double lea
 /* The fewest connections that come within a tenth of the fastest. With one the lengths took
  * `seconds`; rank 0 looks at its clock. One is taken where several gain little: they must not
  * be chosen by chance; connections once opened stay, and idle ones slow a fast link down. */
-static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *seconds)
+static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, double least, const double *seconds)
 {
     double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
     int64_t len = 4096;
@@ -43572,12 +43612,13 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *secon
         i++;
     }
     len = dcommi_max64(len, DCOMMI_TUNE_CUT);
-    took[1] = last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) : seconds[i];
+    took[1] =
+        last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) - least : seconds[i];
     uint64_t word[2] = {(uint64_t)len, took[1] * DCOMMI_TUNE_SWIFT > (double)len};
     dcommi_tune_share(t, word, sizeof word);
     while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
         dcommi_tune_connect(t, tried * 2);
-        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]);
+        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]) - least;
         /* A gain by two over one must show twice, unless it is so large and took so long that no
          * scheduler makes it. */
         double gain = took[tried] / took[tried * 2];
@@ -43586,7 +43627,7 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *secon
         dcommi_tune_share(t, word, sizeof word);
         if (word[1] == 2) {
             dcommi_tune_connect(t, 1);
-            best = dcommi_tune_far_time(t, (int64_t)word[0]);
+            best = dcommi_tune_far_time(t, (int64_t)word[0]) - least;
             took[1] = best < took[1] ? best : took[1];
             word[1] = took[1] / took[2] >= DCOMMI_TUNE_GAIN;
             dcommi_tune_share(t, word, sizeof word);
@@ -43625,7 +43666,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     }
     int64_t last = dcommi_tune_lengths(t, link, least, seconds);
     if (chooses) {
-        connections = dcommi_tune_fewest(t, last, seconds);
+        connections = dcommi_tune_fewest(t, last, least, seconds);
         dcommi_tune_connect(t, connections);
         last = connections > 1 ? dcommi_tune_lengths(t, link, least, seconds) : last;
     }

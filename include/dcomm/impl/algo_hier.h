@@ -349,8 +349,6 @@ static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
         return dcommi_hier_reduce_scatter(s, b);
     case DCOMM_COLL_ALLGATHERV:
         return dcommi_hier_allgather(s, b);
-    case DCOMM_COLL_BROADCAST:
-        return dcommi_hier_broadcast(s, b);
     case DCOMM_COLL_ALLTOALL:
         return dcommi_hier_alltoall(s, b);
     default:

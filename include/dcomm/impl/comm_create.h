@@ -143,12 +143,16 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
     comm->connections = opts->connections;
     if (comm->connections == 0 && connections != NULL) {
-        comm->connections = atoi(connections);
+        char *end = NULL;
+        long n = strtol(connections, &end, 10);
+        comm->connections = end == connections || *end != 0 || n > INT_MAX || n < 0 ? -1 : (int)n;
     }
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "connections (DCOMM_CONNECTIONS) is %d; it may be 1 to %d, or 0: chosen",
-                           comm->connections, DCOMM_CONNECTIONS_MAX);
+                           "connections is %d, DCOMM_CONNECTIONS \"%s\"; they may be 1 to %d, or "
+                           "0: chosen",
+                           opts->connections, connections != NULL ? connections : "",
+                           DCOMM_CONNECTIONS_MAX);
     }
     comm->chunk_bytes = (int64_t)opts->chunk_bytes;
     if (comm->chunk_bytes == 0 && chunk != NULL) {
@@ -399,9 +403,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
                                      cards->extra[r] + cards->card[r].local_address, &m->peer);
         }
     }
-    if (comm->connections > 0) {
-        dcommi_comm_connections(comm, comm->connections);
-    }
+    int connections = (int)comm->chooser->tuning.connections;
+    connections = comm->connections > 0 ? comm->connections : connections > 0 ? connections : 1;
+    dcommi_comm_connections(comm, connections);
     dcommi_token_release(context);
     return dcommi_comm_agree(comm, boot, status);
 }

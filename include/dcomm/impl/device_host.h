@@ -23,12 +23,13 @@
 #define DCOMMI_BYTE_VALUES 256
 #define DCOMMI_USER_BLOCK 4096 /* bytes; a multiple of every element's */
 
-static unsigned dcommi_fold_how(const unsigned char *dst, const unsigned char *const *src,
-                                size_t nsrc, size_t len, size_t element)
+static unsigned dcommi_fold_how(const unsigned char *dst, bool past,
+                                const unsigned char *const *src, size_t nsrc, size_t len,
+                                size_t element)
 {
     unsigned how = DCOMMI_FOLD_STREAM;
-    if (len < DCOMMI_STREAM_MIN || (uintptr_t)dst % element != 0) {
-        how = 0;
+    if ((len < DCOMMI_STREAM_MIN && !past) || (uintptr_t)dst % element != 0) {
+        how = 0; /* on the way to a whole line an element would be cut */
     }
     for (size_t s = 0; how != 0 && s < nsrc; s++) {
         if (src[s] == dst) { /* its lines are in the cache anyway */
@@ -215,10 +216,10 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
-    unsigned how = dcommi_fold_how(out, in, nsrc, len, element);
-    if ((uintptr_t)dst % element == 0) { /* else the way to a whole line would cut an element */
-        how |= past ? DCOMMI_FOLD_STREAM : 0;
-        how |= also_past && ((uintptr_t)dst - (uintptr_t)also) % 64 == 0 ? DCOMMI_FOLD_ALSO : 0;
+    unsigned how = dcommi_fold_how(out, past, in, nsrc, len, element);
+    if (also_past && (uintptr_t)dst % element == 0 &&
+        ((uintptr_t)dst - (uintptr_t)also) % 64 == 0) {
+        how |= DCOMMI_FOLD_ALSO;
     }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;
@@ -238,7 +239,7 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
     if (len > 0) {
         dcommi_fold_get(dtype, DCOMMI_FOLD_SCALE)(
             dst, NULL, &in, 1, len, factor,
-            dcommi_fold_how(dst, &in, 1, len, dcomm_dtype_size(dtype)));
+            dcommi_fold_how(dst, false, &in, 1, len, dcomm_dtype_size(dtype)));
     }
 }
 

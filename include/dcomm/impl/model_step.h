@@ -376,7 +376,8 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (nmapped > 0) {
         /* Measured with one rank that is read; the fold's own operand and its result are passed
          * over once, however many there are. */
-        work += mapped * (nmapped + 2) / (3 * nmapped);
+        work +=
+            dcommi_min64(mapped / nmapped / 3, DCOMMI_MODEL_MOST / (nmapped + 2)) * (nmapped + 2);
     }
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);

@@ -104,10 +104,12 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     return dcommi_moving(lane, dcommi_send_start(lane, rank, tag, data, len, async), async);
 }
 
-/* Whether what a step stores is better kept out of the caches. */
+/* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
+ * again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
-    return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+    return (step->flags & DCOMM_STEP_RESULT) && frame->caller == NULL &&
+           step->dst.space == DCOMM_SPACE_OUT &&
            frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
 }
 

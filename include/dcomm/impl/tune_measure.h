@@ -112,6 +112,32 @@ static void dcommi_tune_meet(dcommi_tuner *t)
     dcommi_free(plan);
 }
 
+/* The same of the ranks of each host among themselves. */
+static void dcommi_tune_meet_near(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int rank = t->comm->rank, others = 0;
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_build_begin(&b, "tuning", rank, g->nranks, DCOMM_U8, DCOMM_SUM);
+    uint16_t come = dcommi_build_counter(&b);
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+            dcommi_signal(&b, 0, come, dcommi_const(r), dcommi_const(1));
+            others++;
+        }
+    }
+    dcommi_await(&b, 0, come, dcommi_const(others));
+    dcomm_status status = dcommi_build_finish(&b, &plan);
+    if (t->status >= 0) {
+        t->status = status;
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
 /* Take memory out of the caches, where that can be asked for. */
 static void dcommi_tune_flush(const uint8_t *at, int64_t len)
 {
@@ -147,7 +173,7 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
                 dcommi_tune_chill(t, all->timed[i].probe.len);
             }
             if (t->near) { /* who shares this core has done its part of the last probe */
-                dcommi_tune_meet(t);
+                dcommi_tune_meet_near(t);
             }
             double start = dcommi_now();
             t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
@@ -393,7 +419,7 @@ static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double lea
 /* The fewest connections that come within a tenth of the fastest. With one the lengths took
  * `seconds`; rank 0 looks at its clock. One is taken where several gain little: they must not
  * be chosen by chance; connections once opened stay, and idle ones slow a fast link down. */
-static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *seconds)
+static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, double least, const double *seconds)
 {
     double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
     int64_t len = 4096;
@@ -403,12 +429,13 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *secon
         i++;
     }
     len = dcommi_max64(len, DCOMMI_TUNE_CUT);
-    took[1] = last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) : seconds[i];
+    took[1] =
+        last < DCOMMI_TUNE_CUT ? dcommi_tune_far_time(t, DCOMMI_TUNE_CUT) - least : seconds[i];
     uint64_t word[2] = {(uint64_t)len, took[1] * DCOMMI_TUNE_SWIFT > (double)len};
     dcommi_tune_share(t, word, sizeof word);
     while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
         dcommi_tune_connect(t, tried * 2);
-        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]);
+        took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]) - least;
         /* A gain by two over one must show twice, unless it is so large and took so long that no
          * scheduler makes it. */
         double gain = took[tried] / took[tried * 2];
@@ -417,7 +444,7 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, const double *secon
         dcommi_tune_share(t, word, sizeof word);
         if (word[1] == 2) {
             dcommi_tune_connect(t, 1);
-            best = dcommi_tune_far_time(t, (int64_t)word[0]);
+            best = dcommi_tune_far_time(t, (int64_t)word[0]) - least;
             took[1] = best < took[1] ? best : took[1];
             word[1] = took[1] / took[2] >= DCOMMI_TUNE_GAIN;
             dcommi_tune_share(t, word, sizeof word);
@@ -456,7 +483,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     }
     int64_t last = dcommi_tune_lengths(t, link, least, seconds);
     if (chooses) {
-        connections = dcommi_tune_fewest(t, last, seconds);
+        connections = dcommi_tune_fewest(t, last, least, seconds);
         dcommi_tune_connect(t, connections);
         last = connections > 1 ? dcommi_tune_lengths(t, link, least, seconds) : last;
     }

@@ -286,6 +286,10 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
             dcommi_ucx_know_sender(u, k);
         }
         if (good && k->tail.parts > 1) {
+            /* Nobody would complete or forget what is not of a living peer. */
+            good = k->peer != NULL && k->peer->failure == UCS_OK;
+        }
+        if (good && k->tail.parts > 1) {
             arrival.desc = dcommi_ucx_gather(u, k, &good);
         }
         if (!good) {
@@ -493,6 +497,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     while (u->kept.next != &u->kept) {
         dcommi_ucx_drop(u, u->kept.next);
     }
+    u->incomplete = NULL; /* they were among those */
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
             dcommi_ucx_peer_close(u->peers[i]);

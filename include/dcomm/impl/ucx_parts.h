@@ -124,11 +124,13 @@ static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
 
 static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
+    if (t->connection >= DCOMM_CONNECTIONS_MAX) {
+        return false;
+    }
     if (t->parts == 1) {
         return t->part == 0 && t->total == len;
     }
-    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
-           t->connection < DCOMM_CONNECTIONS_MAX && len > 0 &&
+    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts && len > 0 &&
            len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
                       dcommi_ucx_part_at(t->total, t->parts, t->part);
 }
