@@ -5,6 +5,7 @@
 #include "ranks.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 
 /* Run fn as n ranks; all must end well. */
 static inline void run(int n, procs_fn fn, void *arg)
@@ -18,6 +19,17 @@ static inline dcomm_codec *make_codec(const char *spec)
     dcomm_codec *codec = NULL;
     RANKS_OK(dcomm_codec_create(spec, &codec));
     return codec;
+}
+
+/* A gradient: normal numbers, other ones on each rank and in each step. */
+static inline void normal_gradient(float *x, size_t count, int rank, int step)
+{
+    uint64_t state = (uint64_t)rank * 7919 + (uint64_t)step * 104729 + 1;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t r = ranks_random(&state);
+        float u = (float)((r >> 40) + 1) / 16777217.0f, v = (float)(r & 0xffffff) / 16777216.0f;
+        x[i] = sqrtf(-2 * logf(u)) * cosf(6.2831853f * v);
+    }
 }
 
 #endif

@@ -1,6 +1,5 @@
 /* test_coded.c - compressed all-reduce between processes: what arrives is what the codec's own
- * functions compute, with the same bits on every rank; error feedback loses nothing; ranks that
- * disagree, bad numbers and bad bytes are errors on every rank. */
+ * functions compute, with the same bits on every rank; error feedback loses nothing. */
 #define _GNU_SOURCE
 #include "coded_ranks.h"
 
@@ -14,17 +13,6 @@ typedef struct setting {
     dcomm_op op;
     bool in_place;
 } setting;
-
-/* A gradient: normal numbers, other ones on each rank and in each step. */
-static void fill(float *x, size_t count, int rank, int step)
-{
-    uint64_t state = (uint64_t)rank * 7919 + (uint64_t)step * 104729 + 1;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t r = ranks_random(&state);
-        float u = (float)((r >> 40) + 1) / 16777217.0f, v = (float)(r & 0xffffff) / 16777216.0f;
-        x[i] = sqrtf(-2 * logf(u)) * cosf(6.2831853f * v);
-    }
-}
 
 static float *floats(size_t count)
 {
@@ -51,7 +39,7 @@ static double error_of(const float *y, size_t count, int n, int step, double fac
     float *x = floats(count);
     PROCS_TRUE(sum != NULL);
     for (int r = 0; r < n; r++) {
-        fill(x, count, r, step);
+        normal_gradient(x, count, r, step);
         for (size_t i = 0; i < count; i++) {
             sum[i] += factor * (double)x[i];
         }
@@ -75,7 +63,7 @@ static void expect_allgather(const setting *s, const dcomm_codec *codec, int n, 
     float *x = floats(s->count);
     PROCS_TRUE(wire != NULL);
     for (int r = 0; r < n; r++) {
-        fill(x, s->count, r, 0);
+        normal_gradient(x, s->count, r, 0);
         RANKS_OK(dcomm_encode(codec, x, s->count, NULL, wire,
                               dcomm_codec_max_bytes(codec, s->count), &bytes, NULL, NULL));
         RANKS_OK(r == 0 ? dcomm_decode(codec, wire, bytes, y, s->count)
@@ -103,7 +91,7 @@ static int one_call(int rank, int n, procs_shared *shared, void *arg)
                      out = ranks_buffer_make(4 * s.count, 0);
         float *y = (float *)(void *)(s.in_place ? in.at : out.at);
         snprintf(what, sizeof what, "%s %s, %d ranks, %zu elements", s.spec, s.algo, n, s.count);
-        fill((float *)(void *)in.at, s.count, rank, 0);
+        normal_gradient((float *)(void *)in.at, s.count, rank, 0);
         RANKS_OK(dcomm_allreduce(comm, in.at, y, s.count, DCOMM_F32, s.op, &opts));
         same_everywhere(comm, y, 4 * s.count, what);
         if (strcmp(s.algo, "coded_allgather") == 0 && s.op == DCOMM_SUM && s.count < 100000) {
@@ -142,7 +130,7 @@ static int ledgers(int rank, int n, procs_shared *shared, void *arg)
     ranks_settle(rank, n, RANKS_LOCAL);
     dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
     float *x = floats(COUNT), *y = floats(COUNT);
-    fill(x, COUNT, rank, 0);
+    normal_gradient(x, COUNT, rank, 0);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         dcomm_codec *codec = make_codec(calls[i].spec);
         dcomm_ledger own = {0}, call = {0}, state = {0};
@@ -277,7 +265,7 @@ static int error_grows(int rank, int n, procs_shared *shared, void *arg)
         dcomm_codec_key key = {.step = (uint64_t)step + 1000};
         dcomm_coll_opts opts = {.algo = algo, .codec = codec, .chunk_bytes = 16384};
         dcomm_ledger ledger = {0};
-        fill(x, COUNT, rank, step);
+        normal_gradient(x, COUNT, rank, step);
         RANKS_OK(dcomm_encode(codec, x, COUNT, &key, wire, dcomm_codec_max_bytes(codec, COUNT),
                               &bytes, NULL, NULL));
         RANKS_OK(dcomm_decode(codec, wire, bytes, y, COUNT));
@@ -412,14 +400,14 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
     PROCS_TRUE(left != NULL && out != NULL);
     for (int step = 0; step < STEPS + c->quiet; step++) {
         for (int r = 0; r < n && step < STEPS; r++) {
-            fill(x, COUNT, r, step);
+            normal_gradient(x, COUNT, r, step);
             for (int i = 0; i < COUNT; i++) {
                 left[i] += (double)x[i];
             }
         }
         memset(x, 0, COUNT * sizeof *x);
         if (step < STEPS) {
-            fill(x, COUNT, rank, step);
+            normal_gradient(x, COUNT, rank, step);
         }
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, c->average ? DCOMM_AVG : DCOMM_SUM,
                                  &opts));
@@ -628,7 +616,7 @@ static int saved(int rank, int n, procs_shared *shared, void *arg)
     RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb[0]));
     dcomm_coll_opts opts = {.feedback = fb[0]};
     for (int step = 0; step < 4; step++) {
-        fill(x, COUNT, rank, step);
+        normal_gradient(x, COUNT, rank, step);
         RANKS_OK(dcomm_allreduce(comm, x, y[0], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     }
     size_t bytes = dcomm_feedback_save_bytes(fb[0]);
@@ -641,7 +629,7 @@ static int saved(int rank, int n, procs_shared *shared, void *arg)
         PROCS_TRUE(dcomm_feedback_load(codec, room, bytes - cut, &none) == DCOMM_ERR_CORRUPT);
     }
     for (int step = 4; step < 6; step++) {
-        fill(x, COUNT, rank, step);
+        normal_gradient(x, COUNT, rank, step);
         for (int i = 0; i < 2; i++) {
             opts.feedback = fb[i];
             RANKS_OK(dcomm_allreduce(comm, x, y[i], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
@@ -660,188 +648,6 @@ Test(coded, powersgd_goes_on_after_a_save, .timeout = 60)
     run(3, saved, NULL);
 }
 
-/* ---- errors ---- */
-
-static int another_codec(int rank, int n, procs_shared *shared, void *arg)
-{
-    static float x[5000], y[5000];
-    (void)arg;
-    ranks_settle(rank, n, RANKS_LOCAL);
-    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
-    dcomm_codec *codec = make_codec(rank == 1 ? "topk:k=0.02" : "topk:k=0.01");
-    dcomm_feedback *fb = NULL;
-    RANKS_OK(dcomm_feedback_create(codec, 5000, NULL, &fb));
-    fill(x, 5000, rank, 0);
-    dcomm_coll_opts opts = {.feedback = fb};
-    dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
-    PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "%s", dcomm_status_name(status));
-    /* Nobody knows now what the others have of this rank's gradient. */
-    PROCS_TRUE(dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts) == DCOMM_ERR_INVALID);
-    PROCS_TRUE(strstr(dcomm_last_error(), "stale") != NULL);
-    dcomm_feedback_destroy(&fb);
-    dcomm_codec_destroy(&codec);
-    return ranks_leave(&comm);
-}
-
-Test(coded, ranks_with_another_codec, .timeout = 60)
-{
-    run(3, another_codec, NULL);
-}
-
-/* Where encodings are summed, everything that random numbers depend on must be the same. */
-typedef struct odd_key {
-    const char *spec;
-    uint64_t seed, step;
-    bool feedback;
-    uint64_t own_seed;
-    uint32_t tensor;
-    uint64_t own_step;
-} odd_key;
-
-static int another_key(int rank, int n, procs_shared *shared, void *arg)
-{
-    static float x[5000], y[5000];
-    const odd_key *k = arg;
-    ranks_settle(rank, n, RANKS_LOCAL);
-    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
-    dcomm_codec *codec = make_codec(k->spec);
-    dcomm_feedback *fb = NULL;
-    dcomm_feedback_opts with = {.seed = 1, .tensor = 1};
-    dcomm_coll_opts opts = {.codec = codec, .codec_seed = 1, .codec_step = 1};
-    fill(x, 5000, rank, 0);
-    /* The same plan. Others may be in the next call before this one is over here. */
-    dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
-    PROCS_CHECK(status == DCOMM_OK || status == DCOMM_ERR_MISMATCH, "%s", dcomm_last_error());
-    if (rank == 1) {
-        opts.codec_seed += k->seed;
-        opts.codec_step += k->step;
-        with.seed += k->own_seed;
-        with.tensor += k->tensor;
-    }
-    if (k->feedback) {
-        RANKS_OK(dcomm_feedback_create(codec, 5000, &with, &fb));
-        opts.feedback = fb;
-        for (uint64_t step = 0; rank == 1 && step < k->own_step; step++) {
-            static unsigned char wire[40000];
-            size_t bytes;
-            RANKS_OK(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = x}));
-            RANKS_OK(dcomm_feedback_encode(fb, 0, 5000, wire, sizeof wire, &bytes, NULL));
-            RANKS_OK(dcomm_feedback_commit(fb));
-        }
-    }
-    status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
-    PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "%s: %s", k->spec, dcomm_status_name(status));
-    dcomm_feedback_destroy(&fb);
-    dcomm_codec_destroy(&codec);
-    return ranks_leave(&comm);
-}
-
-Test(coded, ranks_with_another_key, .timeout = 60)
-{
-    static const odd_key keys[] = {
-        {.spec = "randk:k=0.1,scale=none", .seed = 1},
-        {.spec = "randk:k=0.1,scale=none", .step = 1},
-        {.spec = "powersgd:rank=2", .seed = 1},
-        {.spec = "randk:k=0.1,scale=none", .feedback = true, .own_seed = 1},
-        {.spec = "randk:k=0.1,scale=none", .feedback = true, .tensor = 1},
-        {.spec = "randk:k=0.1,scale=none", .feedback = true, .own_step = 1},
-        {.spec = "powersgd:rank=2", .feedback = true, .own_step = 1},
-    };
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        run(3, another_key, (void *)(uintptr_t)&keys[i]);
-    }
-}
-
-static int not_a_number(int rank, int n, procs_shared *shared, void *arg)
-{
-    static float x[5000], y[5000];
-    (void)arg;
-    ranks_settle(rank, n, RANKS_LOCAL);
-    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
-    dcomm_codec *codec = make_codec("bf16:nonfinite=zero"), *strict = make_codec("bf16");
-    dcomm_codec_report report;
-    fill(x, 5000, rank, 0);
-    if (rank == 1) {
-        x[4321] = NAN;
-        x[4400] = INFINITY;
-    }
-    dcomm_coll_opts opts = {.codec = codec, .codec_report = &report, .algo = "coded_two_shot"};
-    RANKS_OK(dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts));
-    PROCS_TRUE(isfinite(y[4321]) && isfinite(y[4400]));
-    PROCS_CHECK(report.nonfinite == (rank == 1 ? 2u : 0u), "%zu", report.nonfinite);
-    PROCS_CHECK(report.first_nonfinite == (rank == 1 ? 4321u : SIZE_MAX), "%zu",
-                report.first_nonfinite);
-    atomic_fetch_add(&shared->words[0],
-                     1); /* or another is still in that call when this one fails */
-    while (atomic_load(&shared->words[0]) < n) {
-        procs_nap();
-    }
-    opts.codec = strict;
-    dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
-    PROCS_CHECK(status == DCOMM_ERR_INVALID, "%s", dcomm_status_name(status));
-    PROCS_CHECK(strstr(dcomm_last_error(), "rank 1") != NULL, "%s", dcomm_last_error());
-    dcomm_codec_destroy(&codec);
-    dcomm_codec_destroy(&strict);
-    return ranks_leave(&comm);
-}
-
-Test(coded, numbers_that_are_none, .timeout = 60)
-{
-    run(3, not_a_number, NULL);
-}
-
-/* ---- bytes that lie ---- */
-
-static dcomm_status encode_or_lie(void *user, const dcomm_codec_place *place, const void *src,
-                                  size_t src_len, void *dst, size_t dst_len, size_t *encoded)
-{
-    dcomm_codec_key key = {.first = place->first};
-    dcomm_status status =
-        dcomm_encode(user, src, src_len / 4, &key, dst, dst_len, encoded, NULL, NULL);
-    if (place->first == 0 && place->round == 1) { /* rank 0's result */
-        memset(dst, 0xff, *encoded);
-    }
-    return status;
-}
-
-static dcomm_status decode_all(void *user, const dcomm_codec_place *place, const void *const *src,
-                               const size_t *src_len, size_t nsrc, void *dst, size_t dst_len)
-{
-    (void)place;
-    return dcomm_decode_sum(user, src, src_len, nsrc, dst, dst_len / 4);
-}
-
-static const dcomm_plan_codec liar = {
-    .name = "liar", .encode = encode_or_lie, .decode = decode_all};
-
-static int lies(int rank, int n, procs_shared *shared, void *arg)
-{
-    static float x[5000], y[5000];
-    (void)arg;
-    ranks_settle(rank, n, RANKS_LOCAL);
-    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
-    dcomm_codec *codec = make_codec("topk:k=0.1");
-    dcomm_coll_opts opts = {.algo = "coded_two_shot", .codec = codec};
-    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE, .count = 5000, .dtype = DCOMM_F32};
-    dcomm_plan *plan = NULL;
-    RANKS_OK(dcomm_plan_create(&spec, DCOMM_SUM, rank, n, &opts, &plan));
-    fill(x, 5000, rank, 0);
-    dcomm_plan mine = *plan;
-    mine.codec = &liar;
-    mine.codec_user = codec;
-    dcomm_status status = dcomm_plan_run(comm, &mine, x, y, NULL, 5, NULL);
-    PROCS_CHECK(status == DCOMM_ERR_CORRUPT, "rank %d: %s: %s", rank, dcomm_status_name(status),
-                dcomm_last_error());
-    dcomm_plan_destroy(&plan);
-    dcomm_codec_destroy(&codec);
-    return ranks_leave(&comm);
-}
-
-Test(coded, malformed_bytes_are_an_error_on_every_rank, .timeout = 60)
-{
-    run(3, lies, NULL);
-}
-
 /* ---- many at once ---- */
 
 static int overlapping(int rank, int n, procs_shared *shared, void *arg)
@@ -856,7 +662,7 @@ static int overlapping(int rank, int n, procs_shared *shared, void *arg)
     dcomm_request *requests[CALLS];
     for (int i = 0; i < CALLS; i++) {
         x[i] = floats(COUNT);
-        fill(x[i], COUNT, rank, i);
+        normal_gradient(x[i], COUNT, rank, i);
         RANKS_OK(dcomm_iallreduce(comm, DCOMM_IN_PLACE, x[i], COUNT, DCOMM_F32, DCOMM_SUM,
                                   i % 3 == 2 ? NULL : &opts, &requests[i]));
     }
