@@ -6,6 +6,10 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
+if [ "${build#-}" != "$build" ]; then
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' bench/peers/setup.sh
+    [ "$build" = --help ] && exit 0 || exit 2
+fi
 packages=(openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev g++ libucx-dev ucx-utils iproute2
     python3-venv git make autoconf automake libtool)
 # For topk.py; torch with its CUDA takes some gigabytes, so only if WITH_TORCH=1 says so.
