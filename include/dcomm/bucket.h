@@ -4,8 +4,8 @@
  *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
  *     for each step:
  *         dcomm_bucket_ready(b, i, NULL);                    as backward is done with gradient i
- *         dcomm_buckets_progress(b);                         now and then, without a progress
- * thread dcomm_buckets_wait(b);                             all gradients are the average now
+ *         dcomm_buckets_progress(b);                         now and then
+ *         dcomm_buckets_wait(b);                             all gradients are the average now
  *     dcomm_buckets_destroy(&b);
  *
  * All ranks register the same parameters in the same order: names, counts, dtypes and codecs. A
@@ -120,8 +120,9 @@ typedef struct dcomm_buckets_step {
 DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets_step *step);
 
 /* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
- * dcomm_buckets_wait has returned. From any thread; does not block. `stream` must be NULL, which
- * says that gradients are in host memory.
+ * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
+ * may still read it. From any thread; waits for no other rank. `stream` must be NULL, which says
+ * that gradients are in host memory.
  * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step), DCOMM_ERR_UNSUPPORTED (a stream),
  * or why the step has failed. */
 DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
