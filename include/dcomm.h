@@ -44078,7 +44078,8 @@ struct dcomm_buckets {
     bool has_lock;
     /* of the step under way; with lock */
     _Atomic bool open;
-    bool begun; /* by dcomm_buckets_begin */
+    bool begun;   /* by dcomm_buckets_begin */
+    bool closing; /* all is sent, and the books are done: nothing is started */
     dcomm_buckets_step step;
     size_t next; /* bucket to be started */
     _Atomic uint32_t marked;
@@ -44649,7 +44650,11 @@ static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dco
     uint64_t *hashes = dcommi_calloc(least, sizeof *hashes);
     dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
     dcomm_status status = hashes != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    DCOMMI_TRY(dcommi_bkt_all_good(b, status));
+    status = dcommi_bkt_all_good(b, status);
+    if (status < 0) {
+        dcommi_free(hashes);
+        return status;
+    }
     for (size_t i = 0; i < least && b->rank == 0; i++) {
         hashes[i] = dcommi_bkt_param_hash(b, i);
     }
@@ -44777,8 +44782,9 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
         memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
+        dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
         dcomm_status status =
-            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, NULL, &b->cards_request);
+            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
             return dcommi_bkt_fail(b, status);
         }
@@ -44857,7 +44863,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
 static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
 {
     DCOMMI_TRY(dcommi_bkt_broken(b));
-    if (b->step.accumulate) {
+    if (b->step.accumulate || b->closing) {
         return DCOMM_OK;
     }
     while (b->next < b->layout.n) {
@@ -45058,6 +45064,14 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     return status;
 }
 
+/* From now on, or no longer, threads that make progress leave the buckets alone. */
+static void dcommi_bkt_closing(dcomm_buckets *b, bool closing)
+{
+    pthread_mutex_lock(&b->lock);
+    b->closing = closing;
+    pthread_mutex_unlock(&b->lock);
+}
+
 /* Ready for the next step. */
 static void dcommi_bkt_close(dcomm_buckets *b)
 {
@@ -45186,12 +45200,15 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
     uint32_t *sequence = dcommi_calloc(b->nparams * 2, sizeof *sequence);
-    DCOMMI_TRY(dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY));
+    dcomm_status status = dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+    if (status < 0) {
+        dcommi_free(sequence);
+        return status;
+    }
     if (b->rank == 0) {
         dcommi_bkt_seen(b, sequence);
     }
-    dcomm_status status =
-        dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
+    status = dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
     if (status >= 0) {
         status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
     }
@@ -45865,12 +45882,13 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
 {
     DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_wait", b));
     dcomm_status status = dcommi_bkt_wait_all(b);
+    dcommi_bkt_closing(b, true);
     if (status >= 0 && !b->step.accumulate) {
         dcommi_bkt_record(b);
         if (b->opts.rebuild && b->built == 1) {
             status = dcommi_bkt_rebuild(b);
             status = status >= 0 ? dcommi_bkt_decide(b) : status;
-            b->built_at = b->sent_steps + 1;
+            b->built_at = status >= 0 ? b->sent_steps + 1 : b->built_at;
         }
     }
     if (status < 0) {
@@ -45881,6 +45899,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
         return dcommi_bkt_broken(b);
     }
     dcommi_bkt_close(b);
+    dcommi_bkt_closing(b, false);
     return DCOMM_OK;
 }
 

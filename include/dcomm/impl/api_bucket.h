@@ -273,12 +273,13 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
 {
     DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_wait", b));
     dcomm_status status = dcommi_bkt_wait_all(b);
+    dcommi_bkt_closing(b, true);
     if (status >= 0 && !b->step.accumulate) {
         dcommi_bkt_record(b);
         if (b->opts.rebuild && b->built == 1) {
             status = dcommi_bkt_rebuild(b);
             status = status >= 0 ? dcommi_bkt_decide(b) : status;
-            b->built_at = b->sent_steps + 1;
+            b->built_at = status >= 0 ? b->sent_steps + 1 : b->built_at;
         }
     }
     if (status < 0) {
@@ -289,6 +290,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
         return dcommi_bkt_broken(b);
     }
     dcommi_bkt_close(b);
+    dcommi_bkt_closing(b, false);
     return DCOMM_OK;
 }
 

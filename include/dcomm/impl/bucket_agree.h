@@ -110,7 +110,11 @@ static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dco
     uint64_t *hashes = dcommi_calloc(least, sizeof *hashes);
     dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
     dcomm_status status = hashes != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    DCOMMI_TRY(dcommi_bkt_all_good(b, status));
+    status = dcommi_bkt_all_good(b, status);
+    if (status < 0) {
+        dcommi_free(hashes);
+        return status;
+    }
     for (size_t i = 0; i < least && b->rank == 0; i++) {
         hashes[i] = dcommi_bkt_param_hash(b, i);
     }

@@ -86,12 +86,15 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
     uint32_t *sequence = dcommi_calloc(b->nparams * 2, sizeof *sequence);
-    DCOMMI_TRY(dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY));
+    dcomm_status status = dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+    if (status < 0) {
+        dcommi_free(sequence);
+        return status;
+    }
     if (b->rank == 0) {
         dcommi_bkt_seen(b, sequence);
     }
-    dcomm_status status =
-        dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
+    status = dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
     if (status >= 0) {
         status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
     }

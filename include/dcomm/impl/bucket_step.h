@@ -57,8 +57,9 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
         memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
+        dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
         dcomm_status status =
-            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, NULL, &b->cards_request);
+            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
             return dcommi_bkt_fail(b, status);
         }
@@ -137,7 +138,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
 static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
 {
     DCOMMI_TRY(dcommi_bkt_broken(b));
-    if (b->step.accumulate) {
+    if (b->step.accumulate || b->closing) {
         return DCOMM_OK;
     }
     while (b->next < b->layout.n) {
@@ -336,6 +337,14 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
     pthread_mutex_unlock(&b->lock);
     return status;
+}
+
+/* From now on, or no longer, threads that make progress leave the buckets alone. */
+static void dcommi_bkt_closing(dcomm_buckets *b, bool closing)
+{
+    pthread_mutex_lock(&b->lock);
+    b->closing = closing;
+    pthread_mutex_unlock(&b->lock);
 }
 
 /* Ready for the next step. */

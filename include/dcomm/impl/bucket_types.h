@@ -95,7 +95,8 @@ struct dcomm_buckets {
     bool has_lock;
     /* of the step under way; with lock */
     _Atomic bool open;
-    bool begun; /* by dcomm_buckets_begin */
+    bool begun;   /* by dcomm_buckets_begin */
+    bool closing; /* all is sent, and the books are done: nothing is started */
     dcomm_buckets_step step;
     size_t next; /* bucket to be started */
     _Atomic uint32_t marked;
