@@ -2,26 +2,9 @@
  * and the size of buckets; accumulation, unused parameters, weights, reports. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
-
-#include <criterion/criterion.h>
+#include "placed.h"
 
 #include <math.h>
-
-static ranks_place place_now;
-
-static void on(int n, ranks_place place, double timeout_s, procs_fn fn)
-{
-    int ended[PROCS_MAX];
-    place_now = place;
-    cr_assert_eq(procs_run(n, timeout_s, fn, NULL, ended), 0, "%d ranks, %s", n,
-                 ranks_place_name(place));
-}
-
-static dcomm_comm *join(int rank, int n, procs_shared *s)
-{
-    ranks_settle(rank, n, place_now);
-    return ranks_join(rank, n, s, NULL);
-}
 
 /* ---- two ranks, two parameters ---- */
 

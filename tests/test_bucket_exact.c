@@ -2,26 +2,9 @@
  * codecs by rule; error feedback loses nothing, also when buckets are built again. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
-
-#include <criterion/criterion.h>
+#include "placed.h"
 
 #include <math.h>
-
-static ranks_place place_now;
-
-static void on(int n, ranks_place place, double timeout_s, procs_fn fn)
-{
-    int ended[PROCS_MAX];
-    place_now = place;
-    cr_assert_eq(procs_run(n, timeout_s, fn, NULL, ended), 0, "%d ranks, %s", n,
-                 ranks_place_name(place));
-}
-
-static dcomm_comm *join(int rank, int n, procs_shared *s)
-{
-    ranks_settle(rank, n, place_now);
-    return ranks_join(rank, n, s, NULL);
-}
 
 /* Any number of about this size. */
 static float noise(size_t i, size_t j, int rank)

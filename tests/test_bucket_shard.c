@@ -2,24 +2,7 @@
  * have, bit for bit, the parameters of a run in which every rank updates everything. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
-
-#include <criterion/criterion.h>
-
-static ranks_place place_now;
-
-static void on(int n, ranks_place place, double timeout_s, procs_fn fn)
-{
-    int ended[PROCS_MAX];
-    place_now = place;
-    cr_assert_eq(procs_run(n, timeout_s, fn, NULL, ended), 0, "%d ranks, %s", n,
-                 ranks_place_name(place));
-}
-
-static dcomm_comm *join(int rank, int n, procs_shared *s)
-{
-    ranks_settle(rank, n, place_now);
-    return ranks_join(rank, n, s, NULL);
-}
+#include "placed.h"
 
 enum { N = 17, MOST = 700, STEPS = 5 };
 
