@@ -36,7 +36,7 @@ typedef struct cross_args {
     const char *json, *svg, *save, *tuning_file;
     bool model; /* alone: no communicator */
     bool registered;
-    int nranks, hosts, iterations;
+    int nranks, hosts, iterations, row;
     dcomm_tuning tuning;
     double alpha_us, beta_ns, gamma_ns; /* NaN: the tuning is from a file */
 } cross_args;
@@ -52,6 +52,10 @@ static void cross_help(void)
         "  -b, -e SIZE  from SIZE to SIZE bytes; K, M, G are powers of 1024 (1K, 64M)\n"
         "  -f FACTOR    each size is the one before times FACTOR (2)\n"
         "  -i ITERS     timed iterations (as many as take about 0.3 s)\n"
+        "  -m CALLS     calls of an iteration, in a row without a barrier; the time is of one "
+        "(1).\n"
+        "               Between hosts, take some: a barrier lets ranks go a message's way apart,\n"
+        "               and the links rest meanwhile\n"
         "  --algo A,B   only these (all of OP)\n"
         "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages "
         "are\n"
@@ -173,10 +177,10 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
     };
-    *a = (cross_args){.op = &cross_ops[0], .begin = 1024, .end = 64 << 20, .factor = 2};
+    *a = (cross_args){.op = &cross_ops[0], .begin = 1024, .end = 64 << 20, .factor = 2, .row = 1};
     char *tail = NULL;
     opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, "b:e:f:i:n:h", options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "b:e:f:i:m:n:h", options, NULL)) != -1;) {
         bool good = true;
         int status = CROSS_GOOD;
         switch (c) {
@@ -192,6 +196,9 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
             break;
         case 'i':
             good = cross_parse_int(optarg, &a->iterations);
+            break;
+        case 'm':
+            good = cross_parse_int(optarg, &a->row);
             break;
         case 'n':
             good = cross_parse_int(optarg, &a->nranks) && a->nranks <= 65536;

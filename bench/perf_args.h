@@ -69,8 +69,8 @@ typedef struct perf_args {
     double factor;
     bool dtypes[DCOMM_DTYPE_COUNT], redops[PERF_REDOP_COUNT]; /* which ones are wanted */
     int root;
-    int iterations; /* 0: adapt */
-    int warmup;
+    int iterations;  /* 0: adapt */
+    int warmup, row; /* untimed iterations; calls of an iteration */
     bool check, in_place, deterministic, all_algos;
     char *algo_text;
     const char *algos[PERF_ALGO_MAX]; /* point into algo_text */
@@ -97,6 +97,8 @@ static void perf_help(FILE *out)
         "  -o OP        sum prod min max avg (sum); several with commas, or all\n"
         "  -r ROOT      for broadcast, reduce, gather, scatter (0)\n"
         "  -n ITERS     timed iterations (as many as take about 0.3 s, at least 5)\n"
+        "  -m CALLS     calls of an iteration, one after the other with no barrier between; the\n"
+        "               time is of one (1); not with --inplace\n"
         "  -w WARMUP    untimed iterations (3)\n"
         "  -c 0|1       check every element against an f64 reference (1)\n"
         "  --algo A     auto, names, all, or several with commas (auto); with all, those that\n"
@@ -119,7 +121,9 @@ static void perf_help(FILE *out)
         "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json)\n"
         "\n"
         "Time is the median over iterations of the slowest rank's time, ranks aligned by a\n"
-        "barrier before each. Bytes and busbw are those of nccl-tests: bytes is the larger of a\n"
+        "barrier before each. That barrier lets ranks go one after the other, which the time of\n"
+        "a short call holds too, and that of many in a row (-m) does not. Bytes and busbw are "
+        "those of nccl-tests: bytes is the larger of a\n"
         "rank's send and receive buffers; busbw is algbw times 2(n-1)/n for allreduce, (n-1)/n\n"
         "for reduce_scatter, allgather, gather, scatter, alltoall(v), and 1 for the others.\n"
         "sendrecv sends to the next rank of a ring and receives from the one before. alltoallv\n"
@@ -283,7 +287,7 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
     };
-    *args = (perf_args){.begin = 4, .factor = 4, .warmup = PERF_WARMUP, .check = true};
+    *args = (perf_args){.begin = 4, .factor = 4, .warmup = PERF_WARMUP, .row = 1, .check = true};
     args->dtypes[DCOMM_F32] = true;
     args->redops[DCOMM_SUM] = true;
     size_t end = 0;
@@ -293,7 +297,7 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         return perf_usage("no memory", NULL);
     }
     opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, "b:e:f:d:o:r:n:w:c:h", long_options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "b:e:f:d:o:r:n:m:w:c:h", long_options, NULL)) != -1;) {
         bool good = true;
         switch (c) {
         case 'b':
@@ -317,6 +321,9 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             break;
         case 'n':
             good = perf_parse_int(optarg, 1, &args->iterations);
+            break;
+        case 'm':
+            good = perf_parse_int(optarg, 1, &args->row);
             break;
         case 'w':
             good = perf_parse_int(optarg, 0, &args->warmup);
@@ -386,6 +393,9 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
     }
     size_t usual = (size_t)64 << 20;
     args->end = end != 0 ? end : args->begin > usual ? args->begin : usual;
+    if (args->in_place && args->row > 1) {
+        return perf_usage("in place, calls in a row (-m) would sum sums", NULL);
+    }
     if (args->in_place && !perf_ops[args->op].in_place) {
         return perf_usage("--inplace does not go with this OP", argv[optind]);
     }

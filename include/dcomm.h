@@ -25873,6 +25873,18 @@ static uint64_t dcommi_host_namespace(const char *name)
     return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
+/* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
+static uint64_t dcommi_host_machine(void)
+{
+    char boot[64];
+    uint64_t machine = 0;
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    for (const char *c = boot; *c != 0; c++) {
+        machine = dcommi_mix(machine, (uint64_t)(unsigned char)*c) | 1;
+    }
+    return machine;
+}
+
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
  * whether memory can be shared:
  *   boot id            one running kernel;
@@ -26099,6 +26111,13 @@ typedef struct dcommi_header {
 _Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
 _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
 
+/* A short payload's header may end before a, which is its length, and b, which is 0: header and
+ * payload are one cache line of a fifo then. */
+#define DCOMMI_HEADER_SHORT 40
+#define DCOMMI_SHORT_MAX 16
+
+_Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
+
 #define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
 #define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
@@ -26108,10 +26127,17 @@ _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the 
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
                                 dcommi_header *header)
 {
-    if (bytes_len != sizeof *header) {
+    if (bytes_len != sizeof *header && bytes_len != DCOMMI_HEADER_SHORT) {
         return false;
     }
-    memcpy(header, bytes, sizeof *header);
+    memcpy(header, bytes, bytes_len);
+    if (bytes_len == DCOMMI_HEADER_SHORT) {
+        header->a = len;
+        header->b = 0;
+        if (header->type != DCOMMI_MSG_DATA) {
+            return false;
+        }
+    }
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
         header->stream > DCOMMI_STREAM_P2P ||
         (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
@@ -26150,11 +26176,12 @@ typedef struct dcommi_site {
     int32_t package, numa, cache, core;
     int32_t cpus;                          /* hardware threads that the rank may run on */
     int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t machine;                      /* a kernel that runs, which containers share; 0: unknown */
     uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
     char nic[16], gpu[16];                 /* "": none */
 } dcommi_site;
 
-_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+_Static_assert(sizeof(dcommi_site) == 32 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
 
 /* A place that comes from another rank; strings are ended in any case. */
 static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
@@ -26184,7 +26211,15 @@ static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
     return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
 }
 
-/* Whether two ranks of one host may get the same hardware thread. */
+/* Whether two ranks mean the same machine by the same numbers: those of a host, and of several
+ * containers on one, which are hosts to each other. */
+static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
+{
+    return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
+           (places[a].machine != 0 && places[a].machine == places[b].machine);
+}
+
+/* Whether two ranks of one machine may get the same hardware thread. */
 static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
 {
     uint64_t both = 0;
@@ -26214,7 +26249,7 @@ static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, 
 {
     *count = 0;
     for (int r = 0; r < rank; r++) {
-        if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+        if (dcommi_place_beside(g, places, r, rank) &&
             dcommi_place_same(&places[r], &places[rank]) && (*count)++ == i) {
             return r;
         }
@@ -26265,8 +26300,8 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
 
 /* ---- ranks that may be moved ---- */
 
-/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
- * or hardware threads that nobody else of us uses, stays out of the others' way. */
+/* Whether the scheduler may put this rank where another rank of its machine runs. One that has a
+ * core, or hardware threads that nobody else of us uses, stays out of the others' way. */
 static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     const dcommi_site *mine = &places[rank];
@@ -26274,7 +26309,7 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
         return false;
     }
     for (int r = 0; r < g->nranks; r++) {
-        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+        if (r != rank && dcommi_place_beside(g, places, r, rank) &&
             dcommi_place_overlap(mine, &places[r])) {
             return true;
         }
@@ -26282,14 +26317,15 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     return false;
 }
 
-/* Whether the ranks of this rank's host are more than the hardware threads that they may run on. */
+/* Whether the ranks of this rank's machine are more than the hardware threads that they may run on.
+ */
 static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     int ranks = 0, cpus = 0;
     for (int i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
         uint64_t any = 0;
         for (int r = 0; r < g->nranks; r++) {
-            if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+            if (dcommi_place_beside(g, places, r, rank)) {
                 any |= places[r].mask[i];
                 ranks += i == 0;
                 if (places[r].unknown != 0) {
@@ -31861,8 +31897,9 @@ static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
 
 #include <sched.h>
 #include <sys/syscall.h>
-#if __has_include(<linux/membarrier.h>)
+#if defined(SYS_membarrier) && __has_include(<linux/membarrier.h>)
 #include <linux/membarrier.h>
+#define DCOMMI_MEMBARRIER 1
 #endif
 
 /* Whose a context is: it alone, soon not any more, everybody's. */
@@ -31872,7 +31909,7 @@ static _Thread_local char dcommi_this_thread; /* its address names the thread */
 
 static bool dcommi_barrier_all(bool prepare)
 {
-#if defined(SYS_membarrier) && defined(MEMBARRIER_CMD_FLAG_SYNC_CORE)
+#ifdef DCOMMI_MEMBARRIER
     int command =
         prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
     return syscall(SYS_membarrier, command, 0, 0) == 0;
@@ -37667,6 +37704,7 @@ static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_si
             dcommi_topo_clip(topology, set, iface, &last.place);
             hwloc_topology_destroy(topology);
         }
+        last.place.machine = dcommi_host_machine();
     }
     *place = last.place;
     pthread_mutex_unlock(&last.lock);
@@ -40600,9 +40638,11 @@ static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_s
     dcomm_comm *comm = e->comm;
     dcommi_member *m = &comm->members[op->rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
+    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
     m->told = comm->done;
     m->addressed = true;
-    return t->call->send(t, m->peer, &e->header, sizeof e->header, data, len, NULL);
+    return t->call->send(t, m->peer, &e->header, brief ? DCOMMI_HEADER_SHORT : sizeof e->header,
+                         data, len, NULL);
 }
 
 /* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
@@ -40617,10 +40657,18 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     if (!t->call->peek(t, m->peer, arrival)) {
         return 0;
     }
-    if (arrival->header_len != sizeof h) {
+    if (arrival->header_len == sizeof h) {
+        memcpy(&h, arrival->header, sizeof h);
+    } else if (arrival->header_len == DCOMMI_HEADER_SHORT) {
+        memcpy(&h, arrival->header, DCOMMI_HEADER_SHORT);
+        h.a = arrival->len;
+        h.b = 0;
+        if (h.type != DCOMMI_MSG_DATA) {
+            return -1;
+        }
+    } else {
         return -1;
     }
-    memcpy(&h, arrival->header, sizeof h);
     if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
         return -1;
     }
@@ -48452,6 +48500,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_GOODBYE_S
 #undef DCOMMI_HD
 #undef DCOMMI_HEADER_MAX
+#undef DCOMMI_HEADER_SHORT
 #undef DCOMMI_HIER_CALLS
 #undef DCOMMI_HIER_CHUNK
 #undef DCOMMI_HIER_DEFAULT_CHUNKS
@@ -48506,6 +48555,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_MATRIX_TILE
 #undef DCOMMI_MATRIX_TILE_STEP
 #undef DCOMMI_MATRIX_WHOLE
+#undef DCOMMI_MEMBARRIER
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
@@ -48600,6 +48650,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_SECRET_MAX
 #undef DCOMMI_SHA256_BLOCK
 #undef DCOMMI_SHA256_BYTES
+#undef DCOMMI_SHORT_MAX
 #undef DCOMMI_SIMD_AHEAD
 #undef DCOMMI_SIMD_FLOAT
 #undef DCOMMI_SIMD_FOLD

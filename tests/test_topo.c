@@ -217,6 +217,28 @@ Test(topo, who_takes_turns)
     expect_seats(4, apart, (int[]){0, 1, 2, 3});
 }
 
+Test(topo, containers_of_one_machine_take_turns_on_its_threads)
+{
+    const char *const cpus[] = {"0", "1", "0", "1"};
+    const int64_t host[] = {0, 0, 1, 1};
+    for (uint64_t machine = 0; machine <= 1; machine++) { /* unknown: nothing is assumed */
+        dcommi_site sites[4];
+        for (int r = 0; r < 4; r++) {
+            sites[r] = site_of(LAPTOP, cpus[r], NULL);
+            cr_expect_eq(sites[r].machine, 0, "what a file describes is no machine that runs");
+            sites[r].machine = machine;
+        }
+        dcommi_groups *g = dcommi_place_groups(4, host, sites);
+        cr_expect_eq(g->count[0], 2);
+        cr_expect_eq(g->seat[2], machine != 0 ? 0 : 2);
+        cr_expect_eq(g->seat[3], machine != 0 ? 1 : 3);
+        cr_expect_eq(dcommi_place_crowded(g, sites, 3), machine != 0);
+        sites[3].machine = 2;
+        cr_expect(!dcommi_place_crowded(g, sites, 3));
+        dcommi_groups_free(&g);
+    }
+}
+
 static void expect_unbound(const char *xml, int n, const char *const *cpus, const char *expected)
 {
     dcommi_site sites[64];

@@ -97,6 +97,9 @@ def parse_args():
         parser.add_argument(f"--{name}-args", default="", metavar="ARGS", help="more for mpirun")
     parser.add_argument("--iterations", type=positive_int,
                         help="timed iterations of each run (as many as take about 0.3 s)")
+    parser.add_argument("--row", type=positive_int, metavar="CALLS",
+                        help="calls of an iteration, one after the other without a barrier "
+                             "between; times are of one (1)")
     parser.add_argument("--warmup", type=int, help="untimed iterations (3)")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one run (120)")
     hosts = parser.add_argument_group(

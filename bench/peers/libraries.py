@@ -165,6 +165,8 @@ class Side:
             self.command += ["-c", "0"]  # it computes nothing
         if args.iterations:
             self.command += ["-n", str(args.iterations)]
+        if args.row:
+            self.command += ["-m", str(args.row)]
         if args.warmup is not None:
             self.command += ["-w", str(args.warmup)]
         if args.inplace or op == "broadcast":  # MPI's broadcast has one buffer

@@ -31,7 +31,7 @@ static const char *const peer_ops[PEER_OP_COUNT] = {"allreduce", "reduce_scatter
 typedef struct peer_args {
     peer_op op;
     size_t begin, end, factor, rotate;
-    int iterations, warmup; /* iterations 0: adapt */
+    int iterations, warmup, row; /* iterations 0: adapt; row: calls of an iteration */
     bool check, in_place;
     perf_mem mem;
     const char *json;
@@ -66,6 +66,7 @@ static const char peer_usage_text[] =
     "  -e BYTES     largest size (67108864, or -b where that is larger)\n"
     "  -f FACTOR    from one size to the next (4)\n"
     "  -n ITERS     timed iterations (as many as take about 0.3 s, at least 5)\n"
+    "  -m CALLS     calls of an iteration in a row, without a barrier between (1)\n"
     "  -w WARMUP    untimed iterations (3)\n"
     "  -c 0|1       check every element (1)\n"
     "  --inplace    in place; broadcast always is\n"
@@ -177,7 +178,7 @@ static double peer_check(const peer_case *c)
 
 /* ---- timing: step by step what dcomm-perf does ---- */
 
-static double peer_timed_call(peer_case *c)
+static double peer_timed_call(const peer_args *args, peer_case *c)
 {
     perf_pool_next(&c->pool);
     peer_turn(c);
@@ -185,7 +186,12 @@ static double peer_timed_call(peer_case *c)
     peer_barrier();
     double start = perf_now();
     peer_call(c);
-    return perf_now() - start;
+    for (int i = 1; i < args->row; i++) {
+        perf_pool_next(&c->pool);
+        peer_turn(c);
+        peer_call(c);
+    }
+    return (perf_now() - start) / args->row;
 }
 
 static int peer_warm_up(const peer_args *args, peer_case *c)
@@ -193,7 +199,7 @@ static int peer_warm_up(const peer_args *args, peer_case *c)
     double fastest = 1e9;
     double start = perf_now();
     for (int i = 0; i < args->warmup || (i == 0 && args->iterations == 0); i++) {
-        peer_timed_call(c);
+        peer_timed_call(args, c);
         double now = perf_now();
         fastest = now - start < fastest ? now - start : fastest;
         start = now;
@@ -213,7 +219,7 @@ static bool peer_measure(const peer_args *args, peer_case *c, double *min_s, dou
         return false;
     }
     for (int i = 0; i < iterations; i++) {
-        times[i] = peer_timed_call(c);
+        times[i] = peer_timed_call(args, c);
     }
     peer_max(times, iterations);
     *median_s = perf_median(times, iterations); /* sorts */
@@ -399,10 +405,11 @@ static bool peer_parse(int argc, char **argv, peer_args *args)
     args->begin = 4;
     args->factor = 4;
     args->warmup = PERF_WARMUP;
+    args->row = 1;
     args->check = true;
-    for (int o; (o = getopt_long(argc, argv, "b:e:f:n:w:c:", long_options, NULL)) != -1;) {
+    for (int o; (o = getopt_long(argc, argv, "b:e:f:n:m:w:c:", long_options, NULL)) != -1;) {
         unsigned long long value = 0;
-        if (o == ROTATE || (o < 256 && strchr("befnwc", o) != NULL)) {
+        if (o == ROTATE || (o < 256 && strchr("befnmwc", o) != NULL)) {
             char *end = NULL;
             value = strtoull(optarg, &end, 10);
             if (*optarg < '0' || *optarg > '9' || *end != '\0') {
@@ -421,6 +428,9 @@ static bool peer_parse(int argc, char **argv, peer_args *args)
             break;
         case 'n':
             args->iterations = value < INT_MAX ? (int)value : INT_MAX;
+            break;
+        case 'm':
+            args->row = value < 1 ? 1 : value < INT_MAX ? (int)value : INT_MAX;
             break;
         case 'w':
             args->warmup = value < INT_MAX ? (int)value : INT_MAX;
@@ -455,7 +465,8 @@ static bool peer_parse(int argc, char **argv, peer_args *args)
             args->op = (peer_op)i;
         }
     }
-    return args->op != PEER_OP_COUNT && args->begin > 0 && args->factor > 1;
+    return args->op != PEER_OP_COUNT && args->begin > 0 && args->factor > 1 &&
+           (args->row == 1 || !args->in_place);
 }
 
 /* The library is up: all else. */

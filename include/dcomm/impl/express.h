@@ -65,9 +65,11 @@ static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_s
     dcomm_comm *comm = e->comm;
     dcommi_member *m = &comm->members[op->rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
+    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
     m->told = comm->done;
     m->addressed = true;
-    return t->call->send(t, m->peer, &e->header, sizeof e->header, data, len, NULL);
+    return t->call->send(t, m->peer, &e->header, brief ? DCOMMI_HEADER_SHORT : sizeof e->header,
+                         data, len, NULL);
 }
 
 /* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
@@ -82,10 +84,18 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     if (!t->call->peek(t, m->peer, arrival)) {
         return 0;
     }
-    if (arrival->header_len != sizeof h) {
+    if (arrival->header_len == sizeof h) {
+        memcpy(&h, arrival->header, sizeof h);
+    } else if (arrival->header_len == DCOMMI_HEADER_SHORT) {
+        memcpy(&h, arrival->header, DCOMMI_HEADER_SHORT);
+        h.a = arrival->len;
+        h.b = 0;
+        if (h.type != DCOMMI_MSG_DATA) {
+            return -1;
+        }
+    } else {
         return -1;
     }
-    memcpy(&h, arrival->header, sizeof h);
     if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
         return -1;
     }

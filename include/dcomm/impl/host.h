@@ -32,6 +32,18 @@ static uint64_t dcommi_host_namespace(const char *name)
     return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
+/* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
+static uint64_t dcommi_host_machine(void)
+{
+    char boot[64];
+    uint64_t machine = 0;
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    for (const char *c = boot; *c != 0; c++) {
+        machine = dcommi_mix(machine, (uint64_t)(unsigned char)*c) | 1;
+    }
+    return machine;
+}
+
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
  * whether memory can be shared:
  *   boot id            one running kernel;

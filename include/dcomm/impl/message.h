@@ -66,6 +66,13 @@ typedef struct dcommi_header {
 _Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
 _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
 
+/* A short payload's header may end before a, which is its length, and b, which is 0: header and
+ * payload are one cache line of a fifo then. */
+#define DCOMMI_HEADER_SHORT 40
+#define DCOMMI_SHORT_MAX 16
+
+_Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
+
 #define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
 #define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
@@ -75,10 +82,17 @@ _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the 
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
                                 dcommi_header *header)
 {
-    if (bytes_len != sizeof *header) {
+    if (bytes_len != sizeof *header && bytes_len != DCOMMI_HEADER_SHORT) {
         return false;
     }
-    memcpy(header, bytes, sizeof *header);
+    memcpy(header, bytes, bytes_len);
+    if (bytes_len == DCOMMI_HEADER_SHORT) {
+        header->a = len;
+        header->b = 0;
+        if (header->type != DCOMMI_MSG_DATA) {
+            return false;
+        }
+    }
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
         header->stream > DCOMMI_STREAM_P2P ||
         (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {

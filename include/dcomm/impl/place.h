@@ -16,11 +16,12 @@ typedef struct dcommi_site {
     int32_t package, numa, cache, core;
     int32_t cpus;                          /* hardware threads that the rank may run on */
     int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
+    uint64_t machine;                      /* a kernel that runs, which containers share; 0: unknown */
     uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
     char nic[16], gpu[16];                 /* "": none */
 } dcommi_site;
 
-_Static_assert(sizeof(dcommi_site) == 24 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+_Static_assert(sizeof(dcommi_site) == 32 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
 
 /* A place that comes from another rank; strings are ended in any case. */
 static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
@@ -50,7 +51,15 @@ static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
     return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
 }
 
-/* Whether two ranks of one host may get the same hardware thread. */
+/* Whether two ranks mean the same machine by the same numbers: those of a host, and of several
+ * containers on one, which are hosts to each other. */
+static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
+{
+    return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
+           (places[a].machine != 0 && places[a].machine == places[b].machine);
+}
+
+/* Whether two ranks of one machine may get the same hardware thread. */
 static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
 {
     uint64_t both = 0;
@@ -80,7 +89,7 @@ static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, 
 {
     *count = 0;
     for (int r = 0; r < rank; r++) {
-        if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+        if (dcommi_place_beside(g, places, r, rank) &&
             dcommi_place_same(&places[r], &places[rank]) && (*count)++ == i) {
             return r;
         }
@@ -131,8 +140,8 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
 
 /* ---- ranks that may be moved ---- */
 
-/* Whether the scheduler may put this rank where another rank of its host runs. One that has a core,
- * or hardware threads that nobody else of us uses, stays out of the others' way. */
+/* Whether the scheduler may put this rank where another rank of its machine runs. One that has a
+ * core, or hardware threads that nobody else of us uses, stays out of the others' way. */
 static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     const dcommi_site *mine = &places[rank];
@@ -140,7 +149,7 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
         return false;
     }
     for (int r = 0; r < g->nranks; r++) {
-        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank) &&
+        if (r != rank && dcommi_place_beside(g, places, r, rank) &&
             dcommi_place_overlap(mine, &places[r])) {
             return true;
         }
@@ -148,14 +157,15 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     return false;
 }
 
-/* Whether the ranks of this rank's host are more than the hardware threads that they may run on. */
+/* Whether the ranks of this rank's machine are more than the hardware threads that they may run on.
+ */
 static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     int ranks = 0, cpus = 0;
     for (int i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
         uint64_t any = 0;
         for (int r = 0; r < g->nranks; r++) {
-            if (dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+            if (dcommi_place_beside(g, places, r, rank)) {
                 any |= places[r].mask[i];
                 ranks += i == 0;
                 if (places[r].unknown != 0) {

@@ -10,8 +10,9 @@
 
 #include <sched.h>
 #include <sys/syscall.h>
-#if __has_include(<linux/membarrier.h>)
+#if defined(SYS_membarrier) && __has_include(<linux/membarrier.h>)
 #include <linux/membarrier.h>
+#define DCOMMI_MEMBARRIER 1
 #endif
 
 /* Whose a context is: it alone, soon not any more, everybody's. */
@@ -21,7 +22,7 @@ static _Thread_local char dcommi_this_thread; /* its address names the thread */
 
 static bool dcommi_barrier_all(bool prepare)
 {
-#if defined(SYS_membarrier) && defined(MEMBARRIER_CMD_FLAG_SYNC_CORE)
+#ifdef DCOMMI_MEMBARRIER
     int command =
         prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
     return syscall(SYS_membarrier, command, 0, 0) == 0;

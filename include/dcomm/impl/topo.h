@@ -2,6 +2,7 @@
 #ifndef DCOMMI_TOPO_H
 #define DCOMMI_TOPO_H
 
+#include "host.h"
 #include "place.h"
 #include "ucx_iface.h"
 
@@ -191,6 +192,7 @@ static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_si
             dcommi_topo_clip(topology, set, iface, &last.place);
             hwloc_topology_destroy(topology);
         }
+        last.place.machine = dcommi_host_machine();
     }
     *place = last.place;
     pthread_mutex_unlock(&last.lock);
