@@ -431,7 +431,8 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
                             .deterministic = args->deterministic,
                             .lanes = args->lanes,
                             .chunk_bytes = args->chunk,
-                            .registered = args->mem == PERF_MEM_REGISTERED};
+                            .registered = args->mem == PERF_MEM_REGISTERED,
+                            .huge_pages = args->mem == PERF_MEM_HUGE};
     perf_row row = {.min_s = NAN, .median_s = NAN, .checked = args->check, .codec = "none"};
     dcomm_feedback *feedback = NULL;
     int result = perf_codec(run, c, &opts, &feedback);

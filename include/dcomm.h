@@ -1261,6 +1261,9 @@ typedef struct dcomm_coll_opts {
     bool registered;    /* a promise that the buffers of all ranks are registered (mem.h), by which
                            the algorithm is chosen. Nothing else depends on it: what is not
                            registered after all is served, if slower (default: false) */
+    bool huge_pages;    /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
+                           which are read by the kernel at up to twice the speed; registered says
+                           more (default: false) */
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
@@ -1774,6 +1777,8 @@ typedef struct dcomm_link {
     dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
     /* The same of memory that a call promises to be registered (n = 0: as other memory). */
     dcomm_curve mapped_read, mapped_reduce;
+    /* And of memory that a call promises to be on huge pages. */
+    dcomm_curve huge_read, huge_reduce;
     /* The port of all ranks that are together on this side of the link (the host's network
      * interface) is busy for so long with a message. */
     dcomm_curve shared;
@@ -13514,6 +13519,14 @@ typedef struct dcommi_coding {
     size_t (*samples)(const void *sizes, size_t count, size_t nranks);
 } dcommi_coding;
 
+/* Where the caller promises that all ranks' buffers lie. */
+enum dcommi_memory {
+    DCOMMI_MEMORY_ANY,
+    DCOMMI_MEMORY_HUGE,
+    DCOMMI_MEMORY_REGISTERED,
+    DCOMMI_MEMORY_KINDS
+};
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
@@ -13523,7 +13536,7 @@ typedef struct dcommi_shape {
     size_t count;                /* the collective's own count argument, elements */
     bool in_place;               /* the input lies in OUT, where the collective's rules put it */
     bool rank_order;             /* fold in rank order or refuse */
-    bool registered;             /* the choice may count on registered memory */
+    enum dcommi_memory memory;   /* what the choice may count on */
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
@@ -17786,6 +17799,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
                dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
                dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
+               dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     return good ? DCOMM_OK
@@ -17845,9 +17859,9 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
-/* registered: what ranks expose can be mapped. */
+/* memory: where what ranks expose lies. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
-                                        const dcomm_tuning *t, bool registered,
+                                        const dcomm_tuning *t, enum dcommi_memory memory,
                                         dcommi_terrain *terrain)
 {
     DCOMMI_TRY(dcommi_tuning_check(t));
@@ -17866,10 +17880,11 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
         to->fold = dcommi_curve_make(&from->fold);
-        to->mapped = registered && from->mapped_reduce.n > 0;
-        to->reduce = dcommi_curve_make(to->mapped ? &from->mapped_reduce : &from->reduce);
-        bool read = registered && from->mapped_read.n > 0;
-        to->read = dcommi_curve_make(read ? &from->mapped_read : &from->read);
+        const dcomm_curve *read[] = {&from->read, &from->huge_read, &from->mapped_read};
+        const dcomm_curve *fold[] = {&from->reduce, &from->huge_reduce, &from->mapped_reduce};
+        to->mapped = memory == DCOMMI_MEMORY_REGISTERED && from->mapped_reduce.n > 0;
+        to->reduce = dcommi_curve_make(fold[memory]->n > 0 ? fold[memory] : &from->reduce);
+        to->read = dcommi_curve_make(read[memory]->n > 0 ? read[memory] : &from->read);
         to->shared = dcommi_curve_make(&from->shared);
         to->sustained = dcommi_curve_make(&from->sustained);
     }
@@ -19265,6 +19280,8 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("reduce", reduce, C)               \
     X("mapped_read", mapped_read, C)     \
     X("mapped_reduce", mapped_reduce, C) \
+    X("huge_read", huge_read, C)         \
+    X("huge_reduce", huge_reduce, C)     \
     X("shared", shared, C)               \
     X("sustained", sustained, C)
 #define DCOMMI_TUNING_FIELDS(X) \
@@ -19531,7 +19548,7 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
     dcommi_price price;
     dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
     DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, false, &terrain);
+    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, DCOMMI_MEMORY_ANY, &terrain);
     if (status >= 0) {
         status =
             dcommi_price_plans(&terrain, &source, DCOMMI_PRICE_LIMIT, DCOMMI_PRICE_BUDGET, &price);
@@ -25305,7 +25322,7 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
-    dcommi_terrain terrain[2]; /* of calls on any memory, and on registered memory */
+    dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -25329,8 +25346,11 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
     memset(c->choice, 0, sizeof c->choice);
     c->ndecided = 0;
     c->tuning = *tuning;
-    DCOMMI_TRY(dcommi_terrain_make(groups, nranks, tuning, false, &c->terrain[false]));
-    return dcommi_terrain_make(groups, nranks, tuning, true, &c->terrain[true]);
+    dcomm_status status = DCOMM_OK;
+    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
+        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
+    }
+    return status;
 }
 
 /* ---- what is priced ---- */
@@ -25423,7 +25443,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 {
     dcommi_shape q = dcommi_choice_shape(s);
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->registered << 1 | s->rank_order,
+                                  (uint64_t)s->memory << 1 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
     if (s->coding != NULL) {
@@ -25495,7 +25515,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
-    const dcommi_terrain *t = &c->terrain[s->registered];
+    const dcommi_terrain *t = &c->terrain[s->memory];
     const bool hosts =
         s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;
@@ -31796,6 +31816,19 @@ static void dcommi_huge_release(void *at, size_t len)
     if (at != NULL) {
         munmap(at, dcommi_huge_round(len));
     }
+}
+
+/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
+static uint8_t *dcommi_huge_advised(size_t len)
+{
+    uint8_t *at = dcommi_huge_reserve(len);
+    if (at == NULL || mprotect(at, dcommi_huge_round(len), PROT_READ | PROT_WRITE) != 0) {
+        dcommi_huge_release(at, len);
+        return NULL;
+    }
+    madvise(at, dcommi_huge_round(len), MADV_HUGEPAGE);
+    memset(at, 0, len);
+    return at;
 }
 
 /* The same shared memory once more, where huge pages fit: who attaches a segment cannot say where
@@ -40980,6 +41013,14 @@ static dcomm_status dcommi_check_no_group(const char *what)
 
 static const dcomm_coll_opts dcommi_default_opts;
 
+static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
+{
+    return opts == NULL       ? DCOMMI_MEMORY_ANY
+           : opts->registered ? DCOMMI_MEMORY_REGISTERED
+           : opts->huge_pages ? DCOMMI_MEMORY_HUGE
+                              : DCOMMI_MEMORY_ANY;
+}
+
 /* Fill in the parts of a shape that all calls have, and check them. */
 static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int root,
@@ -41032,7 +41073,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
     }
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
-    s->registered = opts->registered && coll != DCOMM_COLL_BARRIER;
+    s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
     return DCOMM_OK;
 }
 
@@ -41083,7 +41124,7 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
     dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
                                    (uint64_t)s->dtype << 8 | (uint64_t)s->op,
-                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->registered << 2 |
+                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->memory << 2 |
                                    (uint64_t)s->rank_order << 1 | s->in_place,
                            .count = s->count,
                            .chunk = (uint64_t)s->chunk_bytes};
@@ -41316,12 +41357,12 @@ static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s
 
 /* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
 static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
-                                        bool in_place, bool registered)
+                                        bool in_place, enum dcommi_memory memory)
 {
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)registered << 62 | (uint64_t)(uint32_t)root << 25 |
+    return (uint64_t)1 << 63 | (uint64_t)memory << 61 | (uint64_t)(uint32_t)root << 25 |
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
@@ -41373,7 +41414,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
             uint64_t code =
-                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->registered);
+                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
             if (dcommi_recent_find(comm, code, s->count) == NULL) {
                 dcommi_recent_set(comm, code, s->count, cached);
             }
@@ -41634,7 +41675,7 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     dcommi_price price = {.ps = 0};
     DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
     if (s->nranks > 1) {
-        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain[s->registered], s, algo,
+        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain[s->memory], s, algo,
                                        DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price));
     }
     *seconds = 1e-12 * (double)price.ps;
@@ -41761,7 +41802,7 @@ static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
     dcommi_shape plain = *s;
     plain.rank_order = false;
-    plain.registered = false;
+    plain.memory = DCOMMI_MEMORY_ANY;
     plain.lanes = 1;
     plain.chunk_bytes = 0;
     plain.coding = NULL;
@@ -41952,7 +41993,7 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
         uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf,
-                                         opts != NULL && opts->registered);
+                                         dcommi_opts_memory(opts));
         dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
@@ -42074,7 +42115,8 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
 {
     dcommi_shape s;
     if (request_p == NULL && dcommi_opts_plain(opts)) {
-        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, false);
+        uint64_t code =
+            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
         dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
@@ -42986,7 +43028,7 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     }
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
-    dcommi_explain_rows(&c->terrain[s->registered], s, chosen, forced, rows, max, n_p);
+    dcommi_explain_rows(&c->terrain[s->memory], s, chosen, forced, rows, max, n_p);
     return DCOMM_OK;
 }
 
@@ -43190,19 +43232,24 @@ static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcom
     dcommi_end(b, 0);
 }
 
-/* What is folded lies where it has lain, like the inputs of a collective; what is copied was just
- * written, like its results. */
-static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+/* What is folded lies where it has lain, like the inputs of a collective, and as in those each
+ * folds another part; what is copied was just written, like its results. */
+static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, int partner)
 {
+    dcomm_expr peer = dcommi_const(partner);
     uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
     bool fold = p->kind == DCOMMI_PROBE_REDUCES;
-    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
-                            dcommi_peer(peer, slot, dcommi_const(0), p->len)};
+    int64_t from = fold && b->head.rank > partner ? p->len : 0;
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, from, p->len),
+                            dcommi_peer(peer, slot, dcommi_const(from), p->len)};
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
     if (!fold) {
         dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
     }
-    dcommi_expose(b, 0, fold ? src[0] : dcommi_span(DCOMM_SPACE_OUT, 0, p->len), slot, peer);
+    dcommi_expose(b, 0,
+                  fold ? dcommi_span(DCOMM_SPACE_IN, 0, 2 * p->len)
+                       : dcommi_span(DCOMM_SPACE_OUT, 0, p->len),
+                  slot, peer);
     if (fold) {
         dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
     } else {
@@ -43239,7 +43286,7 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     if (local) {
         dcommi_probe_local(&b, p);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
-        dcommi_probe_reads(&b, p, dcommi_const(partner));
+        dcommi_probe_reads(&b, p, partner);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
         dcommi_probe_messages(&b, p, dcommi_const(partner));
     } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {
@@ -43302,6 +43349,7 @@ typedef struct dcommi_tuner {
     uint8_t *in, *out;
     bool near;        /* what is measured lies within a host */
     void *registered; /* NULL: there is none, or it has not been asked for */
+    uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
@@ -43587,18 +43635,34 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     }
 }
 
-/* Reading and folding registered memory; the first round makes the peers map it. */
-static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
+#define DCOMMI_TUNE_SPECIAL ((2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST)
+
+static uint8_t *dcommi_tune_registered(dcommi_tuner *t)
 {
-    uint8_t *in = t->in, *out = t->out;
     dcommi_own *own = NULL;
     if (t->registered == NULL &&
-        dcommi_mem_alloc(t->comm->context, (2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST,
-                         &own) >= 0) {
+        dcommi_mem_alloc(t->comm->context, DCOMMI_TUNE_SPECIAL, &own) >= 0) {
         t->registered = own->base;
     }
-    if (t->registered != NULL) { /* whoever has none takes part all the same */
-        t->in = t->registered;
+    return t->registered;
+}
+
+/* On huge pages as far as the kernel gives some, as programs get them. */
+static uint8_t *dcommi_tune_huge(dcommi_tuner *t)
+{
+    if (t->huge == NULL) {
+        t->huge = dcommi_huge_advised(DCOMMI_TUNE_SPECIAL);
+    }
+    return t->huge;
+}
+
+/* Reading and folding memory of a kind; the first round makes peers map what can be. */
+static void dcommi_tune_special(dcommi_tuner *t, uint8_t *memory, int depth, dcomm_curve *reads,
+                                dcomm_curve *reduces)
+{
+    uint8_t *in = t->in, *out = t->out;
+    if (memory != NULL) { /* whoever has none takes part all the same */
+        t->in = memory;
         t->out = t->in + 2 * DCOMMI_TUNE_LONGEST;
     }
     for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
@@ -43608,14 +43672,14 @@ static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
     dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S / 2);
     t->in = in;
     t->out = out;
-    link->mapped_read.n = link->mapped_reduce.n = 0;
+    reads->n = reduces->n = 0;
     for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
         int64_t len = dcommi_tune_sizes[i];
         double around = 2 * t->signal + t->empty;
         double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
         double read = dcommi_tune_time(t, 2 * i - 4), folded = dcommi_tune_time(t, 2 * i - 3);
-        dcommi_tune_point(&link->mapped_read, len, read - around - copied);
-        dcommi_tune_point(&link->mapped_reduce, len, folded - around);
+        dcommi_tune_point(reads, len, read - around - copied);
+        dcommi_tune_point(reduces, len, folded - around);
     }
 }
 
@@ -43829,8 +43893,12 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
             dcommi_tune_far(t, &t->tuning.link[kind]);
             t->tuning.link[kind].fold = t->tuning.fold;
         } else {
-            dcommi_tune_near(t, &t->tuning.link[kind], depth);
-            dcommi_tune_mapped(t, &t->tuning.link[kind], depth);
+            dcomm_link *link = &t->tuning.link[kind];
+            dcommi_tune_near(t, link, depth);
+            dcommi_tune_special(t, dcommi_tune_registered(t), depth, &link->mapped_read,
+                                &link->mapped_reduce);
+            dcommi_tune_special(t, dcommi_tune_huge(t), depth, &link->huge_read,
+                                &link->huge_reduce);
             /* Until a longer way is measured, it is taken to cost what this one does. */
             int first = known < 0 ? DCOMM_LINK_NEAR : kind;
             for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
@@ -43966,6 +44034,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     }
     dcomm_comm_destroy(&t->comm);
     dcomm_mem_free(&t->registered);
+    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
     dcommi_free(t->in);
     dcommi_free(t->out);
     dcommi_free(t);
@@ -44603,7 +44672,8 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
     X(values, b->has_values)                          \
     X(feedback, dcommi_bkt_feedback_id(b))            \
     X(coll.deterministic, b->opts.coll.deterministic) \
-    X(coll.registered, b->opts.coll.registered)
+    X(coll.registered, b->opts.coll.registered) \
+    X(coll.huge_pages, b->opts.coll.huge_pages)
 
 enum {
 #define DCOMMI_BKT_COUNT(name, value) +1
@@ -48703,6 +48773,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_TUNE_PIECE_S
 #undef DCOMMI_TUNE_PROBES
 #undef DCOMMI_TUNE_ROUNDS
+#undef DCOMMI_TUNE_SPECIAL
 #undef DCOMMI_TUNE_STREAM
 #undef DCOMMI_TUNE_SWIFT
 #undef DCOMMI_TUNING_FIELDS

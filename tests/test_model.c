@@ -42,7 +42,7 @@ static double price(const source *s, const dcomm_tuning *tuning, const dcommi_gr
     dcommi_terrain t;
     dcommi_price p;
     dcommi_plans plans = {make, drop, (void *)(uintptr_t)s};
-    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, false, &t), DCOMM_OK);
+    cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, DCOMMI_MEMORY_ANY, &t), DCOMM_OK);
     int period =
         how == ALL || !dcommi_plans_alike(&plans, s->nranks, t.period) ? s->nranks : t.period;
     dcomm_status status = how == CHOSEN
@@ -286,6 +286,33 @@ Test(model, registered, .timeout = 30)
     }
 }
 
+/* So is one of huge pages; of both, registered memory is the stronger. */
+Test(model, huge_pages, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    for (int k = DCOMM_LINK_HOST + 1; k < DCOMM_LINK_COUNT; k++) {
+        tuning.link[k].huge_read = tuning.link[k].huge_reduce = dcommi_curve_line(0.02);
+        tuning.link[k].mapped_read = tuning.link[k].mapped_reduce = dcommi_curve_line(0.01);
+    }
+    double seconds[4] = {0};
+    for (int promises = 0; promises < 4; promises++) {
+        dcomm_coll_opts opts = {.huge_pages = promises & 1, .registered = promises & 2};
+        dcomm_alternative rows[16];
+        int n = 0;
+        cr_assert_eq(dcomm_explain_on(&tuning, 2, NULL, DCOMM_COLL_ALLREDUCE, 1 << 20, DCOMM_F32,
+                                      &opts, rows, 16, &n),
+                     DCOMM_OK);
+        for (int i = 0; i < n; i++) {
+            seconds[promises] =
+                strcmp(rows[i].algo, "two_shot") == 0 ? rows[i].seconds : seconds[promises];
+        }
+    }
+    cr_expect_lt(seconds[1], seconds[0]);
+    cr_expect_lt(seconds[2], seconds[1]);
+    cr_expect_eq(seconds[3], seconds[2]);
+}
+
 /* Long messages wait for their receive; short ones do not. */
 Test(model, eager, .timeout = 30)
 {
@@ -398,6 +425,7 @@ Test(model, file, .timeout = 30)
     wrote.link[DCOMM_LINK_NEAR].alpha_ps = 123457;
     wrote.link[DCOMM_LINK_CORE].message.ps[1] = 98765432109;
     wrote.link[DCOMM_LINK_CORE].mapped_reduce = wrote.link[DCOMM_LINK_CORE].message;
+    wrote.link[DCOMM_LINK_CORE].huge_read = wrote.link[DCOMM_LINK_CORE].message;
     cr_assert_eq(dcomm_tuning_save(&wrote, path), DCOMM_OK);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_OK, "%s", dcomm_last_error());
     cr_assert_eq(memcmp(&wrote, &got, sizeof got), 0);

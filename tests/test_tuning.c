@@ -50,6 +50,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(link->message.n > 2, "%d", (int)link->message.n);
     PROCS_CHECK((link->mapped_reduce.n > 2) == (kind != DCOMM_LINK_HOST), "%d",
                 (int)link->mapped_reduce.n);
+    PROCS_CHECK((link->huge_read.n > 2) == (kind != DCOMM_LINK_HOST), "%d", (int)link->huge_read.n);
     sums(comm, rank, n);
 
     /* Nothing that measuring did shows. */

@@ -37,6 +37,9 @@ typedef struct dcomm_coll_opts {
     bool registered;    /* a promise that the buffers of all ranks are registered (mem.h), by which
                            the algorithm is chosen. Nothing else depends on it: what is not
                            registered after all is served, if slower (default: false) */
+    bool huge_pages;    /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
+                           which are read by the kernel at up to twice the speed; registered says
+                           more (default: false) */
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */

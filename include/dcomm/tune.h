@@ -79,6 +79,8 @@ typedef struct dcomm_link {
     dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
     /* The same of memory that a call promises to be registered (n = 0: as other memory). */
     dcomm_curve mapped_read, mapped_reduce;
+    /* And of memory that a call promises to be on huge pages. */
+    dcomm_curve huge_read, huge_reduce;
     /* The port of all ranks that are together on this side of the link (the host's network
      * interface) is busy for so long with a message. */
     dcomm_curve shared;

@@ -19,7 +19,7 @@ static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
     dcommi_shape plain = *s;
     plain.rank_order = false;
-    plain.registered = false;
+    plain.memory = DCOMMI_MEMORY_ANY;
     plain.lanes = 1;
     plain.chunk_bytes = 0;
     plain.coding = NULL;

@@ -36,7 +36,7 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
         uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf,
-                                         opts != NULL && opts->registered);
+                                         dcommi_opts_memory(opts));
         dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
@@ -158,7 +158,8 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
 {
     dcommi_shape s;
     if (request_p == NULL && dcommi_opts_plain(opts)) {
-        uint64_t code = dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, false);
+        uint64_t code =
+            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
         dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;

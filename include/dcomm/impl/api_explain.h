@@ -61,7 +61,7 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     }
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
-    dcommi_explain_rows(&c->terrain[s->registered], s, chosen, forced, rows, max, n_p);
+    dcommi_explain_rows(&c->terrain[s->memory], s, chosen, forced, rows, max, n_p);
     return DCOMM_OK;
 }
 

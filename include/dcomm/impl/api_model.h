@@ -93,7 +93,7 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
     dcommi_price price;
     dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
     DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, false, &terrain);
+    dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, DCOMMI_MEMORY_ANY, &terrain);
     if (status >= 0) {
         status =
             dcommi_price_plans(&terrain, &source, DCOMMI_PRICE_LIMIT, DCOMMI_PRICE_BUDGET, &price);

@@ -15,7 +15,8 @@
     X(values, b->has_values)                          \
     X(feedback, dcommi_bkt_feedback_id(b))            \
     X(coll.deterministic, b->opts.coll.deterministic) \
-    X(coll.registered, b->opts.coll.registered)
+    X(coll.registered, b->opts.coll.registered) \
+    X(coll.huge_pages, b->opts.coll.huge_pages)
 
 enum {
 #define DCOMMI_BKT_COUNT(name, value) +1

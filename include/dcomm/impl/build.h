@@ -37,6 +37,14 @@ typedef struct dcommi_coding {
     size_t (*samples)(const void *sizes, size_t count, size_t nranks);
 } dcommi_coding;
 
+/* Where the caller promises that all ranks' buffers lie. */
+enum dcommi_memory {
+    DCOMMI_MEMORY_ANY,
+    DCOMMI_MEMORY_HUGE,
+    DCOMMI_MEMORY_REGISTERED,
+    DCOMMI_MEMORY_KINDS
+};
+
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
     dcomm_coll coll;
@@ -46,7 +54,7 @@ typedef struct dcommi_shape {
     size_t count;                /* the collective's own count argument, elements */
     bool in_place;               /* the input lies in OUT, where the collective's rules put it */
     bool rank_order;             /* fold in rank order or refuse */
-    bool registered;             /* the choice may count on registered memory */
+    enum dcommi_memory memory;   /* what the choice may count on */
     int lanes;                   /* parallel instances, >= 1 */
     int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */

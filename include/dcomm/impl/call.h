@@ -44,6 +44,14 @@ static dcomm_status dcommi_check_no_group(const char *what)
 
 static const dcomm_coll_opts dcommi_default_opts;
 
+static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
+{
+    return opts == NULL       ? DCOMMI_MEMORY_ANY
+           : opts->registered ? DCOMMI_MEMORY_REGISTERED
+           : opts->huge_pages ? DCOMMI_MEMORY_HUGE
+                              : DCOMMI_MEMORY_ANY;
+}
+
 /* Fill in the parts of a shape that all calls have, and check them. */
 static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int root,
@@ -96,7 +104,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
     }
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
-    s->registered = opts->registered && coll != DCOMM_COLL_BARRIER;
+    s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
     return DCOMM_OK;
 }
 
@@ -147,7 +155,7 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
     dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
                                    (uint64_t)s->dtype << 8 | (uint64_t)s->op,
-                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->registered << 2 |
+                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->memory << 2 |
                                    (uint64_t)s->rank_order << 1 | s->in_place,
                            .count = s->count,
                            .chunk = (uint64_t)s->chunk_bytes};
@@ -380,12 +388,12 @@ static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s
 
 /* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
 static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
-                                        bool in_place, bool registered)
+                                        bool in_place, enum dcommi_memory memory)
 {
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)registered << 62 | (uint64_t)(uint32_t)root << 25 |
+    return (uint64_t)1 << 63 | (uint64_t)memory << 61 | (uint64_t)(uint32_t)root << 25 |
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
@@ -437,7 +445,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
             uint64_t code =
-                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->registered);
+                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
             if (dcommi_recent_find(comm, code, s->count) == NULL) {
                 dcommi_recent_set(comm, code, s->count, cached);
             }

@@ -15,7 +15,7 @@
 
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
-    dcommi_terrain terrain[2]; /* of calls on any memory, and on registered memory */
+    dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -39,8 +39,11 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
     memset(c->choice, 0, sizeof c->choice);
     c->ndecided = 0;
     c->tuning = *tuning;
-    DCOMMI_TRY(dcommi_terrain_make(groups, nranks, tuning, false, &c->terrain[false]));
-    return dcommi_terrain_make(groups, nranks, tuning, true, &c->terrain[true]);
+    dcomm_status status = DCOMM_OK;
+    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
+        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
+    }
+    return status;
 }
 
 /* ---- what is priced ---- */
@@ -133,7 +136,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 {
     dcommi_shape q = dcommi_choice_shape(s);
     uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->registered << 1 | s->rank_order,
+                                  (uint64_t)s->memory << 1 | s->rank_order,
                               (uint64_t)q.count);
     key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
     if (s->coding != NULL) {
@@ -205,7 +208,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
-    const dcommi_terrain *t = &c->terrain[s->registered];
+    const dcommi_terrain *t = &c->terrain[s->memory];
     const bool hosts =
         s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;

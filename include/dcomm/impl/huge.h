@@ -50,6 +50,19 @@ static void dcommi_huge_release(void *at, size_t len)
     }
 }
 
+/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
+static uint8_t *dcommi_huge_advised(size_t len)
+{
+    uint8_t *at = dcommi_huge_reserve(len);
+    if (at == NULL || mprotect(at, dcommi_huge_round(len), PROT_READ | PROT_WRITE) != 0) {
+        dcommi_huge_release(at, len);
+        return NULL;
+    }
+    madvise(at, dcommi_huge_round(len), MADV_HUGEPAGE);
+    memset(at, 0, len);
+    return at;
+}
+
 /* The same shared memory once more, where huge pages fit: who attaches a segment cannot say where
  * to. Lives apart from the first mapping. NULL: `at` is not (all of it) shared memory. */
 static uint8_t *dcommi_huge_alias(void *at, size_t len)

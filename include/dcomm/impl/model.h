@@ -100,6 +100,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
                dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
                dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
+               dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     return good ? DCOMM_OK
@@ -159,9 +160,9 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
-/* registered: what ranks expose can be mapped. */
+/* memory: where what ranks expose lies. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
-                                        const dcomm_tuning *t, bool registered,
+                                        const dcomm_tuning *t, enum dcommi_memory memory,
                                         dcommi_terrain *terrain)
 {
     DCOMMI_TRY(dcommi_tuning_check(t));
@@ -180,10 +181,11 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
         to->fold = dcommi_curve_make(&from->fold);
-        to->mapped = registered && from->mapped_reduce.n > 0;
-        to->reduce = dcommi_curve_make(to->mapped ? &from->mapped_reduce : &from->reduce);
-        bool read = registered && from->mapped_read.n > 0;
-        to->read = dcommi_curve_make(read ? &from->mapped_read : &from->read);
+        const dcomm_curve *read[] = {&from->read, &from->huge_read, &from->mapped_read};
+        const dcomm_curve *fold[] = {&from->reduce, &from->huge_reduce, &from->mapped_reduce};
+        to->mapped = memory == DCOMMI_MEMORY_REGISTERED && from->mapped_reduce.n > 0;
+        to->reduce = dcommi_curve_make(fold[memory]->n > 0 ? fold[memory] : &from->reduce);
+        to->read = dcommi_curve_make(read[memory]->n > 0 ? read[memory] : &from->read);
         to->shared = dcommi_curve_make(&from->shared);
         to->sustained = dcommi_curve_make(&from->sustained);
     }

@@ -40,6 +40,7 @@ typedef struct dcommi_tuner {
     uint8_t *in, *out;
     bool near;        /* what is measured lies within a host */
     void *registered; /* NULL: there is none, or it has not been asked for */
+    uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
@@ -325,18 +326,34 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     }
 }
 
-/* Reading and folding registered memory; the first round makes the peers map it. */
-static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
+#define DCOMMI_TUNE_SPECIAL ((2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST)
+
+static uint8_t *dcommi_tune_registered(dcommi_tuner *t)
 {
-    uint8_t *in = t->in, *out = t->out;
     dcommi_own *own = NULL;
     if (t->registered == NULL &&
-        dcommi_mem_alloc(t->comm->context, (2 + DCOMMI_PROBE_TURNS) * (size_t)DCOMMI_TUNE_LONGEST,
-                         &own) >= 0) {
+        dcommi_mem_alloc(t->comm->context, DCOMMI_TUNE_SPECIAL, &own) >= 0) {
         t->registered = own->base;
     }
-    if (t->registered != NULL) { /* whoever has none takes part all the same */
-        t->in = t->registered;
+    return t->registered;
+}
+
+/* On huge pages as far as the kernel gives some, as programs get them. */
+static uint8_t *dcommi_tune_huge(dcommi_tuner *t)
+{
+    if (t->huge == NULL) {
+        t->huge = dcommi_huge_advised(DCOMMI_TUNE_SPECIAL);
+    }
+    return t->huge;
+}
+
+/* Reading and folding memory of a kind; the first round makes peers map what can be. */
+static void dcommi_tune_special(dcommi_tuner *t, uint8_t *memory, int depth, dcomm_curve *reads,
+                                dcomm_curve *reduces)
+{
+    uint8_t *in = t->in, *out = t->out;
+    if (memory != NULL) { /* whoever has none takes part all the same */
+        t->in = memory;
         t->out = t->in + 2 * DCOMMI_TUNE_LONGEST;
     }
     for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
@@ -346,14 +363,14 @@ static void dcommi_tune_mapped(dcommi_tuner *t, dcomm_link *link, int depth)
     dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S / 2);
     t->in = in;
     t->out = out;
-    link->mapped_read.n = link->mapped_reduce.n = 0;
+    reads->n = reduces->n = 0;
     for (int i = 2; i < DCOMMI_TUNE_SIZES; i++) {
         int64_t len = dcommi_tune_sizes[i];
         double around = 2 * t->signal + t->empty;
         double copied = 1e-12 * (double)dcommi_tune_at(&t->tuning.copy, len);
         double read = dcommi_tune_time(t, 2 * i - 4), folded = dcommi_tune_time(t, 2 * i - 3);
-        dcommi_tune_point(&link->mapped_read, len, read - around - copied);
-        dcommi_tune_point(&link->mapped_reduce, len, folded - around);
+        dcommi_tune_point(reads, len, read - around - copied);
+        dcommi_tune_point(reduces, len, folded - around);
     }
 }
 
@@ -567,8 +584,12 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
             dcommi_tune_far(t, &t->tuning.link[kind]);
             t->tuning.link[kind].fold = t->tuning.fold;
         } else {
-            dcommi_tune_near(t, &t->tuning.link[kind], depth);
-            dcommi_tune_mapped(t, &t->tuning.link[kind], depth);
+            dcomm_link *link = &t->tuning.link[kind];
+            dcommi_tune_near(t, link, depth);
+            dcommi_tune_special(t, dcommi_tune_registered(t), depth, &link->mapped_read,
+                                &link->mapped_reduce);
+            dcommi_tune_special(t, dcommi_tune_huge(t), depth, &link->huge_read,
+                                &link->huge_reduce);
             /* Until a longer way is measured, it is taken to cost what this one does. */
             int first = known < 0 ? DCOMM_LINK_NEAR : kind;
             for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
@@ -704,6 +725,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     }
     dcomm_comm_destroy(&t->comm);
     dcomm_mem_free(&t->registered);
+    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
     dcommi_free(t->in);
     dcommi_free(t->out);
     dcommi_free(t);

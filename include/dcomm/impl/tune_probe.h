@@ -108,19 +108,24 @@ static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcom
     dcommi_end(b, 0);
 }
 
-/* What is folded lies where it has lain, like the inputs of a collective; what is copied was just
- * written, like its results. */
-static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+/* What is folded lies where it has lain, like the inputs of a collective, and as in those each
+ * folds another part; what is copied was just written, like its results. */
+static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, int partner)
 {
+    dcomm_expr peer = dcommi_const(partner);
     uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
     bool fold = p->kind == DCOMMI_PROBE_REDUCES;
-    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
-                            dcommi_peer(peer, slot, dcommi_const(0), p->len)};
+    int64_t from = fold && b->head.rank > partner ? p->len : 0;
+    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, from, p->len),
+                            dcommi_peer(peer, slot, dcommi_const(from), p->len)};
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
     if (!fold) {
         dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
     }
-    dcommi_expose(b, 0, fold ? src[0] : dcommi_span(DCOMM_SPACE_OUT, 0, p->len), slot, peer);
+    dcommi_expose(b, 0,
+                  fold ? dcommi_span(DCOMM_SPACE_IN, 0, 2 * p->len)
+                       : dcommi_span(DCOMM_SPACE_OUT, 0, p->len),
+                  slot, peer);
     if (fold) {
         dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
     } else {
@@ -157,7 +162,7 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     if (local) {
         dcommi_probe_local(&b, p);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
-        dcommi_probe_reads(&b, p, dcommi_const(partner));
+        dcommi_probe_reads(&b, p, partner);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
         dcommi_probe_messages(&b, p, dcommi_const(partner));
     } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {

@@ -23,6 +23,8 @@
     X("reduce", reduce, C)               \
     X("mapped_read", mapped_read, C)     \
     X("mapped_reduce", mapped_reduce, C) \
+    X("huge_read", huge_read, C)         \
+    X("huge_reduce", huge_reduce, C)     \
     X("shared", shared, C)               \
     X("sustained", sustained, C)
 #define DCOMMI_TUNING_FIELDS(X) \
