@@ -208,9 +208,10 @@ static void codec(const char *spec, size_t n, const std::vector<memory *> &in, c
                                  NULL, NULL);
     });
     measure(name + " decode", n, 4 * n + len, out.p, 4 * n,
-            [&] { return dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, NULL, NULL); });
-    measure(name + " decode-and-add of 4", n, 8 * n + WIRES * len, out.p, 4 * n,
-            [&] { return dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL); });
+            [&] { return dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, NULL, NULL, NULL); });
+    measure(name + " decode-and-add of 4", n, 8 * n + WIRES * len, out.p, 4 * n, [&] {
+        return dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL, NULL);
+    });
     measure(name + " decode-sum-re-encode of 4", n, (WIRES + 1) * len, wire.p, len, [&] {
         key.step++;
         return dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, &key, wire.p, len, NULL,

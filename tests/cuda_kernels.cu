@@ -402,7 +402,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
         fine = good(dcomm_decode_sum(codec, host_at.data(), lens.data(), n, want.data(), count),
                     what) &&
                good(dcomm_cuda_decode_sum(codec, device_at.data(), lens.data(), n,
-                                          reinterpret_cast<float *>(x.at), count,
+                                          reinterpret_cast<float *>(x.at), count, NULL,
                                           reinterpret_cast<dcomm_cuda_report *>(report.at), NULL),
                     what) &&
                same(x.get(), want.data(), "decode_sum " + what) && x.guarded();
@@ -411,7 +411,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
         }
         fine = fine &&
                good(dcomm_cuda_decode_add(codec, device_at.data(), lens.data(), n,
-                                          reinterpret_cast<float *>(a.at), count,
+                                          reinterpret_cast<float *>(a.at), count, NULL,
                                           reinterpret_cast<dcomm_cuda_report *>(report.at), NULL),
                     what) &&
                same(a.get(), acc.data(), "decode_add " + what) && a.guarded() &&
@@ -473,8 +473,8 @@ static bool corrupt_one(const dcomm_codec *codec, size_t count)
         report.put(&none);
         const dcomm_status want = dcomm_decode(codec, bad.data(), len, y.data(), count);
         if (!good(dcomm_cuda_decode_sum(codec, &p, &len, 1, reinterpret_cast<float *>(out.at),
-                                        count, reinterpret_cast<dcomm_cuda_report *>(report.at),
-                                        NULL),
+                                        count, NULL,
+                                        reinterpret_cast<dcomm_cuda_report *>(report.at), NULL),
                   "decode")) {
             return false;
         }
@@ -632,7 +632,7 @@ static void test_far(const char *spec)
                            NULL, NULL, NULL),
          spec);
     good(dcomm_cuda_decode_sum(codec, &from, &len, 1, reinterpret_cast<float *>(back.p), n, NULL,
-                               NULL),
+                               NULL, NULL),
          spec);
     const void *both[] = {in.p, back.p};
     same(out.part(len - steps, steps), wire.data() + part - steps, "steps");
@@ -695,13 +695,15 @@ static void test_arguments(void)
          "next is NULL");
     says(dcomm_cuda_encode(codec, x, NULL, NULL, 100, NULL, b.at + 2, len, NULL, NULL, NULL), bad,
          "wire is not aligned");
-    says(dcomm_cuda_decode_sum(codec, one, &shorter, 1, x, 100, NULL, NULL), DCOMM_ERR_CORRUPT,
-         "bytes, not");
-    says(dcomm_cuda_decode_add(codec, one, &len, 1, NULL, 100, NULL, NULL), bad, "acc is NULL");
+    says(dcomm_cuda_decode_sum(codec, one, &shorter, 1, x, 100, NULL, NULL, NULL),
+         DCOMM_ERR_CORRUPT, "bytes, not");
+    says(dcomm_cuda_decode_add(codec, one, &len, 1, NULL, 100, NULL, NULL, NULL), bad,
+         "acc is NULL");
     says(dcomm_cuda_recode(codec, one, &len, 1, HUGE_VALF, NULL, NULL, 100, NULL, b.at, len, NULL,
                            NULL, NULL),
          bad, "factor");
     if (dcomm_cuda_workspace_bytes(codec, 100) != 0 ||
+        dcomm_cuda_decode_workspace_bytes(codec, 100) != 0 ||
         dcomm_cuda_recode_workspace_bytes(codec, 100) != 0) {
         wrong("a workspace");
     }
