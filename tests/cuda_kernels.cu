@@ -664,7 +664,7 @@ static void test_arguments(void)
 {
     dcomm_codec *codec = NULL, *sparse = NULL;
     good(dcomm_codec_create("qsgd", &codec), "qsgd");
-    good(dcomm_codec_create("topk", &sparse), "topk");
+    good(dcomm_codec_create("randk", &sparse), "randk");
     area a(4096), b(4096);
     float *x = reinterpret_cast<float *>(a.at);
     const void *one[] = {a.at}, *odd[] = {a.at + 2}, *many[DCOMM_CUDA_OPERANDS + 1];
@@ -712,6 +712,8 @@ static void test_arguments(void)
     ok("arguments");
 }
 
+#include "cuda_sparse.h"
+
 static void test_all(void)
 {
     for (int dtype = 0; dtype < DCOMM_DTYPE_COUNT; dtype++) {
@@ -723,6 +725,7 @@ static void test_all(void)
     for (const char *spec : specs) {
         test_codec(spec);
     }
+    test_sparse_all();
     if (!small) {
         test_far("qsgd:bits=4,bucket=512");
         test_far("qsgd:bits=4,bucket=1024");
