@@ -177,7 +177,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
 
 /* ADDS: there is a residual. */
 template <bool ADDS>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, ADDS ? 2 : 3)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
     dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
     __shared__ uint32_t room[DCOMMI_CUDA_TOPK_SCAN_THREADS / DCOMMI_CUDA_WARP];
