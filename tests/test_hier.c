@@ -293,10 +293,10 @@ static void expect_bytes(const call *c, const facts *f)
                       f->ranks[k], f->in[k]);
         total += f->out[k];
         for (int j = 0; j < m && c->coll == DCOMM_COLL_ALLTOALL; j++) {
-            /* To each rank there, in parts; over several levels to one, in chunks. */
+            /* To each rank there, in parts; over several levels or by leaders to one, in chunks. */
             int64_t messages = f->ranks[j] * dcommi_ceil_div(g * one, DCOMMI_HIER_MESSAGE);
             if (leader) {
-                messages = 1;
+                messages = dcommi_ceil_div(c->n * one, DCOMMI_HIER_CHUNK);
             } else if (c->packages && c->place < UNEVEN) {
                 messages = g * dcommi_ceil_div(c->n * one, DCOMMI_HIER_CHUNK);
             }

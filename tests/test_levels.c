@@ -445,9 +445,7 @@ Test(levels, work_at_once, .timeout = 60)
                       .parts = {2, 2, 2},
                       .count = whole(algorithms[a].coll) ? 1 << 21 : 1 << 17,
                       .chunk = 512 << 10};
-            bool once = c.coll == DCOMM_COLL_ALLTOALL && strcmp(c.name, "hier_leader") == 0;
-            int64_t seen = overlaps(&c);
-            cr_expect(once ? seen == 0 : seen > 0, "%s: %" PRId64 " times", text_of(&c), seen);
+            cr_expect_gt(overlaps(&c), 0, "%s", text_of(&c));
         }
     }
 }
