@@ -77,6 +77,7 @@ typedef struct facts {
     int64_t out[RANKS_MAX], in[RANKS_MAX]; /* bytes that leave and enter each host */
     int64_t messages[RANKS_MAX][RANKS_MAX];
     int64_t host_bytes[RANKS_MAX]; /* of the blocks of its ranks */
+    int64_t between;               /* packages of one host */
     int host[RANKS_MAX], ranks[RANKS_MAX];
     int hosts;
 } facts;
@@ -119,7 +120,6 @@ static void examine(const call *c, facts *f)
         dcomm_status status = dcommi_plan_make(&s, algo, &plans[r]);
         cr_assert_eq(status, DCOMM_OK, "%s: %s", text_of(c), dcomm_last_error());
     }
-    dcommi_groups_free(&groups);
     dcomm_check_spec spec = {.coll = c->coll,
                              .count = c->count,
                              .dtype = DCOMM_F32,
@@ -132,13 +132,18 @@ static void examine(const call *c, facts *f)
     cr_assert_eq(status, DCOMM_OK, "%s: %s", text_of(c), f->report.message);
     for (size_t i = 0; i < trace.n; i++) {
         const dcommi_check_event *e = &trace.event[i];
-        if (e->peer >= 0 && e->kind != DCOMM_STEP_EXPOSE && e->kind != DCOMM_STEP_SIGNAL &&
-            f->host[e->rank] != f->host[e->peer]) {
+        if (e->peer < 0 || e->kind == DCOMM_STEP_EXPOSE || e->kind == DCOMM_STEP_SIGNAL) {
+            continue;
+        }
+        int depth = dcommi_groups_depth(groups, e->rank, e->peer);
+        if (depth == 0) {
             f->out[f->host[e->peer]] += e->bytes;
             f->in[f->host[e->rank]] += e->bytes;
             f->messages[f->host[e->peer]][f->host[e->rank]]++;
         }
+        f->between += depth == 1 ? e->bytes : 0;
     }
+    dcommi_groups_free(&groups);
     dcommi_free(trace.event);
     drop(plans, c->n);
 }
@@ -352,6 +357,66 @@ Test(hier, a_flat_ring_sends_more, .timeout = 20)
     examine(&c, &f);
     cr_expect_eq(f.out[0], 4 << 20);
     cr_expect_eq(4 * flat.out[0], 7 * f.out[0]);
+}
+
+/* ---- what is divided within a host ---- */
+
+/* Two hosts of two packages of four: parts of 8 KiB cross between packages twice each, shorter ones
+ * as often as there are ranks that want them. */
+Test(hier, long_parts_are_divided, .timeout = 20)
+{
+    static facts f;
+    static const struct {
+        dcomm_coll coll;
+        int shares; /* of the buffer, or blocks, that a rank has */
+    } tries[] = {{DCOMM_COLL_ALLREDUCE, 8}, {DCOMM_COLL_ALLGATHER, 1}};
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        for (int64_t part = 4096; part <= 8192; part += 4096) {
+            call c = {.coll = tries[i].coll,
+                      .name = "hier",
+                      .n = 16,
+                      .hosts = 2,
+                      .packages = 1,
+                      .count = (size_t)(part / 4 * tries[i].shares)};
+            bool sum = c.coll == DCOMM_COLL_ALLREDUCE;
+            int64_t all = part * (sum ? 8 : 16), once = 2 * all * (sum ? 2 : 1);
+            examine(&c, &f);
+            cr_expect_eq(f.between, part < 8192 ? 4 * once : once, "%s: %" PRId64, text_of(&c),
+                         f.between);
+        }
+    }
+}
+
+/* What is exposed is limited: a piece that one level has cut is not cut again by the next. */
+Test(hier, plans_of_long_blocks_over_many_levels, .timeout = 20)
+{
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE, DCOMMI_LEVEL_NUMA,
+                                    DCOMMI_LEVEL_CACHE};
+    enum { N = 64, LEVELS = sizeof kinds };
+    int64_t ids[LEVELS * N];
+    for (int i = 0; i < LEVELS * N; i++) {
+        ids[i] = i % N / (32 >> i / N); /* two of each in each */
+    }
+    dcommi_groups *groups = dcommi_groups_make(N, LEVELS, kinds, ids);
+    cr_assert(groups != NULL && groups->nlevels == LEVELS);
+    for (int a = 0; a < ALGORITHMS; a++) {
+        for (int rank = 0; rank < N && !is_v(algorithms[a].coll); rank += 21) {
+            dcomm_plan *plan = NULL;
+            dcommi_shape s = {.coll = algorithms[a].coll,
+                              .rank = rank,
+                              .nranks = N,
+                              .dtype = DCOMM_F32,
+                              .op = DCOMM_SUM,
+                              .count = (size_t)1 << (whole(algorithms[a].coll) ? 30 : 24),
+                              .lanes = 1,
+                              .groups = groups};
+            cr_expect_eq(dcommi_plan_make(&s, dcommi_algo_find(s.coll, algorithms[a].name), &plan),
+                         DCOMM_OK, "%s of %s: %s", algorithms[a].name, dcomm_coll_name(s.coll),
+                         dcomm_last_error());
+            dcommi_free(plan);
+        }
+    }
+    dcommi_groups_free(&groups);
 }
 
 /* ---- through the interface ---- */

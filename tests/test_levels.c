@@ -3,7 +3,8 @@
  * once, and run by processes whose places are made up. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
-#define DCOMMI_HIER_DIVIDE_MIN 2 /* small groups are divided as well */
+#define DCOMMI_HIER_DIVIDE_MIN 2   /* small groups are divided as well, */
+#define DCOMMI_HIER_DIVIDE_BYTES 0 /* and for short parts */
 #include "conformance.h"
 
 #define RANKS_MAX 64
