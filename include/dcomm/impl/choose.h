@@ -153,31 +153,6 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
 
-/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. Between
- * hosts hier, which hides what is done within them behind the links; on one host it is two_shot by
- * another name. */
-static int dcommi_choice_favour(const dcommi_algo *algo, bool hosts)
-{
-    static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
-                                        "coded_sparse",       "one_shot",       "direct",
-                                        "halving_doubling",   "linear",         "pairwise",
-                                        "recursive_doubling", "ring",           "recursive_halving",
-                                        "two_shot",           "hier",           "bruck",
-                                        "hier_leader"};
-    int n = (int)(sizeof names / sizeof *names);
-    const char *name = algo->name;
-    if (strcmp(name, "hier") == 0 && hosts) {
-        name = "direct";
-    }
-    for (int i = 0; i < n; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return i;
-        }
-    }
-    return n;
-}
-
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
  * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
  * summed is. */
@@ -240,7 +215,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL ||
-             dcommi_choice_favour(algo, hosts) < dcommi_choice_favour(best, hosts))) {
+             (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
             best = algo;
         }
     }
