@@ -253,6 +253,48 @@ Test(codec_dense, the_same_bytes_from_each_isa, .timeout = 3600)
     free(residual);
 }
 
+/* Buckets clip at 2^127. What they clip off stays in the residual, whatever the instruction set,
+ * in place or not, in whole buckets and in the last one. */
+Test(codec_dense, what_buckets_clip_stays_in_the_residual)
+{
+    enum { N = 1500 };
+    static float x[N], residual[N], next[N], y[N];
+    static unsigned char wire[4 * N];
+    for (int s = 0; s < SPECS; s++) {
+        dcomm_codec *codec = make(specs[s]);
+        const int isas = codec->bucketing.bucket > 0 ? (int)dcommi_isa_best() + 1 : 0;
+        for (int round = 0; round < 2 * isas; round++) {
+            size_t clipped = 0, bytes;
+            dcomm_codec_report report;
+            dcommi_isa_force(round % isas);
+            for (int i = 0; i < N; i++) {
+                x[i] = (float)(gaussian() * 0x1p120);
+                residual[i] = (float)(gaussian() * 0x1p123);
+                if (i % 97 == round || i >= N - 2) { /* in most buckets; alone, or by its sum */
+                    x[i] = copysignf(FLT_MAX * (float)(0.51 + 0.49 * uniform()), x[i]);
+                    residual[i] = i % 2 == 0 ? copysignf(0x1p127f, x[i]) : residual[i];
+                }
+                clipped += fabsf(dcommi_codec_e(x[i], residual[i])) > 0x1p127f;
+            }
+            const float *from = round < isas ? residual : memcpy(next, residual, sizeof next);
+            cr_assert_eq(dcomm_encode_feedback(codec, x, from, next, N, NULL, wire, sizeof wire,
+                                               &bytes, NULL, &report),
+                         DCOMM_OK);
+            cr_assert_eq(report.clipped, clipped, "%s: %zu, not %zu", specs[s], report.clipped,
+                         clipped);
+            cr_assert_eq(dcomm_decode(codec, wire, bytes, y, N), DCOMM_OK);
+            for (int i = 0; i < N; i++) {
+                double e = (double)dcommi_codec_e(x[i], residual[i]), left = e - (double)y[i];
+                double unit = fmax(fabs(left), fabs(e) - 0x1p127) * 0x1p-23;
+                cr_assert(fabs((double)next[i] - left) <= unit, "%s, element %d: %g - %g left %g",
+                          specs[s], i, e, (double)y[i], (double)next[i]);
+            }
+        }
+        dcomm_codec_destroy(&codec);
+    }
+    dcommi_isa_force(-1);
+}
+
 /* Unaligned arrays give what aligned ones give. */
 Test(codec_dense, any_alignment)
 {
