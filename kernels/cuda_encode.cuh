@@ -277,9 +277,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t
 /* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
 template <int FORMAT, bool SUMS>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
-                                        uint32_t left, const dcommi_cuda_scale &scale,
-                                        bool clean, bool poisoned, bool rest,
-                                        float v[DCOMMI_CUDA_OWN])
+                                        uint32_t left, const dcommi_cuda_scale &scale, bool clean,
+                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
 {
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
