@@ -6,34 +6,25 @@
 #define DCOMM_IMPLEMENTATION
 #include "coded_ranks.h"
 
-#include "../bench/codec_input.h"
+#include "gradients.h"
 
 /* A kind's piece is as long as the longest bucket: none is scaled by another kind's numbers. */
-enum { PIECE = 512, KINDS = 6, COUNT = PIECE * KINDS, POOL = 50, MOST = 4 };
+enum { PIECE = 512, COUNT = PIECE * GRADIENT_KINDS, POOL = 50, MOST = 4 };
 enum { STEPS = DCOMM_TEST_RANK_STEP == 1 ? 5000 : 500 }; /* fewer with sanitizers */
 
-static const char *const kinds[KINDS] = {
-    "gaussian",           "laplace:seed=2",   "lognormal:seed=3,sigma=2",
-    "sparse:density=0.1", "constant:scale=1", DCOMM_TESTS_DIR "/gradients/rank%r.npy"};
-
-/* What the ranks give in, again and again; the last rank's real gradients are the first one's. */
+/* What the ranks give in, again and again. */
 static float gradient[MOST][POOL][COUNT];
 
 static void fill(int n)
 {
-    for (int k = 0; k < KINDS; k++) {
-        codec_input in;
-        char why[INPUT_TEXT];
-        PROCS_CHECK(input_parse(&in, kinds[k], why), "%s", why);
-        PROCS_CHECK(input_open(&in, 3, 0, why), "%s", why);
+    for (int k = 0; k < GRADIENT_KINDS; k++) {
         for (int r = 0; r < n; r++) {
             for (size_t s = 0; s < POOL; s++) {
-                size_t first = in.kind == INPUT_FILE ? (s * PIECE + (size_t)r) % (in.n - PIECE) : 0;
-                input_fill(&in, (uint32_t)r % 3, s + 1000 * (uint64_t)r, first, PIECE,
-                           gradient[r][s] + k * PIECE);
+                const char *why =
+                    gradient_fill(k, (uint32_t)r, s, gradient[r][s] + k * PIECE, PIECE);
+                PROCS_CHECK(why == NULL, "%s", why);
             }
         }
-        input_close(&in);
     }
 }
 
@@ -121,7 +112,7 @@ static void balance(const group *g, const course *c, dcomm_feedback **fb, const 
     const bool ef21 = c->opts.variant == DCOMM_FEEDBACK_EF21;
     const bool matrix = strncmp(c->spec, "powersgd", 8) == 0; /* all kinds are in its products */
     const double within = ef21 ? 4 * 0x1p-24 * sqrt((double)STEPS * (g->n + 1)) : 4e-6;
-    double off[KINDS] = {0}, size[KINDS] = {0}, most = 0;
+    double off[GRADIENT_KINDS] = {0}, size[GRADIENT_KINDS] = {0}, most = 0;
     for (size_t i = 0; i < COUNT; i++) {
         double through, *o = &off[i / PIECE], *s = &size[i / PIECE];
         double missing = missing_of(g, c, fb, i, scale * out[i], scale * (double)last[i], &through);
@@ -129,10 +120,10 @@ static void balance(const group *g, const course *c, dcomm_feedback **fb, const 
         *s = fmax(*s, through);
         most = fmax(most, through);
     }
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < GRADIENT_KINDS; k++) {
         double of = matrix ? most : size[k];
         PROCS_CHECK(of > 0 && off[k] <= within * of, "%s, %s, variant %d, %s: %g of %g is lost",
-                    c->spec, c->algo, (int)c->opts.variant, kinds[k], off[k], of);
+                    c->spec, c->algo, (int)c->opts.variant, gradient_kinds[k], off[k], of);
     }
 }
 
