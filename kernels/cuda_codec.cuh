@@ -246,6 +246,11 @@ extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *, size_t)
     return 0; /* buckets stay in registers */
 }
 
+extern "C" size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *, size_t)
+{
+    return 0;
+}
+
 extern "C" size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *, size_t)
 {
     return 0;
@@ -289,7 +294,7 @@ static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *code
 
 extern "C" dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                               const size_t *bytes, size_t n, float *x, size_t count,
-                                              dcomm_cuda_report *report, void *stream)
+                                              void *, dcomm_cuda_report *report, void *stream)
 {
     return dcommi_cuda_decode("dcomm_cuda_decode_sum", codec, wires, bytes, n, x, count, false,
                               report, stream);
@@ -297,7 +302,8 @@ extern "C" dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const vo
 
 extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                               const size_t *bytes, size_t n, float *acc,
-                                              size_t count, dcomm_cuda_report *report, void *stream)
+                                              size_t count, void *, dcomm_cuda_report *report,
+                                              void *stream)
 {
     return dcommi_cuda_decode("dcomm_cuda_decode_add", codec, wires, bytes, n, acc, count, true,
                               report, stream);

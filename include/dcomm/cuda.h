@@ -72,20 +72,23 @@ DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *
 /* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
-                                             dcomm_cuda_report *report, void *stream);
+                                             void *workspace, dcomm_cuda_report *report,
+                                             void *stream);
 /* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
 DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *acc,
-                                             size_t count, dcomm_cuda_report *report, void *stream);
+                                             size_t count, void *workspace,
+                                             dcomm_cuda_report *report, void *stream);
 /* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Bytes of device memory that an encoding, or a recoding, needs as workspace; 0: none, and NULL
- * will do. The other calls need none. */
+/* Bytes of device memory that an encoding, a decoding (of any number of wires) or a recoding needs
+ * as workspace, aligned to 64; 0: none, and NULL will do. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 /* ---- for other back ends ---- */
