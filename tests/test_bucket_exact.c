@@ -112,6 +112,17 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
         }
     }
     RANKS_OK(dcomm_buckets_destroy(&b));
+    /* Feedback where only a parameter names a codec. */
+    dcomm_bucket_info info;
+    size_t k, at;
+    params[4].codec = NULL;
+    params[2].codec = "qsgd:bits=4";
+    opts = (dcomm_buckets_opts){.feedback = &feedback};
+    RANKS_OK(dcomm_buckets_create(comm, params, 7, &opts, &b));
+    RANKS_OK(dcomm_bucket_of(b, 2, &k, &at));
+    RANKS_OK(dcomm_bucket_get_info(b, k, &info));
+    PROCS_TRUE(info.feedback != NULL && info.nparams == 1);
+    RANKS_OK(dcomm_buckets_destroy(&b));
     return ranks_leave(&comm);
 }
 

@@ -112,7 +112,6 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
         if (o->feedback != NULL) {
             feedback = feedback_of(o, 0);
             opts.feedback = &feedback;
-            opts.codec = o->codec;
         }
         status = dcomm_buckets_create(e->comm, params, n + 1, &opts, &e->buckets);
     }

@@ -215,7 +215,9 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 
 /* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
  * without error feedback). Collective, not in a step. Gradients that are not copied are zero
- * afterwards. */
+ * afterwards. Errors: DCOMM_ERR_INVALID on all ranks (`rounds` of one rank is not from 1 to 10000),
+ * DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce: a rank that calls it alone waits for
+ * the others no longer than opts.coll.timeout_s. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
 /* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing

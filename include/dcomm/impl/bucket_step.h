@@ -56,8 +56,8 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     b->factor = 1;
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
-        memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
-        dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
+        b->card[1] = dcommi_f64_bits(b->step.weight);
+        dcomm_coll_opts opts = dcommi_bkt_patience(b);
         dcomm_status status =
             dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
@@ -73,7 +73,6 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
-        double weight;
         if (b->cards[2 * r] != b->steps) {
             dcommi_fail(DCOMM_ERR_MISMATCH,
                         "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
@@ -81,11 +80,18 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
                         b->rank, b->steps, r, b->cards[2 * r]);
             return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
         }
-        memcpy(&weight, &b->cards[2 * r + 1], sizeof weight);
-        sum += weight;
+        sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
+    }
+    double own = b->step.weight;
+    if (sum > DBL_MAX) { /* finite weights all the same */
+        own = ldexp(own, -64);
+        sum = 0;
+        for (int r = 0; r < b->size; r++) {
+            sum += ldexp(dcommi_f64_from_bits(b->cards[2 * r + 1]), -64);
+        }
     }
     b->cards_here = true;
-    b->factor = sum > 0 ? b->step.weight / sum : 0;
+    b->factor = sum > 0 ? own / sum : 0;
     return DCOMM_OK;
 }
 

@@ -55,6 +55,13 @@ typedef struct dcommi_bkt {
     double ready_at, start_at, done_at;
 } dcommi_bkt;
 
+/* Memory of an exchange of the buckets' own, which begins DCOMMI_BKT_LOAN bytes behind this. */
+typedef struct dcommi_bkt_loan {
+    struct dcommi_bkt_loan *next;
+} dcommi_bkt_loan;
+
+enum { DCOMMI_BKT_LOAN = 64 };
+
 /* Buckets as they were built from one order of the parameters. */
 typedef struct dcommi_bkt_layout {
     dcommi_bkt *buckets;
@@ -91,6 +98,7 @@ struct dcomm_buckets {
     size_t nkinds, kinds_capacity;
     dcommi_bkt_layout layout;
     int built;
+    dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* starts buckets, ends them, fails */
     bool has_lock;
     /* of the step under way; with lock */
