@@ -17,7 +17,7 @@
  * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
  * not the communicator that they were made from: destroy them and make new ones.
  *
- * docs/buckets.md has the program that one starts from. */
+ * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
 
