@@ -123,6 +123,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     dcommi_free(b->names);
     dcommi_free(b->card);
     dcommi_free(b->cards);
+    dcommi_free(b->sights);
     if (b->has_lock) {
         pthread_mutex_destroy(&b->lock);
     }

@@ -23,6 +23,8 @@
     X(feedback->tensor, b->feedback_opts.tensor)             \
     X(feedback->warmup_steps, b->feedback_opts.warmup_steps) \
     X(coll.deterministic, b->opts.coll.deterministic)        \
+    X(coll.accumulate, b->opts.coll.accumulate)              \
+    X(predivide, b->opts.predivide)                          \
     X(coll.lanes, b->opts.coll.lanes)                        \
     X(coll.chunk_bytes, b->opts.coll.chunk_bytes)            \
     X(coll.registered, b->opts.coll.registered)              \
@@ -66,7 +68,8 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
 {
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
-    return dcommi_bkt_text_hash(dcommi_mix(h, (uint64_t)p->dtype), dcommi_bkt_codec_name(b, p));
+    h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
 }
 
 static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
@@ -76,8 +79,8 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    snprintf(text, room, "\"%.80s\" of %zu %s with %.80s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), dcommi_bkt_codec_name(b, p));
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p));
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with

@@ -14,7 +14,8 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
     const dcomm_coll_opts *c = &o->coll;
     const char *wrong =
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
-        : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
+        : o->sum + o->weighted + o->predivide > 1
+            ? "opts.sum and opts.weighted and opts.predivide exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL || c->codec_ledger != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
@@ -130,6 +131,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->grad = given->grad;
     p->value = given->value;
     p->count = given->count;
+    p->aside = given->aside;
     p->dtype = given->dtype;
     if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
         b->bytes > (size_t)INT64_MAX / 4) {
@@ -138,11 +140,11 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,
             p->name, (int)given->dtype, given->count);
     }
-    if (o->weighted && given->dtype > DCOMM_BF16) {
+    if ((o->weighted || o->predivide) && given->dtype > DCOMM_BF16) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\", is of integers (%s), which "
-            "have no weighted average",
+            "have no weighted average and are not divided before the sum",
             number, p->name, dcomm_dtype_name(given->dtype));
     }
     p->bytes = given->count * element;

@@ -165,7 +165,7 @@ static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *se
     dcomm_coll_opts opts = b->opts.coll, patience = dcommi_bkt_patience(b);
     dcomm_request *request = NULL;
     opts.codec = b->kinds[k->kind].codec;
-    opts.premul = b->opts.weighted ? 1 : 0;
+    opts.premul = b->opts.weighted || b->opts.predivide ? 1 : 0;
     DCOMMI_TRY(dcomm_barrier(b->comm, &patience));
     double start = dcommi_now();
     DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
