@@ -11,6 +11,7 @@
 #include "mem.h"
 #include "coll.h"
 #include "bucket.h"
+#include "scaler.h"
 #include "tune.h"
 #endif
 
@@ -24,6 +25,7 @@
 #include "impl/base_impl.h"
 #include "impl/api_codec.h"
 #include "impl/feedback_save.h"
+#include "impl/feedback_undo.h"
 #include "impl/api_layout.h"
 
 #ifndef DCOMM_NO_COMM
@@ -38,6 +40,7 @@
 #include "impl/api_explain.h"
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
+#include "impl/scaler.h"
 #endif
 #endif
 

@@ -117,8 +117,9 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
     dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
     dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
     if (s->rank_order && !algo->rank_order) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "it cannot fold in rank order, which deterministic asks for");
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "it cannot fold in rank order, which deterministic and accumulate ask for");
     }
     if (p.shape.coll != s->coll) {
         p.algo = dcommi_algo_find(p.shape.coll, algo->name);
