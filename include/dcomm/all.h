@@ -11,6 +11,7 @@
 #include "mem.h"
 #include "coll.h"
 #include "bucket.h"
+#include "moe.h"
 #include "tune.h"
 #endif
 
@@ -38,6 +39,7 @@
 #include "impl/api_explain.h"
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
+#include "impl/api_moe.h"
 #endif
 #endif
 
