@@ -175,8 +175,11 @@ typedef struct dcomm_moe_stats {
     int slowest_rank; /* whose experts took longest in the step before (time between the calls from
                          its first dispatch_wait to its last combine_start); -1: there was none */
     double slowest_s;
-    bool hier;             /* the form that this routing takes */
-    double flat_s, hier_s; /* what the model says a dispatch takes; 0: not priced */
+    double permute_s;       /* what this rank has spent since the routing on bringing rows that are
+                               dispatched into the order of ranks, and then of experts, ... */
+    uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
+    bool hier;              /* the form that this routing takes */
+    double flat_s, hier_s;  /* what the model says a dispatch takes; 0: not priced */
 } dcomm_moe_stats;
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 

@@ -60,6 +60,15 @@ static inline size_t dcommi_moe_width(const dcomm_moe *m, dcommi_moe_pass pass)
 
 /* ---- forth ---- */
 
+static inline void dcommi_moe_permuted(dcomm_moe *m, dcommi_moe_pass pass, double start,
+                                       size_t bytes)
+{
+    if (pass == DCOMMI_MOE_DISPATCH) {
+        m->stats.permute_s += dcommi_now() - start;
+        m->stats.permute_bytes += bytes;
+    }
+}
+
 /* The scalar products of a chunk's gradients and what its experts gave, for each entry. */
 static void dcommi_moe_take_dots(dcomm_moe *m, int c, const unsigned char *source)
 {
@@ -87,8 +96,10 @@ static dcomm_status dcommi_moe_forth(dcomm_moe *m, dcommi_moe_stage *s, dcommi_m
                              source + (s->from[e] - s->source_first[c]) * width, s->weight[e]);
         }
     } else {
-        dcommi_moe_gather(to, source, s->from + first, s->source_first[c],
-                          s->send_first[c + 1] - first, width);
+        size_t entries = s->send_first[c + 1] - first;
+        double start = dcommi_now();
+        dcommi_moe_gather(to, source, s->from + first, s->source_first[c], entries, width);
+        dcommi_moe_permuted(m, pass, start, entries * width);
     }
     if (s->weighted && dcommi_moe_direct(m) && width == m->row) {
         out = dcommi_moe_batch_at(m, pass, c);
@@ -156,10 +167,15 @@ static dcomm_status dcommi_moe_place(dcomm_moe *m, dcommi_moe_pass pass, int c,
                           .batch = batch,
                           .back = back,
                           .coded = pass == DCOMMI_MOE_DISPATCH && m->codec != NULL};
-    if (dcommi_moe_direct(m) && !put.coded) { /* for what it says of the batch alone */
+    bool direct = dcommi_moe_direct(m) && !put.coded;
+    if (direct) { /* for what it says of the batch alone */
         put.arrived = batch;
     }
+    double start = dcommi_now();
     dcommi_moe_pieces(m, c, dcommi_moe_put_piece, &put);
+    if (!direct && !put.coded) {
+        dcommi_moe_permuted(m, pass, start, (s->recv_first[c + 1] - s->recv_first[c]) * m->row);
+    }
     return put.status;
 }
 

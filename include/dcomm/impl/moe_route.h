@@ -249,6 +249,8 @@ static void dcommi_moe_begin_step(dcomm_moe *m)
     dcomm_moe_stats *s = &m->stats;
     s->slowest_rank = -1;
     s->slowest_s = 0;
+    s->permute_s = 0;
+    s->permute_bytes = 0;
     for (int r = 0; r < m->size; r++) {
         double seconds;
         memcpy(&seconds, dcommi_moe_card_of(m, r) + 1, sizeof seconds);
