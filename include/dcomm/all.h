@@ -12,6 +12,7 @@
 #include "coll.h"
 #include "bucket.h"
 #include "scaler.h"
+#include "moe.h"
 #include "tune.h"
 #endif
 
@@ -41,6 +42,7 @@
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
 #include "impl/scaler.h"
+#include "impl/api_moe.h"
 #endif
 #endif
 
