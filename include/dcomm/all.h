@@ -19,6 +19,8 @@
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
 #include "../../kernels/rng.h"
 #include "../../kernels/wire.h"
+#include "../../kernels/wire_sparse.h"
+#include "../../kernels/topk_sample.h"
 #endif
 
 #ifdef DCOMM_IMPLEMENTATION
