@@ -22,6 +22,7 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* where a ledger is wanted */
 };
 
 static bool dcommi_cuda_casts(const dcomm_codec_layout &layout)
@@ -183,8 +184,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
         if (in != NULL) {
             p.in = *in;
         }
-        return dcommi_cuda_cast_launch(job.call, job.layout.format == DCOMM_FORMAT_F16, in != NULL,
-                                       p, stream);
+        p.tally = job.tally;
+        return job.layout.format == DCOMM_FORMAT_F16
+                   ? dcommi_cuda_cast_launch<true>(job.call, in != NULL, p, stream)
+                   : dcommi_cuda_cast_launch<false>(job.call, in != NULL, p, stream);
     }
     const int format = (int)job.layout.format;
     dcommi_cuda_bucket p = dcommi_cuda_bucket();
@@ -197,6 +200,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.next = job.next;
     p.wire = job.wire;
     p.report = job.report;
+    p.tally = job.tally;
     p.count = job.count;
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
     p.bucket = (uint32_t)job.layout.bucket;
@@ -206,8 +210,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.pass = job.layout.nonfinite == 2;
     p.pairs = pairs;
     p.wire_pairs = dcommi_cuda_aligned(job.wire, 8);
-    return in != NULL ? dcommi_cuda_encode_format<true>(job.call, format, &p, stream)
-                      : dcommi_cuda_encode_format<false>(job.call, format, &p, stream);
+    return in != NULL ? dcommi_cuda_encode_format<true, false>(job.call, format, &p, stream)
+           : job.tally != NULL
+               ? dcommi_cuda_encode_format<false, true>(job.call, format, &p, stream)
+               : dcommi_cuda_encode_format<false, false>(job.call, format, &p, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
@@ -221,6 +227,45 @@ extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float 
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
     job.x = x;
     return dcommi_cuda_job_run(job, NULL, 1, key, stream);
+}
+
+/* ---- with a ledger ---- */
+
+static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
+{
+    return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
+                                     : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcomm_codec_layout layout;
+    return codec == NULL || dcomm_codec_get_layout(codec, &layout) != DCOMM_OK
+               ? 0
+               : dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(layout, count));
+}
+
+extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                 const float *residual, float *next, size_t count,
+                                                 const dcomm_codec_key *key, void *wire,
+                                                 size_t capacity, void *workspace,
+                                                 dcomm_cuda_report *report,
+                                                 dcomm_cuda_ledger *ledger, void *stream)
+{
+    dcommi_cuda_job job;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
+                                         count, wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    job.x = x;
+    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+                                     ledger, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,

@@ -17,6 +17,7 @@
 
 #include "cuda_dense.h"
 #include "cuda_folds.h"
+#include "cuda_lowrank.h"
 
 /* ---- arguments ---- */
 
@@ -125,6 +126,8 @@ static void test_kernels(void)
     for (const char *spec : specs) {
         test_codec(spec, turn++);
     }
+    test_ledger();
+    test_lowrank();
 }
 
 static void test_once(void)

@@ -15,6 +15,7 @@
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+#include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
 #include "../../kernels/wire.h"
 #endif
@@ -44,4 +45,5 @@
 #ifdef DCOMM_CUDA_IMPLEMENTATION
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
+#include "../../kernels/cuda_powersgd.cuh"
 #endif
