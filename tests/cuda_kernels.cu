@@ -17,6 +17,7 @@
 
 #include "cuda_dense.h"
 #include "cuda_folds.h"
+#include "cuda_lowrank.h"
 
 /* ---- arguments ---- */
 
@@ -133,6 +134,11 @@ static void test_kernels(void)
         test_codec(spec, turn++);
     }
 <<<<<<< HEAD
+<<<<<<< HEAD
+=======
+    test_ledger();
+    test_lowrank();
+>>>>>>> h-cudab
 }
 
 static void test_once(void)

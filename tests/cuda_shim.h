@@ -443,6 +443,16 @@ static inline float __fmaf_rn(float a, float b, float c)
     return std::fma(a, b, c);
 }
 
+static inline double __fma_rn(double a, double b, double c)
+{
+    return std::fma(a, b, c);
+}
+
+static inline float __double2float_rn(double a)
+{
+    return (float)a;
+}
+
 static inline int __float2int_rz(float a)
 {
     if (!(a >= -2147483648.0f && a < 2147483648.0f)) {
