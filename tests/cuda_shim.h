@@ -49,6 +49,11 @@ static inline const char *cudaGetErrorString(cudaError_t)
     return "no error";
 }
 
+static inline cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
 static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t len, cudaStream_t)
 {
     std::memset(p, byte, len);
@@ -441,6 +446,16 @@ static inline double __dsqrt_rn(double a)
 static inline float __fmaf_rn(float a, float b, float c)
 {
     return std::fma(a, b, c);
+}
+
+static inline double __fma_rn(double a, double b, double c)
+{
+    return std::fma(a, b, c);
+}
+
+static inline float __double2float_rn(double a)
+{
+    return (float)a;
 }
 
 static inline int __float2int_rz(float a)

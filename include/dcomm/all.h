@@ -11,10 +11,13 @@
 #include "mem.h"
 #include "coll.h"
 #include "bucket.h"
+#include "scaler.h"
+#include "moe.h"
 #include "tune.h"
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+#include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
 #include "../../kernels/wire.h"
 #include "../../kernels/wire_sparse.h"
@@ -26,6 +29,7 @@
 #include "impl/base_impl.h"
 #include "impl/api_codec.h"
 #include "impl/feedback_save.h"
+#include "impl/feedback_undo.h"
 #include "impl/api_layout.h"
 
 #ifndef DCOMM_NO_COMM
@@ -40,10 +44,13 @@
 #include "impl/api_explain.h"
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
+#include "impl/scaler.h"
+#include "impl/api_moe.h"
 #endif
 #endif
 
 #ifdef DCOMM_CUDA_IMPLEMENTATION
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
+#include "../../kernels/cuda_powersgd.cuh"
 #endif

@@ -35,6 +35,7 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
     return DCOMM_OK;
 }
 
+<<<<<<< HEAD
 DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
                                                      dcomm_sparse_layout *layout)
 {
@@ -66,6 +67,21 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
         layout->values.format = formats[(int)codec->value[DCOMMI_TOPK_VALUES]];
     }
     layout->values.nonfinite = codec->nonfinite;
+=======
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape)
+{
+    if (codec == NULL || shape == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
+                           codec == NULL ? "codec" : "shape");
+    }
+    if (codec->ops != &dcommi_codec_powersgd) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
+                           codec->spec);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
+>>>>>>> h-cudab
     return DCOMM_OK;
 }
 
@@ -104,6 +120,21 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                            codec->ops->name, (size_t)report->nonfinite, count, first);
     }
     return DCOMM_OK;
+}
+
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report)
+{
+    _Static_assert(sizeof sums->sums == sizeof ledger->sums, "the same sums");
+    ledger->count += sums->count;
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += sums->sums[s];
+    }
+    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
+        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+    }
+    dcomm_ledger_encoded(ledger, count, report);
 }
 
 #endif
