@@ -191,13 +191,10 @@ static void sizes(size_t n, uint64_t seed)
     for (const char *spec : specs) {
         codec(spec, n, in, out, next);
     }
-<<<<<<< HEAD
-    measure_copy("copy, at the end", n, *in[0], out);
-=======
     for (const char *spec : chosen) {
         sparse(spec, n, in, out, next);
     }
->>>>>>> h-topk
+    measure_copy("copy, at the end", n, *in[0], out);
     for (memory *m : in) {
         delete m;
     }

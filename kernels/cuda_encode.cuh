@@ -247,7 +247,6 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
 
 /* ---- the kernel ---- */
 
-<<<<<<< HEAD
 /* A sum that is infinite becomes the largest number. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
 {
@@ -273,7 +272,10 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t
             float *next = p.next + at + DCOMMI_CUDA_OFF(e);
             const float clipped = dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f000000u);
             *next = __fadd_rn(*next, __fsub_rn(sum, clipped));
-=======
+        }
+    }
+}
+
 /* A ledger's sums of the thread's elements, of which `next` is left. The input is read again, which
  * the first cache still has. */
 template <int FORMAT>
@@ -290,25 +292,16 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
             dcommi_cuda_tally_one(tally, p.x[at + DCOMMI_CUDA_OFF(e)],
                                   poisoned ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : y[e],
                                   p.residual != NULL, next[e]);
->>>>>>> h-cudab
         }
     }
 }
 
-<<<<<<< HEAD
 /* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
-template <int FORMAT, bool SUMS>
+template <int FORMAT, bool SUMS, bool LEDGER>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
                                         uint32_t left, const dcommi_cuda_scale &scale, bool clean,
-                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
-=======
-/* Codes of the thread's elements, and what they leave. */
-template <int FORMAT, bool LEDGER>
-DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
-                                        uint32_t left, const dcommi_cuda_scale &scale,
                                         bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN],
                                         dcommi_cuda_tally *tally)
->>>>>>> h-cudab
 {
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
@@ -323,13 +316,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (feedback && poisoned) {
         dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
     }
-<<<<<<< HEAD
     if (excess) {
         dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
-=======
-    if (LEDGER) {
-        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
->>>>>>> h-cudab
     }
     if (feedback) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
@@ -341,6 +329,12 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     }
     if (excess) {
         dcommi_cuda_excess<FORMAT, SUMS>(p, at, left, r);
+    }
+    if (LEDGER && excess) {
+        dcommi_cuda_own_load(p.next + at, left, p.pairs, v);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
     }
 }
 
@@ -436,11 +430,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
             dcommi_cuda_found again = {};
             dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
         }
-<<<<<<< HEAD
-        dcommi_cuda_put<FORMAT, SUMS>(p, here, end, left, scale, clean, poisoned, rest, v);
-=======
-        dcommi_cuda_put<FORMAT, LEDGER>(p, here, end, left, scale, poisoned, rest, v, &tally);
->>>>>>> h-cudab
+        dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
+                                              &tally);
     }
     if (lane == 0 && begin < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,

@@ -2,6 +2,8 @@
 #ifndef CUDA_SPARSE_H
 #define CUDA_SPARSE_H
 
+#include "cuda_dense.h"
+
 /* Input number `call` of some that share a workspace: the threshold that a call leaves there has
  * never seen the next one's input, which may be far smaller or far larger. */
 static std::vector<float> sparse_input(size_t count, int kind, int call)

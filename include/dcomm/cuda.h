@@ -10,15 +10,9 @@
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
-<<<<<<< HEAD
- * - A call launches one kernel on the stream, with sparse codecs a few, and returns. It allocates
- *   nothing and waits for nothing, and launches the same whatever the data, so that it can be
- *   captured into a graph; a captured call keeps its arguments.
-=======
- * - A call launches one kernel on the stream (with a ledger, three), and returns. It allocates
- * nothing and waits for nothing, so that it can be captured into a graph; a captured call keeps its
- * arguments.
->>>>>>> h-cudab
+ * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
+ *   returns. It allocates nothing and waits for nothing, and launches the same whatever the data,
+ * so that it can be captured into a graph; a captured call keeps its arguments.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -72,8 +66,8 @@ DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
  * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
- * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk leaves
- * in it makes its next call with this workspace faster, if that has the same k and count: a
+ * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
+ * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
  * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
  * report may be NULL. Errors also: DCOMM_ERR_UNSUPPORTED for topk+qsgd with nonfinite=pass and a
  * residual. */
@@ -81,11 +75,6 @@ DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-<<<<<<< HEAD
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
- * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
- * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
-=======
 /* What encodings did to numbers, added up over calls: device memory, aligned to 8, that was set to
  * zero before the first of them. Elements compared, and the sums behind a dcomm_ledger. */
 typedef struct dcomm_cuda_ledger {
@@ -111,8 +100,9 @@ DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, siz
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
->>>>>>> h-cudab
+/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
+ * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
+ * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,

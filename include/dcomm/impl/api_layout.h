@@ -35,7 +35,6 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
     return DCOMM_OK;
 }
 
-<<<<<<< HEAD
 DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
                                                      dcomm_sparse_layout *layout)
 {
@@ -67,7 +66,9 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
         layout->values.format = formats[(int)codec->value[DCOMMI_TOPK_VALUES]];
     }
     layout->values.nonfinite = codec->nonfinite;
-=======
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape)
 {
@@ -81,7 +82,6 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
     }
     dcommi_matrix m = dcommi_powersgd_shape(codec, count);
     *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
->>>>>>> h-cudab
     return DCOMM_OK;
 }
 
