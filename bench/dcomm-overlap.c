@@ -23,6 +23,7 @@ typedef struct overlap {
     double unit_s;     /* what one takes */
     double backward_s; /* alone, the slowest rank's */
     overlap_row rows[OVERLAP_SIZES];
+    dcomm_scaler *scaler;
     volatile float sink;
 } overlap;
 
@@ -65,7 +66,14 @@ static dcomm_status run_step(overlap *o, dcomm_buckets *b)
             status = dcomm_bucket_ready(b, (size_t)p, NULL);
         }
     }
-    return b != NULL && status >= 0 ? dcomm_buckets_wait(b) : status;
+    if (b != NULL && status >= 0) {
+        status = dcomm_buckets_wait(b);
+    }
+    if (b != NULL && status >= 0 && o->scaler != NULL) {
+        dcomm_scaler_verdict verdict;
+        status = dcomm_scaler_step(o->scaler, &verdict);
+    }
+    return status;
 }
 
 static int by_value(const void *x, const void *y)
@@ -139,6 +147,9 @@ static dcomm_status measure(overlap *o, overlap_row *row)
     if (status >= 0) {
         status = dcomm_buckets_calibrate(b, 5);
     }
+    if (status >= 0 && o->a.scaler) {
+        status = dcomm_scaler_create(b, &(dcomm_scaler_opts){.scale = 1, .growth = 1}, &o->scaler);
+    }
     for (int i = -2; i < o->a.steps && status >= 0; i++) {
         status = dcomm_barrier(o->comm, NULL);
         double start = now();
@@ -177,6 +188,7 @@ static dcomm_status measure(overlap *o, overlap_row *row)
     if (status >= 0 && o->rank == 0 && o->a.trace != NULL) {
         status = dcomm_buckets_trace(b, o->a.trace);
     }
+    dcomm_scaler_destroy(&o->scaler);
     dcomm_buckets_destroy(&b);
     free(steps);
     return status;

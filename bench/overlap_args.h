@@ -18,6 +18,7 @@ typedef struct overlap_args {
     int params, steps, calls;
     double backward_ms;
     bool thread, none; /* who progresses; neither: calls */
+    bool scaler;
     const char *algo, *codec, *json, *trace;
 } overlap_args;
 
@@ -40,6 +41,7 @@ static void overlap_help(void)
         "  --steps N          timed steps of each size (10)\n"
         "  --algo NAME        of the all-reduces (chosen by the library)\n"
         "  --codec SPEC       of the all-reduces (exact)\n"
+        "  --scaler           each step has a verdict, and its gradients are unscaled (scaler.h)\n"
         "  --json FILE        write all of it as JSON\n"
         "  --trace FILE       rank 0's last three steps of the last size, for Perfetto\n"
         "\n"
@@ -97,6 +99,7 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
                                             {"steps", required_argument, NULL, 's'},
                                             {"algo", required_argument, NULL, 'a'},
                                             {"codec", required_argument, NULL, 'c'},
+                                            {"scaler", no_argument, NULL, 'x'},
                                             {"json", required_argument, NULL, 'j'},
                                             {"trace", required_argument, NULL, 't'},
                                             {"help", no_argument, NULL, 'h'},
@@ -143,6 +146,9 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
             break;
         case 'j':
             a->json = optarg;
+            break;
+        case 'x':
+            a->scaler = true;
             break;
         case 't':
             a->trace = optarg;

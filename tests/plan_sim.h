@@ -48,22 +48,42 @@ static double sim_get(const void *p, int64_t i, dcomm_dtype dtype)
         memcpy(&f, (const char *)p + 4 * i, 4);
         return f;
     }
+    if (dtype == DCOMM_BF16) { /* the upper half of an f32 */
+        uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+        float f;
+        memcpy(&f, &bits, 4);
+        return f;
+    }
     return ((const uint8_t *)p)[i];
+}
+
+/* To the nearest bf16, ties to even. */
+static void sim_put_bf16(void *p, int64_t i, float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    bits += 0x7fff + (bits >> 16 & 1);
+    ((uint16_t *)p)[i] = (uint16_t)(bits >> 16);
 }
 
 /* Folds in f32 (or u8) step by step, so that the order of operands shows in the bits. */
 static void sim_fold(const dcomm_plan *p, unsigned char *dst, unsigned char *const *src, size_t n,
                      int64_t len, bool final)
 {
-    int64_t size = p->dtype == DCOMM_F32 ? 4 : 1;
+    int64_t size = p->dtype == DCOMM_F32 ? 4 : p->dtype == DCOMM_BF16 ? 2 : 1;
     for (int64_t i = 0; i < len / size; i++) {
-        if (size == 4) {
-            float sum = (float)sim_get(src[0], i, DCOMM_F32);
+        if (size > 1) {
+            dcomm_dtype dtype = (dcomm_dtype)p->dtype;
+            float sum = (float)sim_get(src[0], i, dtype);
             for (size_t k = 1; k < n; k++) {
-                sum += (float)sim_get(src[k], i, DCOMM_F32);
+                sum += (float)sim_get(src[k], i, dtype);
             }
             sum = final && p->op == DCOMM_AVG ? sum / (float)p->nranks : sum;
-            memcpy(dst + 4 * i, &sum, 4);
+            if (size == 4) {
+                memcpy(dst + 4 * i, &sum, 4);
+            } else {
+                sim_put_bf16(dst, i, sum);
+            }
         } else {
             uint8_t sum = src[0][i];
             for (size_t k = 1; k < n; k++) {

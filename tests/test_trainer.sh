@@ -56,6 +56,19 @@ for kib in 1 30 1024; do
     check "in buckets of $kib KiB" train buckets 3 --deterministic --buckets $kib
     check "the same bits in buckets of $kib KiB" same checksum 0 fixed buckets
 done
+check "a scaled loss" train scaled 3 --deterministic --buckets 30 --loss-scale 1024
+check "a scale that is a power of two changes no bit" same checksum 0 fixed scaled
+# says WORDS NAME RANKS OPTIONS...: a run that prints the words.
+says() {
+    local words=$1
+    shift
+    train "$@" | tee "$scratch/said" | grep -qF "$words"
+}
+check "an infinite gradient is reported, and the scale halved" says \
+    "step    11  skipped: gradient layer1.norm1[10] of rank 1 is inf; loss scale 512" \
+    spoiled 3 --buckets 30 --loss-scale 1024 --spoil 10:1
+check "training recovers" falls spoiled
+check "its loss is near that of a run without" same final_loss 0.05 fixed spoiled
 check "buckets, a progress thread, more ranks than sequences" \
     env DCOMM_PROGRESS_THREAD=1 "$build/dcomm-run" -n 3 -- "$trainer" --steps 40 --batch 2 \
     --seq 32 --dim 32 --sample 0 --buckets 20 --trace "$scratch"

@@ -126,6 +126,12 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
                                      .clip = (double)o->clip};
         status = dcomm_scaler_create(e->buckets, &scaling, &e->scaler);
     }
+    if (status == DCOMM_OK && o->report) {
+        status = dcomm_buckets_calibrate(e->buckets, 5);
+    }
+    if (status == DCOMM_OK) {
+        status = dcomm_comm_stats(dcomm_buckets_comm(e->buckets), &e->before);
+    }
     free(params);
     free(specs);
     free(names);
@@ -220,7 +226,19 @@ dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict)
 dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats)
 {
     *stats = (dcomm_stats){0};
-    return e->buckets != NULL ? dcomm_comm_stats(dcomm_buckets_comm(e->buckets), stats) : DCOMM_OK;
+    if (e->buckets == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = dcomm_comm_stats(dcomm_buckets_comm(e->buckets), stats);
+    stats->bytes_sent -= e->before.bytes_sent;
+    stats->bytes_read -= e->before.bytes_read;
+    stats->codec_ns -= e->before.codec_ns;
+    return status;
+}
+
+dcomm_status exchange_report(const exchange *e, dcomm_buckets_report *report)
+{
+    return dcomm_buckets_get_report(e->buckets, report);
 }
 
 /* Of the largest bucket. */

@@ -26,6 +26,7 @@ typedef struct exchange {
     size_t spoils;
     dcomm_status status; /* the first error of exchange_ready */
     double seconds;      /* within exchange_ready */
+    dcomm_stats before;  /* of the buckets' communicator, behind their calibration */
 } exchange;
 
 /* Everything by options.codec and its like. Statuses and sentences are dcomm's. */
@@ -40,6 +41,8 @@ void exchange_ready(void *user, size_t tensor);
 dcomm_status exchange_finish(exchange *e);
 /* With a scaler: unscale and clip them, unless the step is to be skipped. */
 dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict);
+/* With options.report: what buckets took. */
+dcomm_status exchange_report(const exchange *e, dcomm_buckets_report *report);
 /* What was sent for it, besides the communicator's own. */
 dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats);
 /* The algorithm that sums the longest part. */

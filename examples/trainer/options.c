@@ -40,6 +40,7 @@ static void help(void)
         "  --trace DIR      with buckets: each rank writes the last steps there, as rankR.json, "
         "for\n"
         "                   Perfetto or chrome://tracing\n"
+        "  --report         with buckets: time them alone first, and print what was hidden\n"
         "  --loss-scale X   with buckets: scale the loss by X to begin with, skip a step whose\n"
         "                   gradients are not finite, and halve X then (the loss is not scaled)\n"
         "  --scale-interval N  good steps until it is doubled (100)\n"
@@ -143,6 +144,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         DETERMINISTIC,
         BUCKETS,
         TRACE,
+        REPORT,
         LOSS_SCALE,
         SCALE_INTERVAL,
         CLIP,
@@ -175,6 +177,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"buckets", required_argument, NULL, BUCKETS},
         {"trace", required_argument, NULL, TRACE},
+        {"report", no_argument, NULL, REPORT},
         {"loss-scale", required_argument, NULL, LOSS_SCALE},
         {"scale-interval", required_argument, NULL, SCALE_INTERVAL},
         {"clip", required_argument, NULL, CLIP},
@@ -268,6 +271,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case TRACE:
             o->trace = optarg;
             break;
+        case REPORT:
+            o->report = true;
+            break;
         case LOSS_SCALE:
             good = parse_above(optarg, &o->loss_scale);
             break;
@@ -323,8 +329,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         return usage("--buckets goes neither with --optimizer frozen nor with --dump, which need "
                      "gradients that are not summed yet");
     }
-    if (o->loss_scale > 0 && o->buckets == 0) {
-        return usage("--loss-scale is for --buckets");
+    if ((o->loss_scale > 0 || o->report) && o->buckets == 0) {
+        return usage("--loss-scale and --report are for --buckets");
     }
     if ((o->clip > 0 || o->spoil_step >= 0) && o->loss_scale == 0) {
         return usage("--clip and --spoil are for --loss-scale");

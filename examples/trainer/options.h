@@ -22,6 +22,7 @@ typedef struct options {
     int scale_interval;         /* good steps until it is doubled */
     float clip;                 /* of the gradient's norm, with a loss scale; 0: not clipped */
     int spoil_step, spoil_rank; /* a gradient of that rank is infinite; -1: none */
+    bool report;                /* what buckets took */
     const char *trace;          /* directory for traces of the last steps; NULL: none */
     const char *json;
     int warmup; /* of dgc, steps */

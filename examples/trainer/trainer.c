@@ -383,6 +383,24 @@ static int write_json(const trainer *t, const summary *s)
     return fclose(file) == 0 ? EXIT_GOOD : EXIT_USAGE;
 }
 
+/* Of rank 0's last steps. */
+static dcomm_status print_report(const trainer *t)
+{
+    dcomm_buckets_report r;
+    dcomm_status status = exchange_report(&t->exchange, &r);
+    if (status >= 0 && t->rank == 0) {
+        const dcomm_bucket_time *const times[] = {&r.step, &r.backward, &r.comm, &r.exposed};
+        static const char *const names[] = {"step", "backward", "under way", "exposed"};
+        printf("buckets, ms, of %" PRIu64 " steps    p50      p95      p99\n", r.steps);
+        for (int i = 0; i < 4; i++) {
+            printf("%-24s %8.2f %8.2f %8.2f\n", names[i], times[i]->p50 * 1e3, times[i]->p95 * 1e3,
+                   times[i]->p99 * 1e3);
+        }
+        printf("all buckets alone %.2f ms\n", r.alone_s * 1e3);
+    }
+    return status;
+}
+
 /* The whole run, with everything allocated. */
 static int run(trainer *t)
 {
@@ -428,6 +446,9 @@ static int run(trainer *t)
                 return result;
             }
         }
+    }
+    if (t->o->report && print_report(t) < 0) {
+        return comm_failed(t, "report");
     }
     if (t->o->trace != NULL) {
         char path[4096];
