@@ -326,12 +326,6 @@ static inline size_t dcommi_moe_chunk_tokens(const dcomm_moe *m, int c)
     return c >= 0 && c < m->opts.chunks ? m->chunk_first[c + 1] - m->chunk_first[c] : 0;
 }
 
-static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
-{
-    const size_t *first = m->inner.recv_first;
-    return c >= 0 && c < m->opts.chunks ? first[c + 1] - first[c] : 0;
-}
-
 static dcomm_status dcommi_moe_start_forth(dcomm_moe *m, dcommi_moe_pass pass, int c, const void *x)
 {
     DCOMMI_TRY(dcommi_moe_may_start(m, pass, c, x, dcommi_moe_chunk_tokens(m, c)));

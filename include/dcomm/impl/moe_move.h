@@ -136,7 +136,7 @@ static dcomm_status dcommi_moe_encode(dcomm_moe *m, int c, const float *x)
 typedef struct dcommi_moe_put {
     const dcomm_moe *m;
     unsigned char *arrived, *batch;
-    bool back, coded;
+    bool back, coded, past;
     dcomm_status status;
 } dcommi_moe_put;
 
@@ -146,9 +146,9 @@ static void dcommi_moe_put_piece(void *user, size_t arrived, size_t place, size_
     const dcomm_moe *m = p->m;
     size_t row = m->row;
     if (p->back) {
-        dcommi_host_copy(p->arrived + arrived * row, p->batch + place * row, rows * row);
+        dcommi_moe_copy(p->arrived + arrived * row, p->batch + place * row, rows * row, p->past);
     } else if (!p->coded) {
-        dcommi_host_copy(p->batch + place * row, p->arrived + arrived * row, rows * row);
+        dcommi_moe_copy(p->batch + place * row, p->arrived + arrived * row, rows * row, p->past);
     } else {
         for (size_t i = 0; i < rows && p->status >= 0; i++) {
             p->status = dcomm_decode(m->codec, p->arrived + (arrived + i) * m->wire, m->wire,
@@ -166,6 +166,7 @@ static dcomm_status dcommi_moe_place(dcomm_moe *m, dcommi_moe_pass pass, int c,
                           .arrived = dcommi_moe_at(m, memory, s->recv_first, c),
                           .batch = batch,
                           .back = back,
+                          .past = dcommi_moe_past(dcommi_moe_chunk_rows(m, c) * m->row),
                           .coded = pass == DCOMMI_MOE_DISPATCH && m->codec != NULL};
     bool direct = dcommi_moe_direct(m) && !put.coded;
     if (direct) { /* for what it says of the batch alone */

@@ -8,13 +8,18 @@
 
 /* ---- copying ---- */
 
-/* Rows for other ranks are read soon, unless they are too many for the caches. */
-static inline void dcommi_moe_copy_row(unsigned char *dst, const unsigned char *src, size_t bytes,
-                                       bool past)
+/* So many bytes are written past the caches: they would not stay there until they are read. */
+static inline bool dcommi_moe_past(size_t bytes)
+{
+    return bytes >= DCOMMI_STREAM_MIN && dcommi_isa_get() != DCOMMI_ISA_PORTABLE;
+}
+
+static inline void dcommi_moe_copy(unsigned char *dst, const unsigned char *src, size_t bytes,
+                                   bool past)
 {
     if (past) {
         dcommi_host_copy_past(dst, src, bytes);
-    } else {
+    } else if (bytes > 0) {
         memcpy(dst, src, bytes);
     }
 }
@@ -23,10 +28,9 @@ static inline void dcommi_moe_copy_row(unsigned char *dst, const unsigned char *
 static void dcommi_moe_gather(unsigned char *dst, const unsigned char *src, const uint32_t *from,
                               size_t first, size_t n, size_t bytes)
 {
-    bool past =
-        n * bytes >= DCOMMI_STREAM_MIN && bytes >= 1024 && dcommi_isa_get() != DCOMMI_ISA_PORTABLE;
+    bool past = bytes >= 1024 && dcommi_moe_past(n * bytes);
     for (size_t i = 0; i < n; i++) {
-        dcommi_moe_copy_row(dst + i * bytes, src + (from[i] - first) * bytes, bytes, past);
+        dcommi_moe_copy(dst + i * bytes, src + (from[i] - first) * bytes, bytes, past);
     }
 }
 

@@ -173,6 +173,13 @@ static inline bool dcommi_moe_direct(const dcomm_moe *m)
     return !m->hier && m->place_first[m->rank + 1] - m->place_first[m->rank] <= 1;
 }
 
+/* Rows that a chunk brings to the experts of this rank; 0: no such chunk. */
+static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
+{
+    const size_t *first = m->inner.recv_first;
+    return c >= 0 && c < m->opts.chunks ? first[c + 1] - first[c] : 0;
+}
+
 /* ---- memory ---- */
 
 static void dcommi_moe_release(dcommi_moe_memory *memory)
