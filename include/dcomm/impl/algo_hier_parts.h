@@ -286,7 +286,7 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     s.chunk_bytes = 0;
     s.groups = NULL;
     s.coding = NULL;
-    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
+    s.counts = s.displs = s.send_counts = s.send_displs = s.matrix = NULL;
     s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
     return s;
 }

@@ -11,6 +11,7 @@
 #include "algo_doubling.h"
 #include "algo_hier.h"
 #include "algo_hier_note.h"
+#include "algo_hier_v.h"
 #include "algo_misc.h"
 #include "algo_ring.h"
 #include "algo_tree.h"
@@ -137,6 +138,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; all blocks but the own per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, 13, 5, dcommi_hier_note_flat,
+     "counts to all; within hosts, M-1 rounds across; one message per rank of the other hosts",
+     "Traeff and Hunold 2020"},
     {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false, 16, 16, NULL,
      "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
     {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, 5, 5, NULL,

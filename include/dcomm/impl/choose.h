@@ -79,7 +79,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
     default:
         break;
     }
-    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
     q.in_place = false;
     q.root = 0;
     q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
@@ -128,7 +128,19 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
-    return dcommi_price_plans(t, &plans, limit, budget, price);
+    DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
+    if (algo->make == dcommi_hier_alltoallv) { /* and the stage in which counts are agreed on */
+        dcommi_price first;
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, algo->name);
+        p.shape.coll = p.algo->coll;
+        p.shape.dtype = DCOMM_U64;
+        p.shape.count = (size_t)s->nranks;
+        DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
+        price->ps += first.ps;
+        price->unhurried += first.unhurried;
+        price->over = price->over || first.over;
+    }
+    return DCOMM_OK;
 }
 
 /* ---- the choice ---- */
