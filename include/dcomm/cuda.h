@@ -11,8 +11,8 @@
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
  * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
- *   returns. It allocates nothing and waits for nothing, and launches the same whatever the data,
- * so that it can be captured into a graph; a captured call keeps its arguments.
+ *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
+ *   can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
