@@ -101,8 +101,69 @@ static void codec(const char *spec, size_t n, const std::vector<memory *> &in, c
     dcomm_codec_destroy(&c);
 }
 
+/* Encoding with the threshold that the last call has left, and as a first call does. */
+static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, const memory &out,
+                   const memory &next)
+{
+    dcomm_codec *c = NULL;
+    if (dcomm_codec_create(spec, &c) != DCOMM_OK) {
+        std::fprintf(stderr, "dcomm-kernels: %s\n", dcomm_last_error());
+        failures++;
+        return;
+    }
+    const size_t most = dcomm_codec_max_bytes(c, n), room = dcomm_cuda_workspace_bytes(c, n);
+    memory workspace(room), scatter(dcomm_cuda_decode_workspace_bytes(c, n) + 64);
+    memory found(sizeof(dcomm_cuda_report)), wire(most);
+    std::vector<memory *> wires;
+    const void *at[WIRES];
+    size_t lens[WIRES];
+    dcomm_cuda_report raw = dcomm_cuda_report();
+    dcomm_codec_report report = dcomm_codec_report();
+    cudaMemset(workspace.p, 0, room);
+    cudaMemset(found.p, 0, sizeof raw);
+    for (int w = 0; w < WIRES; w++) {
+        wires.push_back(new memory(most));
+        at[w] = wires[(size_t)w]->p;
+        if (dcomm_cuda_encode(c, in[(size_t)w]->f(), NULL, NULL, n, NULL, wires[(size_t)w]->p, most,
+                              workspace.p, static_cast<dcomm_cuda_report *>(found.p),
+                              NULL) != DCOMM_OK ||
+            !fine(cudaMemcpy(&raw, found.p, sizeof raw, cudaMemcpyDeviceToHost), "the report") ||
+            dcomm_cuda_report_check(c, n, &raw, &report) != DCOMM_OK) {
+            std::fprintf(stderr, "dcomm-kernels: %s\n", dcomm_last_error());
+            failures++;
+        }
+        lens[w] = report.bytes;
+    }
+    const size_t len = report.bytes, scattered = WIRES * (len + 8 * report.kept);
+    const std::string name = spec;
+    const auto encode = [&](bool feedback) {
+        return dcomm_cuda_encode(c, in[0]->f(), feedback ? in[1]->f() : NULL,
+                                 feedback ? next.f() : NULL, n, NULL, wire.p, most, workspace.p,
+                                 NULL, NULL);
+    };
+    measure(name + " encode", n, 4 * n + len, wire.p, 4, [&] { return encode(false); });
+    measure(name + " encode, feedback", n, 12 * n + len, wire.p, 4, [&] { return encode(true); });
+    measure(name + " encode, feedback, first call", n, 12 * n + len, wire.p, 4, [&] {
+        return fine(cudaMemsetAsync(workspace.p, 0, 64, NULL), "memset") ? encode(true)
+                                                                         : DCOMM_ERR_SYSTEM;
+    });
+    measure(name + " decode", n, 4 * n + len, out.p, 4 * n, [&] {
+        return dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, scatter.p, NULL, NULL);
+    });
+    measure(name + " decode-sum of 4", n, 4 * n + scattered, out.p, 4 * n, [&] {
+        return dcomm_cuda_decode_sum(c, at, lens, WIRES, out.f(), n, scatter.p, NULL, NULL);
+    });
+    for (memory *m : wires) {
+        delete m;
+    }
+    dcomm_codec_destroy(&c);
+}
+
 static void sizes(size_t n, uint64_t seed)
 {
+    static const char *const chosen[] = {"topk:k=0.01",      "topk:k=0.001",
+                                         "topk:k=0.1",       "topk:k=0.01,values=bf16",
+                                         "topk+qsgd:k=0.01", "threshold:k=0.01"};
     static const char *const specs[] = {"qsgd:bits=4",
                                         "qsgd:bits=4,rounding=nearest",
                                         "qsgd:bits=8",
@@ -129,6 +190,9 @@ static void sizes(size_t n, uint64_t seed)
     reductions(n, in, out);
     for (const char *spec : specs) {
         codec(spec, n, in, out, next);
+    }
+    for (const char *spec : chosen) {
+        sparse(spec, n, in, out, next);
     }
     measure_copy("copy, at the end", n, *in[0], out);
     for (memory *m : in) {

@@ -22,6 +22,46 @@ extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float 
     return dcommi_cuda_job_run(job, NULL, 1, key, stream);
 }
 
+/* ---- with a ledger ---- */
+
+static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
+{
+    return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
+                                     : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcomm_codec_layout layout;
+    return codec == NULL || dcomm_codec_get_layout(codec, &layout) != DCOMM_OK
+               ? 0
+               : dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(layout, count));
+}
+
+extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                 const float *residual, float *next, size_t count,
+                                                 const dcomm_codec_key *key, void *wire,
+                                                 size_t capacity, void *workspace,
+                                                 dcomm_cuda_report *report,
+                                                 dcomm_cuda_ledger *ledger, void *stream)
+{
+    dcommi_cuda_job job;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
+                                         count, wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    job.x = x;
+    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+                                     ledger, stream);
+}
+
 extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                           const size_t *bytes, size_t n, float factor,
                                           const float *residual, float *next, size_t count,

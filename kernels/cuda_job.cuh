@@ -22,6 +22,7 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* where a ledger is wanted */
 };
 
 static bool dcommi_cuda_casts(const dcomm_codec_layout &layout)
@@ -186,8 +187,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
         if (in != NULL) {
             p.in = *in;
         }
-        return dcommi_cuda_cast_launch(job.call, job.layout.format == DCOMM_FORMAT_F16, in != NULL,
-                                       p, stream);
+        p.tally = job.tally;
+        return job.layout.format == DCOMM_FORMAT_F16
+                   ? dcommi_cuda_cast_launch<true>(job.call, in != NULL, p, stream)
+                   : dcommi_cuda_cast_launch<false>(job.call, in != NULL, p, stream);
     }
     const int format = (int)job.layout.format;
     dcommi_cuda_bucket p = dcommi_cuda_bucket();
@@ -200,6 +203,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.next = job.next;
     p.wire = job.wire;
     p.report = job.report;
+    p.tally = job.tally;
     p.count = job.count;
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
     p.bucket = (uint32_t)job.layout.bucket;
@@ -209,8 +213,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.pass = job.layout.nonfinite == 2;
     p.pairs = pairs;
     p.wire_pairs = dcommi_cuda_aligned(job.wire, 8);
-    return in != NULL ? dcommi_cuda_encode_format<true>(job.call, format, &p, stream)
-                      : dcommi_cuda_encode_format<false>(job.call, format, &p, stream);
+    return in != NULL ? dcommi_cuda_encode_format<true, false>(job.call, format, &p, stream)
+           : job.tally != NULL
+               ? dcommi_cuda_encode_format<false, true>(job.call, format, &p, stream)
+               : dcommi_cuda_encode_format<false, false>(job.call, format, &p, stream);
 }
 
 /* ---- decoding ---- */

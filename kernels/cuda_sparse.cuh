@@ -174,12 +174,11 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
     const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP;
     const uint64_t first =
         ((uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp) * (DCOMMI_CUDA_TOPK_TILE / 32);
-    uint32_t word[DCOMMI_CUDA_MAP_WORDS], own = 0;
+    uint32_t own = 0;
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
         const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
-        word[k] = dcommi_cuda_map_word(w.index, i, p.count);
-        own += (uint32_t)__popc(word[k]);
+        own += (uint32_t)__popc(dcommi_cuda_map_word(w.index, i, p.count));
     }
     own = dcommi_cuda_warp_sum(own);
     if (dcommi_cuda_lane() == 0) {
@@ -190,14 +189,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
     for (uint32_t v = 0; v < warp; v++) {
         at += room[v];
     }
-#pragma unroll
+#pragma unroll 1
     for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
-        const uint32_t bits = (uint32_t)__popc(word[k]), upto = dcommi_cuda_warp_prefix(bits);
         const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
+        uint32_t word = dcommi_cuda_map_word(w.index, i, p.count);
+        const uint32_t bits = (uint32_t)__popc(word), upto = dcommi_cuda_warp_prefix(bits);
         uint32_t mine = at + upto - bits;
         at += __shfl_sync(DCOMMI_CUDA_ALL, upto, DCOMMI_CUDA_WARP - 1);
-        for (uint32_t left = word[k]; left != 0; left &= left - 1, mine++) {
-            const uint64_t index = 32 * i + (uint32_t)__ffs((int)left) - 1;
+        for (; word != 0; word &= word - 1, mine++) {
+            const uint64_t index = 32 * i + (uint32_t)__ffs((int)word) - 1;
             if (index < p.count && mine < w.kept) {
                 dcommi_cuda_scatter_one(p, mine, (uint32_t)index, bad);
             }

@@ -201,10 +201,11 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                            DCOMMI_CUDA_TOPK_THREADS, p, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_launch(job.call, dcommi_cuda_topk_scan_kernel,
-                           (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE,
-                           DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
+    const uint64_t tiles = (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                       p.residual != NULL ? dcommi_cuda_topk_scan_kernel<true>
+                                                          : dcommi_cuda_topk_scan_kernel<false>,
+                                       tiles, DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_count_kernel, groups,
                                        DCOMMI_CUDA_TOPK_THREADS, p, stream));

@@ -131,16 +131,16 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_quad_store(float *x, uint32_t left, bool vec
 }
 
 /* What an element counts as. */
+template <bool ADDS>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, float x, float r,
                                                   uint32_t i, dcommi_cuda_found *found)
 {
-    const bool adds = p.residual != NULL;
-    uint32_t b = dcommi_f32_bits(adds ? __fadd_rn(x, r) : x);
+    uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(b)) {
         if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
             found->nonfinite++;
             found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
-            b = adds ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
+            b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
         } else {
             found->clipped++;
             b--;
@@ -175,6 +175,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
     }
 }
 
+/* ADDS: there is a residual. */
+template <bool ADDS>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
     dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -196,7 +198,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
         const uint32_t left = dcommi_cuda_left(at, p.count);
         dcommi_cuda_quad_load(p.x + at, left, p.vectors, v + 4 * k);
-        if (p.residual != NULL) {
+        if (ADDS) {
             dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
         }
     }
@@ -209,14 +211,15 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         for (uint32_t c = 0; c < 4; c++) {
             float *e = &v[4 * k + c], *rest = &r[4 * k + c];
             if (c < left) {
-                const uint32_t b = dcommi_cuda_topk_take(p, *e, *rest, (uint32_t)at + c, &found);
+                const uint32_t b =
+                    dcommi_cuda_topk_take<ADDS>(p, *e, *rest, (uint32_t)at + c, &found);
                 const bool candidate = (b & DCOMMI_CUDA_ABS) >= threshold;
                 row |= (candidate ? 1u : 0u) << c;
                 *e = dcommi_f32_from_bits(b);
                 *rest = dcommi_cuda_odd(b) ? *rest : candidate ? 0 : *e;
             }
         }
-        if (p.residual != NULL) {
+        if (ADDS) {
             dcommi_cuda_quad_store(p.next + at, left, p.vectors, r + 4 * k);
         }
         mask |= row << 4 * k;
@@ -257,7 +260,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
                 if (own < p.room) {
                     p.bits[own] = dcommi_f32_bits(v[4 * k + c]);
                     p.index[own] = (uint32_t)at;
-                } else if (p.residual != NULL && !dcommi_cuda_odd(dcommi_f32_bits(v[4 * k + c]))) {
+                } else if (ADDS && !dcommi_cuda_odd(dcommi_f32_bits(v[4 * k + c]))) {
                     p.next[at] = v[4 * k + c];
                 }
                 own++;

@@ -291,7 +291,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     if (lane == 0 && warp == DCOMMI_CUDA_TOPK_WARPS - 1 && form == DCOMMI_SPARSE_BLOCKS) {
         dcommi_cuda_put32(out + 4 * (uint64_t)blockIdx.x, own.x + (own.y < need ? own.y : need));
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) {
         dcommi_cuda_put32(p.wire, kept);
     }
 }

@@ -210,6 +210,40 @@ static bool corrupt_one(const dcomm_codec *codec, size_t count)
     return true;
 }
 
+/* A NaN that is on a wire, where none may be, is one in what it is added to, and nothing else is.
+ */
+static bool corrupt_nan(const dcomm_codec *codec, size_t count)
+{
+    const size_t len = dcomm_codec_max_bytes(codec, count), at = count / 3;
+    bytes wire(len);
+    const std::vector<float> x = numbers(count, NORMAL);
+    std::vector<float> sum = x;
+    size_t written = 0;
+    good(dcomm_encode(codec, x.data(), count, NULL, wire.data(), len, &written, NULL, NULL),
+         "encode");
+    wire[at] = 0x7e; /* of e5m2 */
+    area there(len), to(4 * count), report(sizeof(dcomm_cuda_report));
+    const dcomm_cuda_report none = dcomm_cuda_report();
+    const void *p = there.at;
+    there.put(wire.data());
+    to.put(x.data());
+    report.put(&none);
+    good(launched([&](void *stream) {
+             return dcomm_cuda_decode_add(codec, &p, &len, 1, reinterpret_cast<float *>(to.at),
+                                          count, NULL,
+                                          reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
+         }),
+         "decode_add");
+    const bytes got = to.get();
+    std::memcpy(sum.data(), got.data(), got.size());
+    for (size_t i = 0; i < count; i++) {
+        if (std::isnan(sum[i]) != (i == at)) {
+            return wrong("element " + std::to_string(i) + " beside a NaN on a wire");
+        }
+    }
+    return report_of(report).corrupt != 0 || wrong("a NaN on a wire was not found");
+}
+
 /* turn: which policy small runs take. */
 static void test_codec(const char *spec, int turn)
 {
@@ -249,9 +283,109 @@ static void test_codec(const char *spec, int turn)
             }
         }
         fine = fine && corrupt_one(codec, 700) && corrupt_one(codec, bucket + 513);
+        fine = fine && (layout.format != DCOMM_FORMAT_E5M2 || corrupt_nan(codec, 1500));
         dcomm_codec_destroy(&codec);
         if (!fine) {
             trouble = full + ": " + trouble;
+            break;
+        }
+    }
+    ok(name);
+}
+
+/* A ledger: its counts are the CPU's, its sums to rounding, and the rest as without it. */
+static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool feedback)
+{
+    const size_t len = dcomm_codec_max_bytes(codec, count);
+    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    const std::string what = "ledger of " + std::to_string(count) + " elements, " +
+                             kind_names[kind] + (feedback ? ", feedback" : "");
+    coded want;
+    want.wire.resize(len);
+    want.next.resize(count);
+    size_t written = 0;
+    dcomm_ledger ledger = dcomm_ledger(), got = dcomm_ledger();
+    want.status = dcomm_encode_ledger(codec, x.data(), feedback ? r.data() : NULL,
+                                      feedback ? want.next.data() : NULL, count, NULL,
+                                      want.wire.data(), len, &written, NULL, &want.report, &ledger);
+    area in(4 * count), residual(4 * count), next(4 * count), wire(len),
+        report(sizeof(dcomm_cuda_report)), sums(sizeof(dcomm_cuda_ledger)),
+        room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+    const dcomm_cuda_report none = dcomm_cuda_report();
+    dcomm_cuda_ledger there = dcomm_cuda_ledger();
+    in.put(x.data());
+    residual.put(r.data());
+    report.put(&none);
+    sums.put(&there);
+    if (!good(launched([&](void *stream) {
+                  return dcomm_cuda_encode_ledger(
+                      codec, reinterpret_cast<float *>(in.at),
+                      feedback ? reinterpret_cast<float *>(residual.at) : NULL,
+                      feedback ? reinterpret_cast<float *>(next.at) : NULL, count, NULL, wire.at,
+                      len, room.at, reinterpret_cast<dcomm_cuda_report *>(report.at),
+                      reinterpret_cast<dcomm_cuda_ledger *>(sums.at), stream);
+              }),
+              what) ||
+        !same(wire.get(), want.wire.data(), what) ||
+        !same_report(codec, count, report, want, what) ||
+        (feedback && !same(next.get(), want.next.data(), what)) || !wire.guarded() ||
+        !room.guarded() || !sums.guarded()) {
+        return false;
+    }
+    const bytes raw_sums = sums.get();
+    std::memcpy(&there, raw_sums.data(), sizeof there);
+    dcomm_cuda_ledger_add(&got, count, &there, &want.report);
+    /* Beside which a sum may be rounded: those with signs beside what they would be without. */
+    const double *s = ledger.sums,
+                 beside[8] = {s[0], s[1], std::sqrt(s[0] * s[1]), s[3], s[5], s[5], s[6], s[7]};
+    for (int k = 0; k < 8; k++) {
+        if (!(std::fabs(got.sums[k] - s[k]) <= 1e-12 * beside[k] + 1e-300)) {
+            char text[128];
+            std::snprintf(text, sizeof text, ": sum %d is %.17g, not %.17g", k, got.sums[k], s[k]);
+            return wrong(what + text);
+        }
+    }
+    return (got.count == ledger.count && got.encoded == ledger.encoded &&
+            got.wire_bytes == ledger.wire_bytes && got.clipped == ledger.clipped &&
+            got.nonfinite == ledger.nonfinite &&
+            std::fabs(got.residual_norm - ledger.residual_norm) <= 1e-12 * ledger.residual_norm) ||
+           wrong(what + ": counts are not the CPU's");
+}
+
+static void test_ledger(void)
+{
+    static const char *const of[] = {"qsgd:nonfinite=zero",
+                                     "qsgd:bits=8,bucket=128,norm=two,nonfinite=pass",
+                                     "qsgd:bits=1,bucket=1024,nonfinite=zero",
+                                     "qsgd:bits=2,bucket=16384,nonfinite=pass",
+                                     "tern:nonfinite=zero",
+                                     "sign:bucket=1536,nonfinite=pass",
+                                     "fp8:nonfinite=zero",
+                                     "fp8:type=e5m2,rounding=stochastic,nonfinite=pass",
+                                     "f16:nonfinite=pass",
+                                     "bf16:rounding=stochastic,nonfinite=fail"};
+    const size_t counts[] = {0, 1, 700, 3 * 16384 + 77, 700000};
+    const std::string name = std::string("ledgers") + launch_names[launch_now];
+    int turn = 0;
+    bool fine = !late(name);
+    for (const char *spec : of) {
+        dcomm_codec *codec = NULL;
+        fine = fine && good(dcomm_codec_create(spec, &codec), spec);
+        for (size_t count : counts) {
+            if (count > 100000 && (small || turn > 0)) { /* more blocks than one launch adds */
+                continue;
+            }
+            for (int kind : {(int)NORMAL, (int)ODD, (int)BITS}) {
+                fine = fine && ledger_one(codec, count, kind, (turn + kind) % 2 == 0) &&
+                       (small || ledger_one(codec, count, kind, (turn + kind) % 2 == 1));
+            }
+        }
+        if (!fine && !trouble.empty()) {
+            trouble = std::string(spec) + ": " + trouble;
+        }
+        dcomm_codec_destroy(&codec);
+        turn++;
+        if (!fine) {
             break;
         }
     }

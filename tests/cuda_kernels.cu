@@ -17,6 +17,8 @@
 
 #include "cuda_dense.h"
 #include "cuda_folds.h"
+#include "cuda_lowrank.h"
+#include "cuda_sparse.h"
 
 /* ---- arguments ---- */
 
@@ -77,16 +79,10 @@ static void test_arguments(void)
     dcomm_codec_destroy(&sparse);
     ok("arguments");
 }
-<<<<<<< HEAD
+
 #ifndef DCOMMI_CUDA_SHIM
 /* A captured encoding that is run again takes what its input has become. */
 static void test_replay(void)
-=======
-
-#include "cuda_sparse.h"
-
-static void test_all(void)
->>>>>>> h-topk
 {
     const size_t count = 5000;
     dcomm_codec *codec = NULL;
@@ -132,15 +128,14 @@ static void test_kernels(void)
     for (const char *spec : specs) {
         test_codec(spec, turn++);
     }
-<<<<<<< HEAD
+    test_ledger();
+    test_lowrank();
+    test_sparse_all();
 }
 
 static void test_once(void)
 {
     test_kernels();
-=======
-    test_sparse_all();
->>>>>>> h-topk
     if (!small) {
         test_far("qsgd:bits=4,bucket=512");
         test_far("qsgd:bits=4,bucket=1024");

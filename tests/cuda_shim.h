@@ -93,9 +93,15 @@ struct shim_block {
 static shim_block shim;
 /* How fibers take turns: 0 upwards, 1 downwards, 2 scattered. */
 static int shim_order;
-/* How many blocks of a launch run, its last ones; 0: all. For arrays that are very long. */
+/* How many blocks of a launch of more than a thousand run, its last ones; 0: all. For arrays that
+ * are very long. */
 static unsigned shim_last;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+static inline unsigned shim_skipped(void)
+{
+    return shim_last > 0 && gridDim.x > 1000 ? gridDim.x - shim_last : 0;
+}
 
 static inline void shim_wait(shim_state state)
 {
@@ -254,7 +260,7 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
     shim.body = shim_call<P>::run;
     blockDim = dim3{threads, 1, 1};
     gridDim = dim3{blocks, 1, 1};
-    const unsigned first = shim_last > 0 && shim_last < blocks ? blocks - shim_last : 0;
+    const unsigned first = shim_skipped();
     for (unsigned b = first; b < blocks; b++) {
         blockIdx = dim3{shim_order == 1 ? blocks - 1 - (b - first) : b, 0, 0};
         shim_run_block();
@@ -380,8 +386,7 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v)
  * have been there. */
 static inline unsigned atomicInc(unsigned *p, unsigned most)
 {
-    const unsigned skipped = shim_last > 0 && shim_last < gridDim.x ? gridDim.x - shim_last : 0;
-    const unsigned before = *p < skipped ? skipped : *p;
+    const unsigned before = *p < shim_skipped() ? shim_skipped() : *p;
     *p = before >= most ? 0 : before + 1;
     return before;
 }
@@ -441,6 +446,16 @@ static inline double __dsqrt_rn(double a)
 static inline float __fmaf_rn(float a, float b, float c)
 {
     return std::fma(a, b, c);
+}
+
+static inline double __fma_rn(double a, double b, double c)
+{
+    return std::fma(a, b, c);
+}
+
+static inline float __double2float_rn(double a)
+{
+    return (float)a;
 }
 
 static inline int __float2int_rz(float a)

@@ -17,6 +17,7 @@
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+#include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
 #include "../../kernels/wire.h"
 #include "../../kernels/wire_sparse.h"
@@ -51,4 +52,5 @@
 #ifdef DCOMM_CUDA_IMPLEMENTATION
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
+#include "../../kernels/cuda_powersgd.cuh"
 #endif

@@ -69,6 +69,22 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape)
+{
+    if (codec == NULL || shape == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
+                           codec == NULL ? "codec" : "shape");
+    }
+    if (codec->ops != &dcommi_codec_powersgd) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
+                           codec->spec);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence)
 {
     return dcommi_fail(status, "%s", sentence != NULL ? sentence : "");
@@ -104,6 +120,21 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                            codec->ops->name, (size_t)report->nonfinite, count, first);
     }
     return DCOMM_OK;
+}
+
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report)
+{
+    _Static_assert(sizeof sums->sums == sizeof ledger->sums, "the same sums");
+    ledger->count += sums->count;
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += sums->sums[s];
+    }
+    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
+        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+    }
+    dcomm_ledger_encoded(ledger, count, report);
 }
 
 #endif
