@@ -17,12 +17,13 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
                            codec == NULL ? "codec" : "layout");
     }
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
-    if (codec->ops == &dcommi_codec_f16 || codec->ops == &dcommi_codec_bf16) {
-        layout->format = codec->ops == &dcommi_codec_f16 ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
+    if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
+        layout->format =
+            dcommi_codec_is(codec, DCOMMI_IS_F16) ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
         layout->stochastic = dcommi_cast_stochastic(codec);
         return DCOMM_OK;
     }
-    if (codec->ops->max_bytes != dcommi_bucket_row_bytes) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_BUCKETED)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s is not dense: f16, bf16, fp8, qsgd, tern and sign are",
                            codec->spec);

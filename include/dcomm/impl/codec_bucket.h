@@ -628,10 +628,11 @@ static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dco
     return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
 }
 
-#define DCOMMI_BUCKET_ROW                                                           \
-    .max_bytes = dcommi_bucket_row_bytes, .workspace = dcommi_bucket_row_workspace, \
-    .encode = dcommi_bucket_row_encode, .decode = dcommi_bucket_row_decode,         \
-    .decode_sum = dcommi_bucket_row_sum, .recode = dcommi_bucket_row_recode
+#define DCOMMI_BUCKET_ROW                                                         \
+    .is = DCOMMI_IS_BUCKETED, .max_bytes = dcommi_bucket_row_bytes,               \
+    .workspace = dcommi_bucket_row_workspace, .encode = dcommi_bucket_row_encode, \
+    .decode = dcommi_bucket_row_decode, .decode_sum = dcommi_bucket_row_sum,      \
+    .recode = dcommi_bucket_row_recode
 
 /* Checks option `bucket`. */
 static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)

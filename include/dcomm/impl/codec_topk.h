@@ -21,7 +21,10 @@ static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *w
 
 /* ---- lengths ---- */
 
-static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+static inline bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return !dcommi_codec_is(codec, DCOMMI_IS_SAMPLED);
+}
 
 /* Whether exactly the largest are chosen: also where there are too few elements for a sample. */
 static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
@@ -456,6 +459,7 @@ static const dcommi_codec_option dcommi_threshold_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_topk = {
     .name = "topk",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT,
     .summary = "exactly the k elements of largest magnitude, ties to the lower index",
     .options = dcommi_topk_options,
     .traits = dcommi_topk_traits,
@@ -469,6 +473,7 @@ static const dcommi_codec_ops dcommi_codec_topk = {
 
 static const dcommi_codec_ops dcommi_codec_threshold = {
     .name = "threshold",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT | DCOMMI_IS_SAMPLED,
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
     .traits = dcommi_topk_traits,
@@ -499,6 +504,7 @@ static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
 
 static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .name = "topk+qsgd",
+    .is = DCOMMI_IS_SELECTION,
     .summary = "topk, and the values that are sent through qsgd",
     .options = dcommi_topk_qsgd_options,
     .make = dcommi_topk_qsgd_make,
@@ -510,10 +516,5 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .decode_sum = dcommi_topk_decode_sum,
     .info = dcommi_topk_info,
 };
-
-static bool dcommi_topk_is_exact(const dcomm_codec *codec)
-{
-    return codec->ops != &dcommi_codec_threshold;
-}
 
 #endif
