@@ -183,7 +183,10 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s);
     for (int place = 0; place < 5; place++) {
         static set t;
-        dcomm_buckets_opts opts = {.bucket_bytes = 500, .sum = true, .unused = true};
+        const size_t sizes[] = {500, 1, 3000, 0, 100};
+        dcomm_buckets_opts opts = {.bucket_bytes = sizes[place], .sum = true, .unused = true};
+        uint64_t seed = (uint64_t)rank * 7 + (uint64_t)place;
+        size_t order[SET_MAX];
         set_shape(&t, 12, 200, false, 3);
         set_settle(&t, comm, (set_place)place);
         set_make(&t, &opts);
@@ -198,7 +201,9 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
                 if (micro < 2) {
                     RANKS_OK(dcomm_buckets_begin(t.b, &skip));
                 }
-                for (size_t i = 0; i < t.n; i++) {
+                set_shuffle(&t, order, &seed);
+                for (size_t at = 0; at < t.n; at++) {
+                    size_t i = order[at];
                     /* 2 has a gradient in the first of them only, 3 on one rank only. */
                     if (i == 0 || (i == 2 && micro > 0) || (i == 3 && rank != 1)) {
                         continue;
