@@ -554,9 +554,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream, with sparse codecs a few, and returns. It allocates
- *   nothing and waits for nothing, and launches the same whatever the data, so that it can be
- *   captured into a graph; a captured call keeps its arguments.
+ * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
+ *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
+ *   can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -609,8 +609,8 @@ DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
  * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
- * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk leaves
- * in it makes its next call with this workspace faster, if that has the same k and count: a
+ * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
+ * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
  * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
  * report may be NULL. Errors also: DCOMM_ERR_UNSUPPORTED for topk+qsgd with nonfinite=pass and a
  * residual. */
@@ -618,6 +618,31 @@ DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
+/* What encodings did to numbers, added up over calls: device memory, aligned to 8, that was set to
+ * zero before the first of them. Elements compared, and the sums behind a dcomm_ledger. */
+typedef struct dcomm_cuda_ledger {
+    uint64_t count;
+    double sums[8];
+} dcomm_cuda_ledger;
+
+/* dcomm_cuda_encode, and in the same pass what it did into a ledger: dcomm_encode_ledger. Two or
+ * three launches, of which all but the first are short. The sums are taken in an order that depends
+ * on codec and count alone, and which is not the CPU's: they are the same from run to run, and
+ * differ from the CPU's by what rounding of f64 sums amounts to. workspace:
+ * dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64. */
+DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                const float *residual, float *next, size_t count,
+                                                const dcomm_codec_key *key, void *wire,
+                                                size_t capacity, void *workspace,
+                                                dcomm_cuda_report *report,
+                                                dcomm_cuda_ledger *ledger, void *stream);
+DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Add to a ledger what copies in host memory of a device's ledger and of a report say that `count`
+ * elements' encoding did; `report` is what dcomm_cuda_report_check made of it. The residual's norm
+ * becomes that of all encodings in `sums`: of the last one, where it was zero before that. */
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report);
 /* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
  * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
  * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
@@ -641,6 +666,43 @@ DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *c
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+/* ---- powersgd, step by step ---- */
+
+/* An array of `count` elements as a matrix of rows x cols, row by row, what lacks in the last row
+ * being 0. P is `rank` columns of `rows` elements, one column after the other, and Q `rank` columns
+ * of `cols`. A wire is P, and Q behind it. */
+typedef struct dcomm_codec_matrix {
+    size_t count, rows, cols, rank;
+} dcomm_codec_matrix;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape);
+
+/* An encoding is start, p, orthonormal, q (with turns=N, N times), and with error feedback product
+ * with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q, approximate
+ * the sum. Each is one launch and writes the CPU's bytes; elements of x that are denormal or not
+ * finite count as 0. Costs: p and q read x once for each four columns of the rank, product reads
+ * and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
+ *
+ * Q ready for a step: columns that are not 0 keep their direction, those that are 0 become random
+ * by the key without its rank. Zero q before the first step. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                 const dcomm_codec_key *key, float *q,
+                                                 void *stream);
+/* p = x q. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                             const float *q, float *p, void *stream);
+DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                       void *stream);
+/* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                             const float *p, float *q, dcomm_cuda_report *report,
+                                             void *stream);
+/* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                   const float *q, float *x, int how, void *stream);
 
 /* ---- for other back ends ---- */
 
@@ -2246,6 +2308,39 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+/* ==== kernels/tally.h ====================================================================== */
+/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
+#ifndef DCOMMI_TALLY_SUMS_H
+#define DCOMMI_TALLY_SUMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+typedef struct dcommi_tally {
+    double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
+    uint64_t seen;  /* elements compared */
+    const float *x; /* what to compare with; NULL: nothing */
+    bool done;      /* the codec has taken the sums as it encoded */
+} dcommi_tally;
+
+#endif
 /* ==== kernels/rng.h ======================================================================== */
 /* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
  * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
@@ -3187,39 +3282,6 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 #ifndef DCOMMI_CODEC_H
 #define DCOMMI_CODEC_H
 
-/* ==== kernels/tally.h ====================================================================== */
-/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
-#ifndef DCOMMI_TALLY_SUMS_H
-#define DCOMMI_TALLY_SUMS_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
-enum {
-    DCOMMI_LEDGER_XX,       /* x^2 */
-    DCOMMI_LEDGER_YY,       /* y^2 */
-    DCOMMI_LEDGER_XY,       /* x y */
-    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
-    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
-    DCOMMI_LEDGER_X,        /* |x| */
-    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
-    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
-    DCOMMI_LEDGER_SUMS
-};
-
-/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
-enum { DCOMMI_LEDGER_LANES = 8 };
-
-typedef struct dcommi_tally {
-    double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
-    uint64_t seen;  /* elements compared */
-    const float *x; /* what to compare with; NULL: nothing */
-    bool done;      /* the codec has taken the sums as it encoded */
-} dcommi_tally;
-
-#endif
 
 #include <float.h>
 #include <math.h>
@@ -3310,8 +3372,20 @@ enum {
     DCOMMI_CODEC_FEEDBACK = 16    /* encode takes a residual; else the library makes two passes */
 };
 
+/* What a row is, whatever its options, for those who know its wire. */
+enum {
+    DCOMMI_IS_CAST = 1, /* 16 bits an element, in order: of f16 or of bf16 */
+    DCOMMI_IS_F16 = 2,
+    DCOMMI_IS_BUCKETED = 4,  /* codes and steps, as codec->bucketing says */
+    DCOMMI_IS_SELECTION = 8, /* elements and their indices, as in kernels/wire_sparse.h */
+    DCOMMI_IS_SPLIT = 16,    /* of which each can be sent apart */
+    DCOMMI_IS_SAMPLED = 32,  /* of which there are as many as a sample suggests */
+    DCOMMI_IS_PRODUCTS = 64  /* two matrices, one made of the other; both can be summed */
+};
+
 struct dcommi_codec_ops {
     const char *name;
+    unsigned is;         /* DCOMMI_IS_* */
     const char *summary; /* one line for people */
     const dcommi_codec_option *options;
     /* Checks what the options say together; sets codec->inner where there is one. NULL: nothing. */
@@ -3337,6 +3411,16 @@ struct dcommi_codec_ops {
 };
 
 /* ---- for codecs to share ---- */
+
+static inline bool dcommi_codec_is(const dcomm_codec *codec, unsigned what)
+{
+    return (codec->ops->is & what) != 0;
+}
+
+static inline bool dcommi_codec_has(const dcomm_codec *codec, unsigned trait)
+{
+    return (codec->ops->traits(codec) & trait) != 0;
+}
 
 static inline void dcommi_codec_nonfinite(dcommi_encoding *call, size_t index)
 {
@@ -7304,10 +7388,11 @@ static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dco
     return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
 }
 
-#define DCOMMI_BUCKET_ROW                                                           \
-    .max_bytes = dcommi_bucket_row_bytes, .workspace = dcommi_bucket_row_workspace, \
-    .encode = dcommi_bucket_row_encode, .decode = dcommi_bucket_row_decode,         \
-    .decode_sum = dcommi_bucket_row_sum, .recode = dcommi_bucket_row_recode
+#define DCOMMI_BUCKET_ROW                                                         \
+    .is = DCOMMI_IS_BUCKETED, .max_bytes = dcommi_bucket_row_bytes,               \
+    .workspace = dcommi_bucket_row_workspace, .encode = dcommi_bucket_row_encode, \
+    .decode = dcommi_bucket_row_decode, .decode_sum = dcommi_bucket_row_sum,      \
+    .recode = dcommi_bucket_row_recode
 
 /* Checks option `bucket`. */
 static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
@@ -7668,6 +7753,7 @@ static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec
     }                                                                                              \
     static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
         .name = #NAME,                                                                             \
+        .is = DCOMMI_IS_CAST | ((HALF) ? DCOMMI_IS_F16 : 0),                                       \
         .summary = SUMMARY,                                                                        \
         .options = dcommi_cast_options,                                                            \
         .traits = dcommi_cast_traits,                                                              \
@@ -8735,7 +8821,10 @@ static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *w
 
 /* ---- lengths ---- */
 
-static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+static inline bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return !dcommi_codec_is(codec, DCOMMI_IS_SAMPLED);
+}
 
 /* Whether exactly the largest are chosen: also where there are too few elements for a sample. */
 static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
@@ -9170,6 +9259,7 @@ static const dcommi_codec_option dcommi_threshold_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_topk = {
     .name = "topk",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT,
     .summary = "exactly the k elements of largest magnitude, ties to the lower index",
     .options = dcommi_topk_options,
     .traits = dcommi_topk_traits,
@@ -9183,6 +9273,7 @@ static const dcommi_codec_ops dcommi_codec_topk = {
 
 static const dcommi_codec_ops dcommi_codec_threshold = {
     .name = "threshold",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT | DCOMMI_IS_SAMPLED,
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
     .traits = dcommi_topk_traits,
@@ -9213,6 +9304,7 @@ static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
 
 static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .name = "topk+qsgd",
+    .is = DCOMMI_IS_SELECTION,
     .summary = "topk, and the values that are sent through qsgd",
     .options = dcommi_topk_qsgd_options,
     .make = dcommi_topk_qsgd_make,
@@ -9224,11 +9316,6 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .decode_sum = dcommi_topk_decode_sum,
     .info = dcommi_topk_info,
 };
-
-static bool dcommi_topk_is_exact(const dcomm_codec *codec)
-{
-    return codec->ops != &dcommi_codec_threshold;
-}
 
 #endif
 /* ==== include/dcomm/impl/codec_randk.h ===================================================== */
@@ -10100,6 +10187,7 @@ static const dcommi_codec_option dcommi_powersgd_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_powersgd = {
     .name = "powersgd",
+    .is = DCOMMI_IS_PRODUCTS,
     .summary = "the array as a matrix, approximated by one of low rank",
     .options = dcommi_powersgd_options,
     .traits = dcommi_powersgd_traits,
@@ -10576,7 +10664,7 @@ static size_t dcommi_codec_array_bytes(size_t count)
 /* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
 static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
 {
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
     return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
 }
 
@@ -10700,7 +10788,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
 
 static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
     return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
                                             : codec->ops->encode(codec, call);
 }
@@ -12611,12 +12699,13 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
                            codec == NULL ? "codec" : "layout");
     }
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
-    if (codec->ops == &dcommi_codec_f16 || codec->ops == &dcommi_codec_bf16) {
-        layout->format = codec->ops == &dcommi_codec_f16 ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
+    if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
+        layout->format =
+            dcommi_codec_is(codec, DCOMMI_IS_F16) ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
         layout->stochastic = dcommi_cast_stochastic(codec);
         return DCOMM_OK;
     }
-    if (codec->ops->max_bytes != dcommi_bucket_row_bytes) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_BUCKETED)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s is not dense: f16, bf16, fp8, qsgd, tern and sign are",
                            codec->spec);
@@ -12663,6 +12752,22 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape)
+{
+    if (codec == NULL || shape == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
+                           codec == NULL ? "codec" : "shape");
+    }
+    if (codec->ops != &dcommi_codec_powersgd) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
+                           codec->spec);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence)
 {
     return dcommi_fail(status, "%s", sentence != NULL ? sentence : "");
@@ -12698,6 +12803,21 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                            codec->ops->name, (size_t)report->nonfinite, count, first);
     }
     return DCOMM_OK;
+}
+
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report)
+{
+    _Static_assert(sizeof sums->sums == sizeof ledger->sums, "the same sums");
+    ledger->count += sums->count;
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += sums->sums[s];
+    }
+    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
+        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+    }
+    dcomm_ledger_encoded(ledger, count, report);
 }
 
 #endif
@@ -27837,22 +27957,22 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
 /* The parts of a wire that ranks sum one after the other, as f32. */
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (codec->ops == &dcommi_codec_randk) {
-        coding->parts = coding->rounds = 1;
-        coding->part[0] = DCOMMI_RANDK_HEAD;
-        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
-    } else if (codec->ops == &dcommi_codec_powersgd) {
+    if (dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         dcommi_matrix m = dcommi_powersgd_shape(codec, count);
         coding->parts = 2;
         coding->rounds = 2 * (int)codec->value[DCOMMI_POWERSGD_TURNS];
         coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
         coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    } else if (dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
+        coding->parts = coding->rounds = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
     }
 }
 
 static bool dcommi_linear_powersgd(const dcommi_coded *c)
 {
-    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+    return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
 /* What is to be sent: gradient and residual, or the gradient without what is no number. */
@@ -28054,7 +28174,7 @@ static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
 /* What a codec can be exchanged by: its values are on their own, so that they can be sent apart. */
 static inline bool dcommi_exchange_able(const dcomm_codec *codec)
 {
-    return codec->ops == &dcommi_codec_topk || codec->ops == &dcommi_codec_threshold;
+    return dcommi_codec_is(codec, DCOMMI_IS_SPLIT);
 }
 
 /* How many samples each of n ranks names, and how many elements an owner sends on. */
@@ -28271,7 +28391,7 @@ struct dcommi_spread {
     size_t *end;     /* [nranks] */
     size_t regions;  /* begin and end have room for */
     uint64_t *keys;
-    size_t keys_room; /* bytes */
+    size_t keys_room; /* bytes, as lost_room is */
     float *lost;      /* values for the residual */
     size_t lost_room;
     float *out;
@@ -28303,16 +28423,6 @@ static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
         *room = array != NULL ? need : 0;
     }
     return need <= *room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
-{
-    return dcommi_spread_room(&s->keys, &s->keys_room, n * sizeof *s->keys);
-}
-
-static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
-{
-    return dcommi_spread_room(&s->lost, &s->lost_room, n * sizeof *s->lost);
 }
 
 /* ---- encode ---- */
@@ -28436,7 +28546,7 @@ static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src
         memcpy(&head, src[r], src_len[r] < sizeof head ? 0 : sizeof head);
         total += head.kept < most ? head.kept : most;
     }
-    DCOMMI_TRY(dcommi_spread_keys(s, 2 * total + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, (2 * total + 1) * sizeof *s->keys));
     for (size_t r = 0; r < n; r++) {
         DCOMMI_TRY(dcommi_exchange_read(c->codec, src[r], src_len[r], count, 0, most, &s->read));
         for (size_t i = 0; i < s->read.n; i++) {
@@ -28472,7 +28582,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
     DCOMMI_TRY(dcommi_spread_gather(c, src, src_len, nsrc, end - base, &keys, &total));
     dcommi_exchange_pairs *p = &s->read;
     DCOMMI_TRY(dcommi_exchange_reserve(p, total));
-    DCOMMI_TRY(dcommi_spread_lost(s, 2 * total + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->lost, &s->lost_room, (2 * total + 1) * sizeof *s->lost));
     dcommi_exchange_add(c->codec, keys, total, p, &clipped);
     uint32_t summed = (uint32_t)p->n;
     dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
@@ -28497,7 +28607,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
 static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
 {
     struct dcommi_spread *s = c->spread;
-    DCOMMI_TRY(dcommi_spread_lost(s, s->chosen.n + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->lost, &s->lost_room, (s->chosen.n + 1) * sizeof *s->lost));
     for (size_t i = 0; i < s->chosen.n; i++) {
         float value = dcommi_f32_from_bits(s->chosen.bits[i]);
         s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
@@ -28568,7 +28678,7 @@ static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_plac
     }
     size_t m = dcommi_exchange_samples(c->codec, s->count, nsrc);
     DCOMMI_TRY(nsrc <= s->regions ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
-    DCOMMI_TRY(dcommi_spread_keys(s, 2 * nsrc * m));
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, 2 * nsrc * m * sizeof *s->keys));
     DCOMMI_TRY(dcommi_exchange_regions(src, src_len, nsrc, m, s->count,
                                        dcommi_topk_most(c->codec, s->count), s->keys, s->end,
                                        s->begin));
@@ -28599,7 +28709,7 @@ static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nran
  * some eight times copying for each element. */
 static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (codec->ops->decode_sum != dcommi_topk_decode_sum || count == 0 || count > UINT32_MAX) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count == 0 || count > UINT32_MAX) {
         return;
     }
     coding->most = (int64_t)dcommi_topk_most(codec, count);
@@ -28654,7 +28764,7 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
 /* How far the sum of sparse wires has filled in. */
 static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
 {
-    if (c->report == NULL || (c->codec->ops->traits(c->codec) & DCOMMI_CODEC_SPARSE) == 0) {
+    if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
         return;
     }
     size_t nonzero = 0;
@@ -50388,27 +50498,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_piece_store(void *to, uint64_t at,
     }
 }
 
-/* Element `i`, by itself. */
-template <class E, int KIND>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_one(const dcommi_cuda_fold &p, uint64_t i)
-{
-    typedef typename E::stored stored;
-    typename E::acc acc = E::from(static_cast<const stored *>(p.src.at[0])[i]);
-    for (uint32_t s = 1; s < p.src.n; s++) {
-        acc = dcommi_cuda_op<E, KIND>(acc, E::from(static_cast<const stored *>(p.src.at[s])[i]));
-    }
-    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
-        acc = E::divide(acc, p.divisor);
-    }
-    static_cast<stored *>(p.dst)[i] = dcommi_cuda_end<E, KIND>(acc, p);
-}
-
-/* Pieces at, at + 256, ... of operand s: ALL of them are there, or some. */
+/* Pieces at, at + 256, ... of operand s, counted from element `base`: ALL of them are there, or
+ * some.
+ */
 template <class E, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t at,
-                                              dcommi_cuda_piece<E, WHOLE> piece[WIDE])
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t base,
+                                              uint64_t at, dcommi_cuda_piece<E, WHOLE> piece[WIDE])
 {
-    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + p.head;
+    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + base;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -50421,14 +50518,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_
 }
 
 template <class E, int KIND, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t at)
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t base,
+                                                uint64_t at)
 {
     typedef dcommi_cuda_piece<E, WHOLE> piece;
     piece now[WIDE], next[WIDE];
     typename E::acc acc[WIDE][piece::N];
-    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, at, now);
+    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, base, at, now);
     if (p.src.n > 1) {
-        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, at, next);
+        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, base, at, next);
     }
 #pragma unroll
     for (int i = 0; i < WIDE * piece::N; i++) {
@@ -50441,7 +50539,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
             now[u] = next[u];
         }
         if (s + 1 < p.src.n) {
-            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, at, next);
+            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, base, at, next);
         }
 #pragma unroll
         for (int i = 0; i < WIDE * piece::N; i++) {
@@ -50456,7 +50554,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
             acc[u][e] = E::divide(acc[u][e], p.divisor);
         }
     }
-    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + p.head;
+    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + base;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -50484,17 +50582,17 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
     const int n = dcommi_cuda_piece<E, WHOLE>::N;
     const uint64_t first = (uint64_t)blockIdx.x * (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide);
     if (first + (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide) <= p.pieces) {
-        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, first + threadIdx.x);
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, p.head, first + threadIdx.x);
     } else {
-        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, first + threadIdx.x);
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, p.head, first + threadIdx.x);
     }
     if (WHOLE && blockIdx.x == gridDim.x - 1) {
         if (threadIdx.x < p.head) {
-            dcommi_cuda_fold_one<E, KIND>(p, threadIdx.x);
+            dcommi_cuda_fold_pieces<E, KIND, false, 1, true>(p, 0, threadIdx.x);
         }
-        const uint64_t rest = p.head + p.pieces * (uint64_t)n + threadIdx.x;
-        if (rest < p.count) {
-            dcommi_cuda_fold_one<E, KIND>(p, rest);
+        const uint64_t rest = p.head + p.pieces * (uint64_t)n;
+        if (rest + threadIdx.x < p.count) {
+            dcommi_cuda_fold_pieces<E, KIND, false, 1, true>(p, rest, threadIdx.x);
         }
     }
 }
@@ -50691,6 +50789,133 @@ extern "C" dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t coun
 #ifndef DCOMMI_CUDA_ENCODE_H
 #define DCOMMI_CUDA_ENCODE_H
 
+/* ==== kernels/cuda_ledger.cuh ============================================================== */
+/* cuda_ledger.cuh - the sums of a ledger, of what a thread encodes while it has it.
+ *
+ * The CPU adds elements in eight lanes one after the other, which no device can do in parallel.
+ * Here a thread adds its own, warps and blocks add theirs pairwise, and blocks' sums are added in
+ * the order of a tree that depends on the lengths alone: the same sums from run to run, which
+ * differ from the CPU's by the rounding of f64 sums, and counts that do not differ. */
+#ifndef DCOMMI_CUDA_LEDGER_H
+#define DCOMMI_CUDA_LEDGER_H
+
+
+#define DCOMMI_CUDA_LEDGER_THREADS 256u
+#define DCOMMI_CUDA_LEDGER_BLOCKS 128u /* whose sums one block adds in the end */
+
+struct dcommi_cuda_tally {
+    double sum[DCOMMI_LEDGER_SUMS];
+    uint64_t seen;
+};
+
+/* Sums of sums: of `n` blocks to those of this launch, or to the caller's ledger. */
+struct dcommi_cuda_ledger_sum {
+    const dcommi_cuda_tally *from;
+    dcommi_cuda_tally *to;
+    dcomm_cuda_ledger *ledger; /* NULL: `to` */
+    uint64_t n;
+};
+
+/* One element: x, what arrives of it, and with feedback what is held back; see tally_loops.h. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_tally_one(dcommi_cuda_tally *t, float x, float y, bool feedback,
+                                              float next)
+{
+    const float e = __fsub_rn(y, x);
+    if ((dcommi_f32_bits(e) & 0x7f800000u) != 0x7f800000u) {
+        const double a = (double)x, b = (double)y, d = (double)e;
+        t->sum[DCOMMI_LEDGER_XX] = __fma_rn(a, a, t->sum[DCOMMI_LEDGER_XX]);
+        t->sum[DCOMMI_LEDGER_YY] = __fma_rn(b, b, t->sum[DCOMMI_LEDGER_YY]);
+        t->sum[DCOMMI_LEDGER_XY] = __fma_rn(a, b, t->sum[DCOMMI_LEDGER_XY]);
+        t->sum[DCOMMI_LEDGER_EE] = __fma_rn(d, d, t->sum[DCOMMI_LEDGER_EE]);
+        t->sum[DCOMMI_LEDGER_SIGNED] = __dadd_rn(t->sum[DCOMMI_LEDGER_SIGNED], x > 0   ? d
+                                                                               : x < 0 ? -d
+                                                                                       : 0);
+        t->sum[DCOMMI_LEDGER_X] = __dadd_rn(t->sum[DCOMMI_LEDGER_X], x < 0 ? -a : a);
+        t->seen++;
+    }
+    const float all = __fadd_rn(y, next);
+    if (feedback && (dcommi_f32_bits(all) & 0x7f800000u) != 0x7f800000u) {
+        const double a = (double)all, r = (double)next;
+        t->sum[DCOMMI_LEDGER_ENCODED] = __fma_rn(a, a, t->sum[DCOMMI_LEDGER_ENCODED]);
+        t->sum[DCOMMI_LEDGER_RESIDUAL] = __fma_rn(r, r, t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    }
+}
+
+/* The block's sums, complete in thread 0; all threads call it. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_tally_block(dcommi_cuda_tally *t)
+{
+    __shared__ dcommi_cuda_tally room[32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (unsigned far = 1; far < 32; far *= 2) {
+#pragma unroll
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            t->sum[s] = __dadd_rn(t->sum[s], __shfl_xor_sync(0xffffffffu, t->sum[s], far));
+        }
+        t->seen += __shfl_xor_sync(0xffffffffu, t->seen, far);
+    }
+    if (lane == 0) {
+        room[warp] = *t;
+    }
+    __syncthreads();
+    for (unsigned w = 1; threadIdx.x == 0 && w < blockDim.x / 32; w++) {
+#pragma unroll
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            t->sum[s] = __dadd_rn(t->sum[s], room[w].sum[s]);
+        }
+        t->seen += room[w].seen;
+    }
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
+    dcommi_cuda_ledger_kernel(const __grid_constant__ dcommi_cuda_ledger_sum p)
+{
+    dcommi_cuda_tally t = {};
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n;
+         i += (uint64_t)gridDim.x * blockDim.x) {
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            t.sum[s] = __dadd_rn(t.sum[s], p.from[i].sum[s]);
+        }
+        t.seen += p.from[i].seen;
+    }
+    dcommi_cuda_tally_block(&t);
+    if (threadIdx.x == 0 && p.ledger == NULL) {
+        p.to[blockIdx.x] = t;
+    } else if (threadIdx.x == 0) {
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            p.ledger->sums[s] = __dadd_rn(p.ledger->sums[s], t.sum[s]);
+        }
+        p.ledger->count += t.seen;
+    }
+}
+
+/* Room for the sums of `blocks`, and for those of the launch that adds them. */
+static size_t dcommi_cuda_ledger_bytes(uint64_t blocks)
+{
+    return (size_t)(blocks + DCOMMI_CUDA_LEDGER_BLOCKS) * sizeof(dcommi_cuda_tally);
+}
+
+/* What `blocks` blocks have left at `room` to the ledger. */
+static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tally *room,
+                                              uint64_t blocks, dcomm_cuda_ledger *ledger,
+                                              void *stream)
+{
+    dcommi_cuda_ledger_sum p = {room, room + blocks, NULL, blocks};
+    if (blocks > DCOMMI_CUDA_LEDGER_THREADS) {
+        const dcomm_status status =
+            dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel, DCOMMI_CUDA_LEDGER_BLOCKS,
+                               DCOMMI_CUDA_LEDGER_THREADS, p, stream);
+        if (status != DCOMM_OK) {
+            return status;
+        }
+        p.from = p.to;
+        p.n = DCOMMI_CUDA_LEDGER_BLOCKS;
+    }
+    p.ledger = ledger;
+    return dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel, 1, DCOMMI_CUDA_LEDGER_THREADS, p,
+                              stream);
+}
+
+#endif
 /* ==== kernels/cuda_measure.cuh ============================================================= */
 /* cuda_measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
  * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
@@ -51403,6 +51628,7 @@ struct dcommi_cuda_bucket {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
     uint32_t bucket, team; /* elements; lanes, of small buckets */
     float most;            /* the largest number, in steps */
@@ -51645,11 +51871,32 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t
     }
 }
 
+/* A ledger's sums of the thread's elements, of which `next` is left. The input is read again, which
+ * the first cache still has. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void
+dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, float step,
+                      bool poisoned, const dcommi_cuda_codes<FORMAT> &codes,
+                      const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
+{
+    float y[DCOMMI_CUDA_OWN];
+    dcommi_cuda_decode_own<FORMAT, true>(codes, step, y);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        if (DCOMMI_CUDA_OFF(e) < left) {
+            dcommi_cuda_tally_one(tally, p.x[at + DCOMMI_CUDA_OFF(e)],
+                                  poisoned ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : y[e],
+                                  p.residual != NULL, next[e]);
+        }
+    }
+}
+
 /* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
-template <int FORMAT, bool SUMS>
+template <int FORMAT, bool SUMS, bool LEDGER>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
                                         uint32_t left, const dcommi_cuda_scale &scale, bool clean,
-                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
+                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN],
+                                        dcommi_cuda_tally *tally)
 {
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
@@ -51678,13 +51925,21 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (excess) {
         dcommi_cuda_excess<FORMAT, SUMS>(p, at, left, r);
     }
+    if (LEDGER && excess) {
+        dcommi_cuda_own_load(p.next + at, left, p.pairs, v);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
+    }
 }
 
-template <int FORMAT, bool SUMS, bool BLOCK>
+/* LEDGER: of an array, never of wires. */
+template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
 static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
-                                                                               : SUMS ? 5
-                                                                                      : 6)
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
+                                                                               : LEDGER ? 4
+                                                                               : SUMS   ? 5
+                                                                                        : 6)
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
@@ -51762,6 +52017,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     dcommi_cuda_scale scale;
     scale.step = poisoned ? 0 : step;
     scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    dcommi_cuda_tally tally = {};
     for (unsigned i = 0; i < pieces; i++) {
         const uint64_t here = at + (uint64_t)i * piece;
         const uint32_t left = dcommi_cuda_left(here, end);
@@ -51769,7 +52025,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
             dcommi_cuda_found again = {};
             dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
         }
-        dcommi_cuda_put<FORMAT, SUMS>(p, here, end, left, scale, clean, poisoned, rest, v);
+        dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
+                                              &tally);
     }
     if (lane == 0 && begin < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
@@ -51777,6 +52034,12 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     }
     if (clean) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (SUMS) {
         if (rest && threadIdx.x == 0) {
@@ -51790,43 +52053,56 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
 
 /* ---- launchers ---- */
 
-template <int FORMAT, bool SUMS>
-static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+/* Lanes that hold a bucket; 0: a block does. */
+static unsigned dcommi_cuda_encode_team(size_t bucket)
 {
-    const uint64_t buckets = p->count / p->bucket + (p->count % p->bucket != 0 ? 1 : 0);
-    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
-    if (lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0) {
-        const unsigned each = DCOMMI_CUDA_ENCODE_THREADS / lanes;
-        p->team = lanes;
-        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false>,
-                                  (buckets + each - 1) / each, DCOMMI_CUDA_ENCODE_THREADS, *p,
-                                  stream);
-    }
-    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
-    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
-    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true>, buckets, threads,
-                              *p, stream);
+    const size_t lanes = bucket / DCOMMI_CUDA_OWN;
+    return lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0 ? (unsigned)lanes : 0;
 }
 
-template <bool SUMS>
+static uint64_t dcommi_cuda_encode_blocks(uint64_t count, size_t bucket)
+{
+    const uint64_t buckets = count / bucket + (count % bucket != 0 ? 1 : 0);
+    const unsigned team = dcommi_cuda_encode_team(bucket);
+    const unsigned each = team > 0 ? DCOMMI_CUDA_ENCODE_THREADS / team : 1;
+    return (buckets + each - 1) / each;
+}
+
+template <int FORMAT, bool SUMS, bool LEDGER>
+static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+{
+    const uint64_t blocks = dcommi_cuda_encode_blocks(p->count, p->bucket);
+    p->team = dcommi_cuda_encode_team(p->bucket);
+    if (p->team > 0) {
+        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
+                                  blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
+    }
+    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
+    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
+    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER>, blocks,
+                              threads, *p, stream);
+}
+
+template <bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
                                               void *stream)
 {
     switch (format) {
     case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS, LEDGER>(call, p, stream);
     default:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS, LEDGER>(call, p, stream);
     }
 }
 
@@ -51860,9 +52136,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {
-                /* No number of a wire is NaN, so x was, and stays what it was. */
-                v[e] =
-                    dcommi_f32_from_bits(dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]) | 0x400000u);
+                /* Where x was NaN it stays what it was; else the wire is corrupt. */
+                const uint32_t x = dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]);
+                v[e] = dcommi_f32_from_bits(dcommi_f32_isnan(x) ? x | 0x400000u : DCOMMI_F32_NAN);
             }
         }
         dcommi_cuda_own_store(p.x + at, left, p.pairs, v);
@@ -51916,6 +52192,7 @@ struct dcommi_cuda_cast {
     float *next; /* what decoding writes, too */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count;
     float factor;
     uint32_t limit; /* |x| from here on, as bits, would become infinite */
@@ -52032,13 +52309,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
     }
 }
 
-template <bool HALF, bool SUMS>
+/* LEDGER: of an array, never of wires. */
+template <bool HALF, bool SUMS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
     dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;
     const uint64_t at = own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
-    if (at >= p.count) {
+    if (!LEDGER && at >= p.count) {
         return;
     }
     const uint32_t left = dcommi_cuda_left(at, p.count);
@@ -52062,6 +52340,21 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
         dcommi_cuda_cast_own<HALF, true>(p, at, left, v, r, row, &found);
     } else {
         dcommi_cuda_cast_own<HALF, false>(p, at, left, v, r, row, &found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally tally = {};
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
+            if (DCOMMI_CUDA_OFF(e) < left) {
+                dcommi_cuda_tally_one(&tally, v[e], dcommi_cuda_uncast<HALF>(h), p.residual != NULL,
+                                      r[e]);
+            }
+        }
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (p.residual != NULL) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, r);
@@ -52106,26 +52399,31 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
 
 /* ---- launchers ---- */
 
-static dcomm_status dcommi_cuda_cast_launch(const char *call, bool half, bool sums,
-                                            const dcommi_cuda_cast &p, void *stream)
+static uint64_t dcommi_cuda_cast_blocks(uint64_t count)
 {
     const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
-    void (*kernel)(dcommi_cuda_cast) =
-        half   ? sums ? dcommi_cuda_cast_kernel<true, true> : dcommi_cuda_cast_kernel<true, false>
-          : sums ? dcommi_cuda_cast_kernel<false, true>
-               : dcommi_cuda_cast_kernel<false, false>;
-    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+    return count / tile + (count % tile != 0 ? 1 : 0);
+}
+
+template <bool HALF>
+static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const dcommi_cuda_cast &p,
+                                            void *stream)
+{
+    void (*kernel)(dcommi_cuda_cast) = sums ? dcommi_cuda_cast_kernel<HALF, true, false>
+                                       : p.tally != NULL
+                                           ? dcommi_cuda_cast_kernel<HALF, false, true>
+                                           : dcommi_cuda_cast_kernel<HALF, false, false>;
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+                              DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
 static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
                                               const dcommi_cuda_cast &p, void *stream)
 {
-    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
     void (*kernel)(dcommi_cuda_cast) =
         half ? dcommi_cuda_uncast_kernel<true> : dcommi_cuda_uncast_kernel<false>;
-    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+                              DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
 #endif
@@ -52147,6 +52445,7 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* where a ledger is wanted */
 };
 
 static bool dcommi_cuda_casts(const dcomm_codec_layout &layout)
@@ -52311,8 +52610,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
         if (in != NULL) {
             p.in = *in;
         }
-        return dcommi_cuda_cast_launch(job.call, job.layout.format == DCOMM_FORMAT_F16, in != NULL,
-                                       p, stream);
+        p.tally = job.tally;
+        return job.layout.format == DCOMM_FORMAT_F16
+                   ? dcommi_cuda_cast_launch<true>(job.call, in != NULL, p, stream)
+                   : dcommi_cuda_cast_launch<false>(job.call, in != NULL, p, stream);
     }
     const int format = (int)job.layout.format;
     dcommi_cuda_bucket p = dcommi_cuda_bucket();
@@ -52325,6 +52626,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.next = job.next;
     p.wire = job.wire;
     p.report = job.report;
+    p.tally = job.tally;
     p.count = job.count;
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
     p.bucket = (uint32_t)job.layout.bucket;
@@ -52334,8 +52636,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.pass = job.layout.nonfinite == 2;
     p.pairs = pairs;
     p.wire_pairs = dcommi_cuda_aligned(job.wire, 8);
-    return in != NULL ? dcommi_cuda_encode_format<true>(job.call, format, &p, stream)
-                      : dcommi_cuda_encode_format<false>(job.call, format, &p, stream);
+    return in != NULL ? dcommi_cuda_encode_format<true, false>(job.call, format, &p, stream)
+           : job.tally != NULL
+               ? dcommi_cuda_encode_format<false, true>(job.call, format, &p, stream)
+               : dcommi_cuda_encode_format<false, false>(job.call, format, &p, stream);
 }
 
 /* ---- decoding ---- */
@@ -52786,12 +53090,11 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
     const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP;
     const uint64_t first =
         ((uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp) * (DCOMMI_CUDA_TOPK_TILE / 32);
-    uint32_t word[DCOMMI_CUDA_MAP_WORDS], own = 0;
+    uint32_t own = 0;
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
         const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
-        word[k] = dcommi_cuda_map_word(w.index, i, p.count);
-        own += (uint32_t)__popc(word[k]);
+        own += (uint32_t)__popc(dcommi_cuda_map_word(w.index, i, p.count));
     }
     own = dcommi_cuda_warp_sum(own);
     if (dcommi_cuda_lane() == 0) {
@@ -52802,14 +53105,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
     for (uint32_t v = 0; v < warp; v++) {
         at += room[v];
     }
-#pragma unroll
+#pragma unroll 1
     for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
-        const uint32_t bits = (uint32_t)__popc(word[k]), upto = dcommi_cuda_warp_prefix(bits);
         const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
+        uint32_t word = dcommi_cuda_map_word(w.index, i, p.count);
+        const uint32_t bits = (uint32_t)__popc(word), upto = dcommi_cuda_warp_prefix(bits);
         uint32_t mine = at + upto - bits;
         at += __shfl_sync(DCOMMI_CUDA_ALL, upto, DCOMMI_CUDA_WARP - 1);
-        for (uint32_t left = word[k]; left != 0; left &= left - 1, mine++) {
-            const uint64_t index = 32 * i + (uint32_t)__ffs((int)left) - 1;
+        for (; word != 0; word &= word - 1, mine++) {
+            const uint64_t index = 32 * i + (uint32_t)__ffs((int)word) - 1;
             if (index < p.count && mine < w.kept) {
                 dcommi_cuda_scatter_one(p, mine, (uint32_t)index, bad);
             }
@@ -52978,16 +53282,16 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_quad_store(float *x, uint32_t left, bool vec
 }
 
 /* What an element counts as. */
+template <bool ADDS>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, float x, float r,
                                                   uint32_t i, dcommi_cuda_found *found)
 {
-    const bool adds = p.residual != NULL;
-    uint32_t b = dcommi_f32_bits(adds ? __fadd_rn(x, r) : x);
+    uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(b)) {
         if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
             found->nonfinite++;
             found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
-            b = adds ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
+            b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
         } else {
             found->clipped++;
             b--;
@@ -53022,6 +53326,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
     }
 }
 
+/* ADDS: there is a residual. */
+template <bool ADDS>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
     dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -53043,7 +53349,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
         const uint32_t left = dcommi_cuda_left(at, p.count);
         dcommi_cuda_quad_load(p.x + at, left, p.vectors, v + 4 * k);
-        if (p.residual != NULL) {
+        if (ADDS) {
             dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
         }
     }
@@ -53056,14 +53362,15 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         for (uint32_t c = 0; c < 4; c++) {
             float *e = &v[4 * k + c], *rest = &r[4 * k + c];
             if (c < left) {
-                const uint32_t b = dcommi_cuda_topk_take(p, *e, *rest, (uint32_t)at + c, &found);
+                const uint32_t b =
+                    dcommi_cuda_topk_take<ADDS>(p, *e, *rest, (uint32_t)at + c, &found);
                 const bool candidate = (b & DCOMMI_CUDA_ABS) >= threshold;
                 row |= (candidate ? 1u : 0u) << c;
                 *e = dcommi_f32_from_bits(b);
                 *rest = dcommi_cuda_odd(b) ? *rest : candidate ? 0 : *e;
             }
         }
-        if (p.residual != NULL) {
+        if (ADDS) {
             dcommi_cuda_quad_store(p.next + at, left, p.vectors, r + 4 * k);
         }
         mask |= row << 4 * k;
@@ -53104,7 +53411,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
                 if (own < p.room) {
                     p.bits[own] = dcommi_f32_bits(v[4 * k + c]);
                     p.index[own] = (uint32_t)at;
-                } else if (p.residual != NULL && !dcommi_cuda_odd(dcommi_f32_bits(v[4 * k + c]))) {
+                } else if (ADDS && !dcommi_cuda_odd(dcommi_f32_bits(v[4 * k + c]))) {
                     p.next[at] = v[4 * k + c];
                 }
                 own++;
@@ -53410,7 +53717,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     if (lane == 0 && warp == DCOMMI_CUDA_TOPK_WARPS - 1 && form == DCOMMI_SPARSE_BLOCKS) {
         dcommi_cuda_put32(out + 4 * (uint64_t)blockIdx.x, own.x + (own.y < need ? own.y : need));
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) {
         dcommi_cuda_put32(p.wire, kept);
     }
 }
@@ -53631,10 +53938,11 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                            DCOMMI_CUDA_TOPK_THREADS, p, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_launch(job.call, dcommi_cuda_topk_scan_kernel,
-                           (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE,
-                           DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
+    const uint64_t tiles = (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                       p.residual != NULL ? dcommi_cuda_topk_scan_kernel<true>
+                                                          : dcommi_cuda_topk_scan_kernel<false>,
+                                       tiles, DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_count_kernel, groups,
                                        DCOMMI_CUDA_TOPK_THREADS, p, stream));
@@ -53730,6 +54038,46 @@ extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float 
     return dcommi_cuda_job_run(job, NULL, 1, key, stream);
 }
 
+/* ---- with a ledger ---- */
+
+static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
+{
+    return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
+                                     : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcomm_codec_layout layout;
+    return codec == NULL || dcomm_codec_get_layout(codec, &layout) != DCOMM_OK
+               ? 0
+               : dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(layout, count));
+}
+
+extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                 const float *residual, float *next, size_t count,
+                                                 const dcomm_codec_key *key, void *wire,
+                                                 size_t capacity, void *workspace,
+                                                 dcomm_cuda_report *report,
+                                                 dcomm_cuda_ledger *ledger, void *stream)
+{
+    dcommi_cuda_job job;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
+                                         count, wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    job.x = x;
+    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+                                     ledger, stream);
+}
+
 extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                           const size_t *bytes, size_t n, float factor,
                                           const float *residual, float *next, size_t count,
@@ -53817,6 +54165,330 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 }
 
 #endif
+/* ==== kernels/cuda_powersgd.cuh ============================================================ */
+/* cuda_powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
+ * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
+ * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
+ * rank. What the order leaves is done side by side: rows, columns, elements. */
+#ifndef DCOMMI_CUDA_POWERSGD_H
+#define DCOMMI_CUDA_POWERSGD_H
+
+
+#define DCOMMI_CUDA_MATRIX_THREADS 256u
+#define DCOMMI_CUDA_MATRIX_LANES 8u
+#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
+#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
+#define DCOMMI_CUDA_MATRIX_STRIP 64u
+
+struct dcommi_cuda_matrix {
+    uint64_t count, rows, cols;
+    uint32_t rank;
+    const float *m, *from; /* the matrix; P or Q, what is read of them */
+    const float *q;        /* of a product */
+    float *to;
+    int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
+    dcommi_rng rng;
+    dcomm_cuda_report *report;
+};
+
+/* An element of the matrix: 0 where it is denormal or not finite. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
+{
+    const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
+    return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
+}
+
+/* Elements of row i that are there. */
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
+{
+    const uint64_t from = i * p.cols;
+    return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
+}
+
+/* Over eight lanes: l and l + 4, then + 2, + 1. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
+{
+    for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
+        s = __dadd_rn(s, __shfl_xor_sync(DCOMMI_CUDA_ALL, s, far));
+    }
+    return s;
+}
+
+/* P = M Q: eight threads a row. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
+    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
+    const float *row = p.m + (length > 0 ? i * p.cols : 0);
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 4
+        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
+            const double x = dcommi_cuda_matrix_number(row[c]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            const double all = dcommi_cuda_matrix_sum(sum[k]);
+            if (lane == 0 && i < p.rows && j + k < p.rank) {
+                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
+            }
+        }
+    }
+}
+
+/* Q = M^T P: a thread a column, so that a warp reads whole lines of each row. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
+    dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
+    if (c >= p.cols) {
+        return;
+    }
+    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* that have this column */
+    dcommi_cuda_found found = {};
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 16
+        for (uint64_t i = 0; i < rows; i++) {
+            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            if (j + k < p.rank) {
+                float q = __double2float_rn(sum[k]);
+                if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
+                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
+                    found.clipped++;
+                }
+                p.to[(j + k) * p.cols + c] = q;
+            }
+        }
+    }
+    dcommi_cuda_report_add(p.report, found);
+}
+
+/* The dot of two columns, in all threads of the block, which all call it. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
+{
+    __shared__ double room;
+    double s = 0;
+    __syncthreads(); /* columns are written, and the last dot has been read */
+    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
+#pragma unroll 8
+        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
+            s = __fma_rn((double)a[i], (double)b[i], s);
+        }
+    }
+    if (threadIdx.x < DCOMMI_CUDA_WARP) {
+        s = dcommi_cuda_matrix_sum(s);
+    }
+    if (threadIdx.x == 0) {
+        room = s;
+    }
+    __syncthreads();
+    return room;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
+{
+    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
+        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
+    }
+}
+
+/* Columns become orthonormal in order; see dcommi_matrix_orthonormal. One block. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_orthonormal_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    for (uint32_t j = 0; j < p.rank; j++) {
+        float *column = p.to + j * p.rows;
+        double before = dcommi_cuda_matrix_dot(column, column, p.rows);
+        for (int turn = 0; turn < 2; turn++) {
+            for (uint32_t k = 0; k < j; k++) {
+                const float *other = p.to + k * p.rows;
+                const double share =
+                    (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
+                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
+                    column[i] =
+                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
+                }
+            }
+            const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
+            const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
+            const double scale = spanned ? 0 : __ddiv_rn(1, __dsqrt_rn(after));
+            dcommi_cuda_matrix_times(column, p.rows, scale);
+            before = __dmul_rn(__dmul_rn(after, scale), scale);
+        }
+    }
+}
+
+/* Columns of Q get their length, and numbers where they have none; see dcommi_powersgd_start. A
+ * block a column. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_start_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    float *column = p.to + blockIdx.x * p.cols;
+    double length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    if (!(length > 0) || length > 1.7976931348623157e308) {
+        for (uint64_t c = threadIdx.x; c < p.cols; c += DCOMMI_CUDA_MATRIX_THREADS) {
+            const uint32_t bits = dcommi_rng_element(&p.rng, blockIdx.x * p.cols + c);
+            column[c] = __fmul_rn((float)(int32_t)(bits | 1), 0x1p-31f);
+        }
+        length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    }
+    dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
+}
+
+/* P Q^T to the matrix, added to it, or taken from it, element by element. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME + threadIdx.x;
+    const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
+    const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
+    const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
+    uint64_t i = first / p.cols, c = first % p.cols;
+    float old[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+        old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
+    }
+#pragma unroll
+    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+        if (at < p.count) {
+            double s = 0;
+            for (uint32_t j = 0; j < p.rank; j++) {
+                s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
+            }
+            s = s > most ? most : s < -most ? -most : s; /* a NaN stays one */
+            const float v = __double2float_rn(s);
+            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? __fadd_rn(old[u], v)
+                                                : p.how < 0 ? __fsub_rn(old[u], v)
+                                                            : v);
+        }
+        c += rest;
+        i += more + (c >= p.cols ? 1 : 0);
+        c -= c >= p.cols ? p.cols : 0;
+    }
+}
+
+/* ---- launchers ---- */
+
+static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from, float *to)
+{
+    if (shape == NULL ||
+        (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
+                              shape->rows != (shape->count - 1) / shape->cols + 1))) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: shape is %s", call,
+                                shape == NULL ? "NULL" : "not of dcomm_codec_get_matrix");
+    }
+    *p = dcommi_cuda_matrix();
+    p->count = shape->count;
+    p->rows = shape->rows;
+    p->cols = shape->cols;
+    p->rank = (uint32_t)shape->rank;
+    p->m = m;
+    p->from = from;
+    p->to = to;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, name, from, shape->count, sizeof(float)));
+    return dcommi_cuda_array(call, "the output", to, shape->count, sizeof(float));
+}
+
+static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
+{
+    return n / each + (n % each != 0 ? 1 : 0);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                  const dcomm_codec_key *key, float *q,
+                                                  void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_start";
+    dcommi_cuda_matrix p;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
+    const dcomm_codec_key none = dcomm_codec_key();
+    const dcomm_codec_key &k = key != NULL ? *key : none;
+    p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
+    return p.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
+                                             DCOMMI_CUDA_MATRIX_THREADS, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *q, float *p, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_p";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
+    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_p_kernel,
+                                             dcommi_cuda_matrix_blocks(m.rows, rows),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                        void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_orthonormal";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, p, "p", p, p));
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_orthonormal_kernel, 1,
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *p, float *q, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_q";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
+    return m.count == 0
+               ? DCOMM_OK
+               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
+                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
+                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                    const float *q, float *x, int how, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, x));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    m.q = q;
+    m.how = how;
+    const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel,
+                                             dcommi_cuda_matrix_blocks(m.count, each),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+#endif
 #endif
 
 /* ==== helper macros end here =========================================================== */
@@ -53898,7 +54570,14 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_FOLD_THREADS
 #undef DCOMMI_CUDA_INF
 #undef DCOMMI_CUDA_INLINE
+#undef DCOMMI_CUDA_LEDGER_BLOCKS
+#undef DCOMMI_CUDA_LEDGER_THREADS
 #undef DCOMMI_CUDA_MAP_WORDS
+#undef DCOMMI_CUDA_MATRIX_LANES
+#undef DCOMMI_CUDA_MATRIX_SIDE
+#undef DCOMMI_CUDA_MATRIX_SOME
+#undef DCOMMI_CUDA_MATRIX_STRIP
+#undef DCOMMI_CUDA_MATRIX_THREADS
 #undef DCOMMI_CUDA_NORMAL
 #undef DCOMMI_CUDA_OFF
 #undef DCOMMI_CUDA_OWN
