@@ -1,4 +1,4 @@
-/* 08_moe.c - a mixture of experts that learns to guess the next byte of a text. Tokens and experts
+/* 09_moe.c - a mixture of experts that learns to guess the next byte of a text. Tokens and experts
  * are spread over the ranks; then each rank trains all of it by itself and compares. */
 #include "dcomm.h"
 
