@@ -66,6 +66,16 @@ static void ranks_print_tree(const ranks_view *v)
     }
 }
 
+/* Connections from a rank to each one on another host; 0: there are no other hosts, or no ranks. */
+static int ranks_connections(const ranks_view *v)
+{
+    if (v->comm == NULL || v->groups->count[0] == 1) {
+        return 0;
+    }
+    int64_t tuned = v->comm->chooser->tuning.connections;
+    return v->comm->connections > 0 ? v->comm->connections : (int)dcommi_max64(tuned, 1);
+}
+
 static void ranks_print_groups(const ranks_view *v)
 {
     const dcommi_groups *g = v->groups;
@@ -89,6 +99,9 @@ static void ranks_print_groups(const ranks_view *v)
         printf(" %d", (int)g->order[i]);
     }
     putchar('\n');
+    if (ranks_connections(v) > 0) {
+        printf("connections between ranks of two hosts: %d\n", ranks_connections(v));
+    }
 }
 
 static void ranks_json_index(perf_json *j, const char *key, int32_t index)
@@ -145,6 +158,9 @@ static void ranks_json(perf_json *j, const ranks_view *v)
         perf_json_close(j, '}');
     }
     perf_json_close(j, ']');
+    if (ranks_connections(v) > 0) {
+        perf_json_int(j, "connections", ranks_connections(v));
+    }
     perf_json_open(j, "order", '[');
     for (int i = 0; i < v->n; i++) {
         perf_json_int(j, NULL, g->order[i]);

@@ -72,6 +72,8 @@ done
 
 # ---- ranks of a job ----
 expect "ranks of a job" 0 "^host 0 \(" "$run" -n 2 -- "$topo"
+expect "connections between them" 0 "^connections between ranks of two hosts: 3$" \
+    env DCOMM_CONNECTIONS=3 "$run" -n 2 --host-id-every 1 -- "$topo"
 expect "hosts among them" 0 "^host: 2 groups: \{0 1\} \{2 3\}$" \
     "$run" -n 4 --host-id-every 2 -- "$topo"
 # by_hand TEST...: four ranks of a job on two servers, numbered round them.
@@ -117,7 +119,7 @@ check "by the schema" schema "$scratch/paper.json" \
     'd["order"] == [0, 1, 2, 3] and d["ranks"][2]["nic"] == "eth1" and d["explain"]["bytes"] == 1 << 30'
 check "JSON of a job" "$run" -n 4 --host-id-every 2 -- "$topo" --json "$scratch/job.json"
 check "by the schema" schema "$scratch/job.json" \
-    'd["machine"] is None and d["levels"][0]["groups"] == [[0, 1], [2, 3]]'
+    'd["machine"] is None and d["connections"] > 0 and d["levels"][0]["groups"] == [[0, 1], [2, 3]]'
 expect "JSON and nothing else" 0 '^\{' "$topo" --json -
 
 # ---- exit statuses ----

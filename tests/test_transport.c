@@ -275,7 +275,7 @@ static int several_in_one(int rank, int n, procs_shared *s, void *arg)
     fill_pattern();
     for (int i = 0; i < 4; i++) {
         nodes[i] = calloc(1, sizeof **nodes);
-        dcommi_transport_handlers handlers = {nodes[i], on_message, on_lost};
+        dcommi_transport_handlers handlers = {nodes[i], on_message, on_lost, on_corrupt};
         dcomm_status status = i >= 2 ? dcommi_ucx_open_net(&handlers, "lo", &nodes[i]->t)
                                      : dcommi_local_open(&handlers, &nodes[i]->t);
         PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);

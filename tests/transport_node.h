@@ -155,6 +155,12 @@ static inline dcommi_verdict on_message(void *user, dcommi_transport *t, const d
     return DCOMMI_KEEP;
 }
 
+static inline void on_corrupt(void *user, dcommi_transport *t, const dcommi_arrival *arrival)
+{
+    (void)user, (void)t, (void)arrival;
+    PROCS_CHECK(false, "%s", "what peers send here is whole");
+}
+
 static inline void on_lost(void *user, dcommi_transport *t, int peer, const char *why)
 {
     node *me = user;
@@ -173,7 +179,7 @@ static inline void know(node *me, int peer, const void *address, size_t len)
 static inline node *join(int rank, int n, procs_shared *s, int kind)
 {
     node *me = calloc(1, sizeof *me);
-    dcommi_transport_handlers handlers = {me, on_message, on_lost};
+    dcommi_transport_handlers handlers = {me, on_message, on_lost, on_corrupt};
     me->rank = rank;
     me->n = n;
     me->kind = kind;

@@ -60,8 +60,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     dcommi_local *u = calloc(1, sizeof *u);
     dcommi_fifo *memory = aligned_alloc(64, dcommi_fifo_bytes(SIZE));
     memset(memory, 0, dcommi_fifo_bytes(SIZE));
-    u->base = (dcommi_transport){
-        .name = "local", .call = &dcommi_local_vtable, .handlers = {NULL, on_message, on_lost}};
+    u->base = (dcommi_transport){.name = "local",
+                                 .call = &dcommi_local_vtable,
+                                 .handlers = {NULL, on_message, on_lost, NULL}};
     u->epoll = -1;
     u->peers = calloc(1, sizeof *u->peers);
     u->polled = calloc(1, sizeof *u->polled);

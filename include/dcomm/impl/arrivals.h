@@ -308,6 +308,27 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
     }
 }
 
+/* Who waits for it must not wait on. */
+static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
+                              const dcommi_arrival *arrival)
+{
+    dcommi_header h;
+    char text[DCOMMI_TEXT_MAX];
+    if (arrival->header_len < sizeof h) {
+        return;
+    }
+    memcpy(&h, arrival->header, sizeof h);
+    dcomm_comm *comm = dcommi_comm_find(user, h.comm);
+    if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+        dcommi_peer_of(comm, (int)h.src)->transport == transport &&
+        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+        snprintf(text, sizeof text,
+                 "rank %d got a part of a message from rank %u that does not fit the others",
+                 comm->rank, (unsigned)h.src);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+    }
+}
+
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
 {
     (void)transport;

@@ -168,7 +168,8 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         status = dcommi_topo_here(context->iface, &context->place);
     }
     if (status >= 0) {
-        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
+        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
+                                              dcommi_on_corrupt};
         status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
@@ -193,7 +194,8 @@ static dcomm_status dcommi_context_open_net(dcomm_context *context)
     if (context->net != NULL) {
         return DCOMM_OK;
     }
-    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
+    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
+                                          dcommi_on_corrupt};
     return dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
                                &context->net);
 }

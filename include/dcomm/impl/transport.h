@@ -43,6 +43,9 @@ typedef struct dcommi_transport_handlers {
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
     /* A peer is lost; called once per peer from within progress. */
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+    /* What came is no message, nor a part of one that fits the others: only the header, which ends
+     * where it ends, can be looked at. */
+    void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
 } dcommi_transport_handlers;
 
 /* Names a transport among all: random. */

@@ -95,6 +95,16 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
 
+/* Run a plan that `status` says was made, and drop it. */
+static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
+{
+    t->status = t->status >= 0 ? status : t->status;
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
 /* Nobody goes on before everybody has come. */
 static void dcommi_tune_meet(dcommi_tuner *t)
 {
@@ -104,13 +114,8 @@ static void dcommi_tune_meet(dcommi_tuner *t)
                       .dtype = DCOMM_U8,
                       .lanes = 1};
     dcomm_plan *plan = NULL;
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    dcommi_tune_once(t, status, plan);
 }
 
 /* The same of the ranks of each host among themselves. */
@@ -130,13 +135,7 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
     }
     dcommi_await(&b, 0, come, dcommi_const(others));
     dcomm_status status = dcommi_build_finish(&b, &plan);
-    if (t->status >= 0) {
-        t->status = status;
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
+    dcommi_tune_once(t, status, plan);
 }
 
 /* Take memory out of the caches, where that can be asked for. */

@@ -294,6 +294,7 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         }
         if (!good) {
             dcommi_ucx_kept_put(u, k);
+            u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
             return UCS_ERR_INVALID_PARAM;
         }
         if (arrival.desc == NULL) {

@@ -1,0 +1,118 @@
+/* test_ucx_parts.c - messages cut over several connections: long results, and parts that are forged
+ * or do not fit, which fail the operation on every rank. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "ranks.h"
+
+#include <criterion/criterion.h>
+
+enum { CONNECTIONS = 4 };
+
+static dcomm_comm *join(int rank, int n, procs_shared *s)
+{
+    ranks_settle(rank, n, RANKS_HOSTS);
+    return ranks_join(rank, n, s, &(dcomm_comm_opts){.connections = CONNECTIONS, .tune = -1});
+}
+
+static int sums(int rank, int n, procs_shared *s, void *arg)
+{
+    static const size_t counts[] = {300000, 1 << 20, (3 << 19) + 12345};
+    static const char *const algos[] = {"ring", "recursive_doubling", "one_shot"};
+    dcomm_comm *comm = join(rank, n, s);
+    (void)arg;
+    for (int k = 0; k < 3; k++) {
+        size_t count = counts[k];
+        float *in = malloc(4 * count), *out = malloc(4 * count);
+        PROCS_TRUE(in != NULL && out != NULL);
+        for (size_t i = 0; i < count; i++) {
+            in[i] = (float)(rank * 100 + (int)(i % 997));
+        }
+        RANKS_OK(dcomm_allreduce(comm, in, out, count, DCOMM_F32, DCOMM_SUM,
+                                 &(dcomm_coll_opts){.algo = algos[k], .chunk_bytes = 2 << 20}));
+        for (size_t i = 0; i < count; i++) {
+            float want = (float)(100 * n * (n - 1) / 2 + n * (int)(i % 997));
+            PROCS_CHECK(out[i] == want, "%s: [%zu] of %zu: %g, not %g", algos[k], i, count,
+                        (double)out[i], (double)want);
+        }
+        free(in);
+        free(out);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(ucx_parts, long_results, .timeout = 60)
+{
+    for (int n = 2; n <= 3; n++) {
+        int ended[PROCS_MAX];
+        cr_assert_eq(procs_run(n, 50, sums, NULL, ended), 0, "%d ranks", n);
+    }
+}
+
+/* ---- what does not fit ---- */
+
+static void sent(dcommi_op *op, dcomm_status status)
+{
+    (void)op, (void)status;
+}
+
+static void forge(dcomm_comm *comm, const dcommi_ucx_tail *tail, size_t len)
+{
+    static uint8_t data[1 << 20];
+    static dcommi_op op = {.done = sent};
+    dcommi_ucx *u = (dcommi_ucx *)comm->context->net;
+    dcommi_ucx_peer *p = NULL;
+    dcommi_header h = {
+        .type = DCOMMI_MSG_DATA, .src = (uint32_t)comm->rank, .comm = comm->id, .a = tail->total};
+    dcommi_ucx_tail whole = *tail;
+    whole.id = u->id;
+    RANKS_OK(dcommi_ucx_peer_open(u, comm->members[1].peer, &p));
+    PROCS_TRUE(dcommi_ucx_launch(p, 0, &h, sizeof h, &whole, data, len, &op) >= 0);
+}
+
+/* Rank 0 sends rank 1 what cannot be, and then takes part in what all do. */
+static int forged(int rank, int n, procs_shared *s, void *arg)
+{
+    static float in[1000], out[1000];
+    int kind = *(int *)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    RANKS_OK(dcomm_allreduce(comm, in, out, 1000, DCOMM_F32, DCOMM_SUM, NULL));
+    if (rank == 0) {
+        dcommi_ucx_tail tail = {.total = 1 << 20, .number = 1000, .parts = 4};
+        size_t part = dcommi_ucx_part_at(tail.total, 4, 1);
+        if (kind == 0) { /* a part that is not one of them */
+            tail.part = 4;
+        } else if (kind == 1) { /* shorter than its part is */
+            part -= 8;
+        } else if (kind == 2) { /* all of it, and more */
+            tail.parts = 1;
+            tail.total = part + 1;
+        } else if (kind == 3) { /* parts of two messages */
+            forge(comm, &tail, part);
+            tail.total += 4096 * 4;
+            tail.part = 1;
+            part = dcommi_ucx_part_at(tail.total, 4, 2) - dcommi_ucx_part_at(tail.total, 4, 1);
+        } else { /* twice the same */
+            forge(comm, &tail, part);
+        }
+        forge(comm, &tail, part);
+    }
+    dcomm_status status = DCOMM_OK;
+    for (double start = procs_now(); status >= 0 && procs_now() - start < 20;) {
+        status = dcomm_allreduce(comm, in, out, 1000, DCOMM_F32, DCOMM_SUM, NULL);
+    }
+    PROCS_CHECK(status == DCOMM_ERR_CORRUPT, "kind %d: rank %d: %s", kind, rank,
+                dcomm_strerror(status));
+    PROCS_CHECK(strstr(dcomm_comm_error(comm), "rank 1 got a part of a message from rank 0") !=
+                    NULL,
+                "kind %d: rank %d: %s", kind, rank, dcomm_comm_error(comm));
+    dcomm_comm_destroy(&comm);
+    return 0;
+}
+
+Test(ucx_parts, forged_parts_fail_on_every_rank, .timeout = 120)
+{
+    for (int kind = 0; kind < 5; kind++) {
+        int ended[PROCS_MAX];
+        cr_assert_eq(procs_run(3, 40, forged, &kind, ended), 0, "kind %d", kind);
+    }
+}
