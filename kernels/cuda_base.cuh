@@ -58,9 +58,12 @@ static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint
     }
     cudaError_t error =
         dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream));
-    return error == cudaSuccess ? DCOMM_OK
-                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
-                                                   call, cudaGetErrorString(error));
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
+        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
+                                cudaGetErrorString(error));
+    }
+    return DCOMM_OK;
 }
 
 static bool dcommi_cuda_aligned(const void *p, size_t to)

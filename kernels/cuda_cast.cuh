@@ -14,6 +14,7 @@ struct dcommi_cuda_cast {
     float *next; /* what decoding writes, too */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count;
     float factor;
     uint32_t limit; /* |x| from here on, as bits, would become infinite */
@@ -89,14 +90,6 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
-/* x + r, where an infinite one becomes the largest number. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_cast_sum(float x, float r)
-{
-    const float sum = __fadd_rn(x, r);
-    const uint32_t bits = dcommi_f32_bits(sum);
-    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
-}
-
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -127,7 +120,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             /* What a clipped number loses stays behind: its sum is taken again, for there is no
              * register to keep it. */
             if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
-                y = dcommi_cuda_cast_sum(odd ? 0 : x, r[e]);
+                y = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : x, r[e]));
             }
             r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }
@@ -138,13 +131,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
     }
 }
 
-template <bool HALF, bool SUMS>
+/* LEDGER: of an array, never of wires. */
+template <bool HALF, bool SUMS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
     dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;
     const uint64_t at = own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
-    if (at >= p.count) {
+    if (!LEDGER && at >= p.count) {
         return;
     }
     const uint32_t left = dcommi_cuda_left(at, p.count);
@@ -168,6 +162,21 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
         dcommi_cuda_cast_own<HALF, true>(p, at, left, v, r, row, &found);
     } else {
         dcommi_cuda_cast_own<HALF, false>(p, at, left, v, r, row, &found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally tally = {};
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
+            if (DCOMMI_CUDA_OFF(e) < left) {
+                dcommi_cuda_tally_one(&tally, v[e], dcommi_cuda_uncast<HALF>(h), p.residual != NULL,
+                                      r[e]);
+            }
+        }
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (p.residual != NULL) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, r);
@@ -212,26 +221,31 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
 
 /* ---- launchers ---- */
 
-static dcomm_status dcommi_cuda_cast_launch(const char *call, bool half, bool sums,
-                                            const dcommi_cuda_cast &p, void *stream)
+static uint64_t dcommi_cuda_cast_blocks(uint64_t count)
 {
     const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
-    void (*kernel)(dcommi_cuda_cast) =
-        half   ? sums ? dcommi_cuda_cast_kernel<true, true> : dcommi_cuda_cast_kernel<true, false>
-          : sums ? dcommi_cuda_cast_kernel<false, true>
-               : dcommi_cuda_cast_kernel<false, false>;
-    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+    return count / tile + (count % tile != 0 ? 1 : 0);
+}
+
+template <bool HALF>
+static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const dcommi_cuda_cast &p,
+                                            void *stream)
+{
+    void (*kernel)(dcommi_cuda_cast) = sums ? dcommi_cuda_cast_kernel<HALF, true, false>
+                                       : p.tally != NULL
+                                           ? dcommi_cuda_cast_kernel<HALF, false, true>
+                                           : dcommi_cuda_cast_kernel<HALF, false, false>;
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+                              DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
 static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
                                               const dcommi_cuda_cast &p, void *stream)
 {
-    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
     void (*kernel)(dcommi_cuda_cast) =
         half ? dcommi_cuda_uncast_kernel<true> : dcommi_cuda_uncast_kernel<false>;
-    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+                              DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
 #endif

@@ -32,9 +32,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {
-                /* No number of a wire is NaN, so x was, and stays what it was. */
-                v[e] =
-                    dcommi_f32_from_bits(dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]) | 0x400000u);
+                /* Where x was NaN it stays what it was; else the wire is corrupt. */
+                const uint32_t x = dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]);
+                v[e] = dcommi_f32_from_bits(dcommi_f32_isnan(x) ? x | 0x400000u : DCOMMI_F32_NAN);
             }
         }
         dcommi_cuda_own_store(p.x + at, left, p.pairs, v);

@@ -7,6 +7,7 @@
 #ifndef DCOMMI_CUDA_ENCODE_H
 #define DCOMMI_CUDA_ENCODE_H
 
+#include "cuda_ledger.cuh"
 #include "cuda_measure.cuh"
 
 #define DCOMMI_CUDA_ENCODE_THREADS 128u
@@ -32,6 +33,7 @@ struct dcommi_cuda_bucket {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
     uint32_t bucket, team; /* elements; lanes, of small buckets */
     float most;            /* the largest number, in steps */
@@ -245,14 +247,65 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
 
 /* ---- the kernel ---- */
 
-/* Codes of the thread's elements, and what they leave. */
+/* A sum that is infinite becomes the largest number. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
+{
+    const uint32_t bits = dcommi_f32_bits(sum);
+    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
+}
+
+/* What clipped numbers lose stays behind, beside what their codes left in p.next. The inputs are
+ * read again, for there are no registers to keep them; r: the residuals, which p.next may be. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                           const float r[DCOMMI_CUDA_OWN])
+{
+    float v[DCOMMI_CUDA_OWN];
+    bool bad = false;
+    dcommi_cuda_input<FORMAT, SUMS>(p, at, left, v, &bad);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const bool odd = (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u;
+        const float sum = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
+        const uint32_t bits = dcommi_f32_bits(sum);
+        if (DCOMMI_CUDA_OFF(e) < left && (bits & 0x7fffffffu) > 0x7f000000u) {
+            float *next = p.next + at + DCOMMI_CUDA_OFF(e);
+            const float clipped = dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f000000u);
+            *next = __fadd_rn(*next, __fsub_rn(sum, clipped));
+        }
+    }
+}
+
+/* A ledger's sums of the thread's elements, of which `next` is left. The input is read again, which
+ * the first cache still has. */
 template <int FORMAT>
+DCOMMI_CUDA_INLINE void
+dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, float step,
+                      bool poisoned, const dcommi_cuda_codes<FORMAT> &codes,
+                      const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
+{
+    float y[DCOMMI_CUDA_OWN];
+    dcommi_cuda_decode_own<FORMAT, true>(codes, step, y);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        if (DCOMMI_CUDA_OFF(e) < left) {
+            dcommi_cuda_tally_one(tally, p.x[at + DCOMMI_CUDA_OFF(e)],
+                                  poisoned ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : y[e],
+                                  p.residual != NULL, next[e]);
+        }
+    }
+}
+
+/* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
+template <int FORMAT, bool SUMS, bool LEDGER>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
-                                        uint32_t left, const dcommi_cuda_scale &scale,
-                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
+                                        uint32_t left, const dcommi_cuda_scale &scale, bool clean,
+                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN],
+                                        dcommi_cuda_tally *tally)
 {
     dcommi_cuda_codes<FORMAT> codes;
-    const bool feedback = p.residual != NULL;
+    const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
+    float r[DCOMMI_CUDA_OWN];
     if (p.how.stochastic) {
         codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
                          : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
@@ -263,6 +316,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (feedback && poisoned) {
         dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
     }
+    if (excess) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+    }
     if (feedback) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
     }
@@ -271,13 +327,24 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (rest) {
         dcommi_cuda_rest_store<FORMAT>(p.wire, end, left, codes);
     }
+    if (excess) {
+        dcommi_cuda_excess<FORMAT, SUMS>(p, at, left, r);
+    }
+    if (LEDGER && excess) {
+        dcommi_cuda_own_load(p.next + at, left, p.pairs, v);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
+    }
 }
 
-template <int FORMAT, bool SUMS, bool BLOCK>
+/* LEDGER: of an array, never of wires. */
+template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
 static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
-                                                                               : SUMS ? 5
-                                                                                      : 6)
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
+                                                                               : LEDGER ? 4
+                                                                               : SUMS   ? 5
+                                                                                        : 6)
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
@@ -355,6 +422,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     dcommi_cuda_scale scale;
     scale.step = poisoned ? 0 : step;
     scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    dcommi_cuda_tally tally = {};
     for (unsigned i = 0; i < pieces; i++) {
         const uint64_t here = at + (uint64_t)i * piece;
         const uint32_t left = dcommi_cuda_left(here, end);
@@ -362,7 +430,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
             dcommi_cuda_found again = {};
             dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
         }
-        dcommi_cuda_put<FORMAT>(p, here, end, left, scale, poisoned, rest, v);
+        dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
+                                              &tally);
     }
     if (lane == 0 && begin < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
@@ -370,6 +439,12 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     }
     if (clean) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (SUMS) {
         if (rest && threadIdx.x == 0) {
@@ -383,43 +458,56 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
 
 /* ---- launchers ---- */
 
-template <int FORMAT, bool SUMS>
-static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+/* Lanes that hold a bucket; 0: a block does. */
+static unsigned dcommi_cuda_encode_team(size_t bucket)
 {
-    const uint64_t buckets = p->count / p->bucket + (p->count % p->bucket != 0 ? 1 : 0);
-    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
-    if (lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0) {
-        const unsigned each = DCOMMI_CUDA_ENCODE_THREADS / lanes;
-        p->team = lanes;
-        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false>,
-                                  (buckets + each - 1) / each, DCOMMI_CUDA_ENCODE_THREADS, *p,
-                                  stream);
-    }
-    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
-    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
-    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true>, buckets, threads,
-                              *p, stream);
+    const size_t lanes = bucket / DCOMMI_CUDA_OWN;
+    return lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0 ? (unsigned)lanes : 0;
 }
 
-template <bool SUMS>
+static uint64_t dcommi_cuda_encode_blocks(uint64_t count, size_t bucket)
+{
+    const uint64_t buckets = count / bucket + (count % bucket != 0 ? 1 : 0);
+    const unsigned team = dcommi_cuda_encode_team(bucket);
+    const unsigned each = team > 0 ? DCOMMI_CUDA_ENCODE_THREADS / team : 1;
+    return (buckets + each - 1) / each;
+}
+
+template <int FORMAT, bool SUMS, bool LEDGER>
+static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+{
+    const uint64_t blocks = dcommi_cuda_encode_blocks(p->count, p->bucket);
+    p->team = dcommi_cuda_encode_team(p->bucket);
+    if (p->team > 0) {
+        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
+                                  blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
+    }
+    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
+    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
+    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER>, blocks,
+                              threads, *p, stream);
+}
+
+template <bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
                                               void *stream)
 {
     switch (format) {
     case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS, LEDGER>(call, p, stream);
     default:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS, LEDGER>(call, p, stream);
     }
 }
 

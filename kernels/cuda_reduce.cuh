@@ -247,27 +247,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_piece_store(void *to, uint64_t at,
     }
 }
 
-/* Element `i`, by itself. */
-template <class E, int KIND>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_one(const dcommi_cuda_fold &p, uint64_t i)
-{
-    typedef typename E::stored stored;
-    typename E::acc acc = E::from(static_cast<const stored *>(p.src.at[0])[i]);
-    for (uint32_t s = 1; s < p.src.n; s++) {
-        acc = dcommi_cuda_op<E, KIND>(acc, E::from(static_cast<const stored *>(p.src.at[s])[i]));
-    }
-    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
-        acc = E::divide(acc, p.divisor);
-    }
-    static_cast<stored *>(p.dst)[i] = dcommi_cuda_end<E, KIND>(acc, p);
-}
-
-/* Pieces at, at + 256, ... of operand s: ALL of them are there, or some. */
+/* Pieces at, at + 256, ... of operand s, counted from element `base`: ALL of them are there, or
+ * some.
+ */
 template <class E, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t at,
-                                              dcommi_cuda_piece<E, WHOLE> piece[WIDE])
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t base,
+                                              uint64_t at, dcommi_cuda_piece<E, WHOLE> piece[WIDE])
 {
-    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + p.head;
+    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + base;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -280,14 +267,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_
 }
 
 template <class E, int KIND, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t at)
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t base,
+                                                uint64_t at)
 {
     typedef dcommi_cuda_piece<E, WHOLE> piece;
     piece now[WIDE], next[WIDE];
     typename E::acc acc[WIDE][piece::N];
-    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, at, now);
+    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, base, at, now);
     if (p.src.n > 1) {
-        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, at, next);
+        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, base, at, next);
     }
 #pragma unroll
     for (int i = 0; i < WIDE * piece::N; i++) {
@@ -300,7 +288,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
             now[u] = next[u];
         }
         if (s + 1 < p.src.n) {
-            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, at, next);
+            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, base, at, next);
         }
 #pragma unroll
         for (int i = 0; i < WIDE * piece::N; i++) {
@@ -315,7 +303,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
             acc[u][e] = E::divide(acc[u][e], p.divisor);
         }
     }
-    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + p.head;
+    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + base;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -343,17 +331,17 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
     const int n = dcommi_cuda_piece<E, WHOLE>::N;
     const uint64_t first = (uint64_t)blockIdx.x * (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide);
     if (first + (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide) <= p.pieces) {
-        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, first + threadIdx.x);
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, p.head, first + threadIdx.x);
     } else {
-        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, first + threadIdx.x);
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, p.head, first + threadIdx.x);
     }
     if (WHOLE && blockIdx.x == gridDim.x - 1) {
         if (threadIdx.x < p.head) {
-            dcommi_cuda_fold_one<E, KIND>(p, threadIdx.x);
+            dcommi_cuda_fold_pieces<E, KIND, false, 1, true>(p, 0, threadIdx.x);
         }
-        const uint64_t rest = p.head + p.pieces * (uint64_t)n + threadIdx.x;
-        if (rest < p.count) {
-            dcommi_cuda_fold_one<E, KIND>(p, rest);
+        const uint64_t rest = p.head + p.pieces * (uint64_t)n;
+        if (rest + threadIdx.x < p.count) {
+            dcommi_cuda_fold_pieces<E, KIND, false, 1, true>(p, rest, threadIdx.x);
         }
     }
 }

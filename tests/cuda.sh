@@ -65,7 +65,7 @@ trainer() {
 }
 check "a C program with one .cu file" trainer
 
-for source in tests/cuda_kernels.cu bench/dcomm-kernels.cu; do
+for source in tests/cuda_kernels.cu bench/dcomm-kernels.cu bench/peers/gpu-cub.cu; do
     check "$source: nvcc's front end" "$nvcc" "${nvcc_warnings[@]}" -I include -I tests -cuda \
         -o "$scratch/program.ii" $source
 done

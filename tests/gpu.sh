@@ -1,27 +1,67 @@
 #!/usr/bin/env bash
 # gpu.sh [OUT] - everything that needs a GPU, in one call of some minutes: builds with nvcc and its
-# host compiler alone (codecs and kernels: no UCX, no hwloc, no network), compares every kernel's
-# bytes with the CPU's, runs compute-sanitizer on small sizes where it is installed, and measures
-# with bench/dcomm-kernels. OUT (default: build-gpu) gets the programs, kernels.txt and
-# kernels.json. DCOMM_GPU_BENCH=0: without the measurements.
+# host compiler alone (codecs and kernels: no UCX, no hwloc, no network), for this GPU alone;
+# compares every kernel's bytes with the CPU's; measures with bench/dcomm-kernels, and beside it what
+# there is of bench/peers; last runs compute-sanitizer on few cases. No part keeps another from
+# running. OUT (default: build-gpu) gets results.txt, which has what is printed as it comes, the
+# comparison's lines, the tables as JSON, and the sanitizer's words.
+# DCOMM_GPU_BENCH=0: without the measurements. DCOMM_GPU_SECONDS: for all of it (default: 540).
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 . tests/lib_cuda.sh
 results=${1:-build-gpu}
 
-no_device() {
-    [ -z "$(nvidia-smi -L 2>/dev/null)" ]
-}
 if [ -z "$nvcc" ]; then
     skip "kernels on a device" "nvcc is not installed"
     finish
-elif no_device; then
-    skip "kernels on a device" "there is no GPU"
+fi
+
+# The runtime knows whether there is a GPU; nvidia-smi need not be there.
+cat >"$scratch/device.cu" <<'END'
+#include <cstdio>
+int main()
+{
+    int n = 0;
+    cudaDeviceProp p;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0 || (e = cudaGetDeviceProperties(&p, 0)) != cudaSuccess) {
+        std::printf("%s\n", e != cudaSuccess ? cudaGetErrorString(e) : "no device");
+        return 1;
+    }
+    std::printf("%d%d %s, %d multiprocessors, %.0f GiB, L2 %.0f MiB\n", p.major, p.minor, p.name,
+                p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30),
+                (double)p.l2CacheSize / (1 << 20));
+}
+END
+if ! "$nvcc" -o "$scratch/device" "$scratch/device.cu" >"$scratch/device.log" 2>&1; then
+    cp "$scratch/device.log" "$out"
+    ok "nvcc makes a program" 1
     finish
 fi
-mkdir -p "$results"
-arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d '. ')
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -1 | sed 's/^/# /'
+if ! device=$("$scratch/device"); then
+    skip "kernels on a device" "there is no GPU: $device"
+    finish
+fi
+arch=${device%% *}
+
+# From here on everything is kept as it comes, also when this is cut off.
+mkdir -p "$results" || exit 2
+exec 3>&1 > >(tee "$results/results.txt") 2>&1
+keeper=$!
+leave() {
+    exec 1>&3 2>&3
+    wait "$keeper" # until all is written
+    finish
+}
+echo "# ${device#* }; $("$nvcc" --version | sed -n 's/^.*release //p'); $(date -u +%FT%TZ)"
+
+# limited SECONDS COMMAND...: for so long at most, and within the time of all; 124 when it is up.
+limited() {
+    local left=$((${DCOMM_GPU_SECONDS:-540} - SECONDS)) most=$1
+    shift
+    [ "$left" -gt 0 ] || return 124
+    timeout -k 5 "$((left < most ? left : most))" "$@"
+}
 
 cat >"$scratch/alone.c" <<'END'
 #define _GNU_SOURCE
@@ -29,45 +69,80 @@ cat >"$scratch/alone.c" <<'END'
 #define DCOMM_IMPLEMENTATION
 #include "dcomm.h"
 END
-# each COMMAND...: in the background; what they say is in $out.
-codecs() {
-    "$nvcc" -O2 -Xcompiler -std=gnu11 -I include -c -o "$scratch/alone.o" "$scratch/alone.c"
+# No warnings are errors here: the toolkit may be one that nobody has tried.
+object() {
+    limited 200 "$nvcc" "${@:3}" -O2 -I include -I tests -c -o "$scratch/$1.o" "$2" \
+        >"$scratch/$1.log" 2>&1
+    echo $? >"$scratch/$1.status"
 }
-folds() {
-    "$nvcc" -O2 -Xcompiler -std=gnu11 -I include -c -o "$scratch/reference.o" tests/cuda_reference.c
+built() {
+    cp "$scratch/$1.log" "$out"
+    return "$(cat "$scratch/$1.status" 2>/dev/null || echo 1)"
 }
-program() {
-    "$nvcc" "${nvcc_warnings[@]}" -O2 -lineinfo -arch="sm_$arch" -I include -I tests -c \
-        -o "$scratch/$1.o" "$2" &&
-        "$nvcc" -o "$results/$1" "$scratch/$1.o" "$scratch/alone.o" "$scratch/reference.o" -lm
-}
-codecs >"$scratch/codecs" 2>&1 &
-first=$!
-check "the CPU's folds compile" folds
-wait $first
-first=$?
-cp "$scratch/codecs" "$out"
-ok "the codecs compile" $first
-check "the tests compile for sm_$arch" program cuda_kernels tests/cuda_kernels.cu
-[ "$bad" = 0 ] || finish
-"$results/cuda_kernels" || bad=1
-
-# compute-sanitizer's exit status is the program's unless told.
-sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
-for tool in memcheck racecheck; do
-    if [ -x "$sanitizer" ]; then
-        check "compute-sanitizer $tool" timeout 300 "$sanitizer" --tool $tool --error-exitcode 9 \
-            --log-file "$results/$tool.log" "$results/cuda_kernels" --small
-    else
-        skip "compute-sanitizer $tool" "not installed"
-    fi
-done
-
+cuda=(-std=c++17 -lineinfo "-arch=sm_$arch")
+object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
+object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
+object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
 if [ "${DCOMM_GPU_BENCH:-1}" != 0 ]; then
-    check "bench/dcomm-kernels compiles" program dcomm-kernels bench/dcomm-kernels.cu
-    if [ "$bad" = 0 ]; then
-        "$results/dcomm-kernels" --json "$results/kernels.json" | tee "$results/kernels.txt"
-        ok "bench/dcomm-kernels" "${PIPESTATUS[0]}"
+    object dcomm-kernels bench/dcomm-kernels.cu "${cuda[@]}" &
+    object gpu-cub bench/peers/gpu-cub.cu "${cuda[@]}" &
+fi
+compiling=$(jobs -p)
+# shellcheck disable=SC2086
+wait $compiling
+echo "# compiled for sm_$arch after $SECONDS s"
+
+# program NAME OBJECT...: linked from NAME and these.
+program() {
+    local name=$1 part files=()
+    for part in "$@"; do
+        built "$part" || {
+            ok "$part compiles for sm_$arch" 1
+            return 1
+        }
+        files+=("$scratch/$part.o")
+    done
+    check "$name compiles for sm_$arch" "$nvcc" -o "$scratch/$name" "${files[@]}" -lm
+    [ -x "$scratch/$name" ]
+}
+
+# ---- the same bytes as the CPU ----
+if program cuda_kernels alone reference; then
+    limited 200 "$scratch/cuda_kernels" >"$results/compare.txt" 2>&1
+    status=$?
+    grep -v '^ok' "$results/compare.txt" | head -40
+    ok "kernels' bytes are the CPU's: $(grep -c '^ok' "$results/compare.txt") tests good, after $SECONDS s" $status
+fi
+
+# ---- how fast ----
+if [ "${DCOMM_GPU_BENCH:-1}" != 0 ]; then
+    if program dcomm-kernels alone; then
+        limited 120 "$scratch/dcomm-kernels" --json "$results/kernels.json"
+        ok "bench/dcomm-kernels, after $SECONDS s" $?
+    fi
+    if program gpu-cub; then
+        limited 60 "$scratch/gpu-cub" --json "$results/cub.json"
+        ok "bench/peers/gpu-cub, after $SECONDS s" $?
+    fi
+    if [ -n "$(command -v python3)" ]; then
+        limited 120 python3 -u bench/peers/gpu_peers.py --json "$results/peers.json"
+        ok "bench/peers/gpu_peers.py, after $SECONDS s" $?
+    else
+        skip "torch, CuPy, Triton" "python3 is not installed"
     fi
 fi
-finish
+
+# ---- compute-sanitizer; its exit status is the program's unless told ----
+sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+for tool in memcheck racecheck; do
+    if [ ! -x "$sanitizer" ]; then
+        skip "compute-sanitizer $tool" "not installed"
+    elif [ -x "$scratch/cuda_kernels" ]; then
+        limited 100 "$sanitizer" --tool $tool --error-exitcode 9 \
+            "$scratch/cuda_kernels" --small --seconds 45 >"$results/$tool.txt" 2>&1
+        status=$?
+        grep -v '^ok' "$results/$tool.txt" >"$out"
+        ok "compute-sanitizer $tool: $(grep -c '^ok' "$results/$tool.txt") tests, after $SECONDS s" $status
+    fi
+done
+leave

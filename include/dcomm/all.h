@@ -12,12 +12,16 @@
 #include "coll.h"
 #include "bucket.h"
 #include "scaler.h"
+#include "moe.h"
 #include "tune.h"
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+#include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
 #include "../../kernels/wire.h"
+#include "../../kernels/wire_sparse.h"
+#include "../../kernels/topk_sample.h"
 #endif
 
 #ifdef DCOMM_IMPLEMENTATION
@@ -41,10 +45,12 @@
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
 #include "impl/scaler.h"
+#include "impl/api_moe.h"
 #endif
 #endif
 
 #ifdef DCOMM_CUDA_IMPLEMENTATION
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
+#include "../../kernels/cuda_powersgd.cuh"
 #endif

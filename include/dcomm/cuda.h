@@ -1,4 +1,4 @@
-/* cuda.h - the dense codecs and the reductions on device memory, as CUDA kernels.
+/* cuda.h - codecs and reductions on device memory, as CUDA kernels.
  *
  * These functions are there where one .cu file of the program is compiled with
  *     #define DCOMM_CUDA_IMPLEMENTATION
@@ -10,8 +10,9 @@
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream, and returns. It allocates nothing and waits for
- *   nothing, so that it can be captured into a graph; a captured call keeps its arguments.
+ * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
+ *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
+ *   can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -21,7 +22,7 @@
 #ifndef DCOMM_CUDA_H
 #define DCOMM_CUDA_H
 
-#include "compress.h"
+#include "ledger.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,6 +37,7 @@ typedef struct dcomm_cuda_report {
     uint64_t nonfinite;
     uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
     uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+    uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
 /* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
@@ -60,33 +62,104 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign ---- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
- * dcomm_codec_max_bytes. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
- * report may be NULL. */
+ * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
+ * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
+ * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
+ * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
+ * report may be NULL. Errors also: DCOMM_ERR_UNSUPPORTED for topk+qsgd with nonfinite=pass and a
+ * residual. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
+/* What encodings did to numbers, added up over calls: device memory, aligned to 8, that was set to
+ * zero before the first of them. Elements compared, and the sums behind a dcomm_ledger. */
+typedef struct dcomm_cuda_ledger {
+    uint64_t count;
+    double sums[8];
+} dcomm_cuda_ledger;
+
+/* dcomm_cuda_encode, and in the same pass what it did into a ledger: dcomm_encode_ledger. Two or
+ * three launches, of which all but the first are short. The sums are taken in an order that depends
+ * on codec and count alone, and which is not the CPU's: they are the same from run to run, and
+ * differ from the CPU's by what rounding of f64 sums amounts to. workspace:
+ * dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64. */
+DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                const float *residual, float *next, size_t count,
+                                                const dcomm_codec_key *key, void *wire,
+                                                size_t capacity, void *workspace,
+                                                dcomm_cuda_report *report,
+                                                dcomm_cuda_ledger *ledger, void *stream);
+DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Add to a ledger what copies in host memory of a device's ledger and of a report say that `count`
+ * elements' encoding did; `report` is what dcomm_cuda_report_check made of it. The residual's norm
+ * becomes that of all encodings in `sums`: of the last one, where it was zero before that. */
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report);
+/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
+ * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
+ * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
-                                             dcomm_cuda_report *report, void *stream);
+                                             void *workspace, dcomm_cuda_report *report,
+                                             void *stream);
 /* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
 DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *acc,
-                                             size_t count, dcomm_cuda_report *report, void *stream);
-/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. */
+                                             size_t count, void *workspace,
+                                             dcomm_cuda_report *report, void *stream);
+/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Dense codecs only. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Bytes of device memory that an encoding, or a recoding, needs as workspace; 0: none, and NULL
- * will do. The other calls need none. */
+/* Bytes of device memory that an encoding, a decoding (of any number of wires) or a recoding needs
+ * as workspace, aligned to 64; 0: none, and NULL will do. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+/* ---- powersgd, step by step ---- */
+
+/* An array of `count` elements as a matrix of rows x cols, row by row, what lacks in the last row
+ * being 0. P is `rank` columns of `rows` elements, one column after the other, and Q `rank` columns
+ * of `cols`. A wire is P, and Q behind it. */
+typedef struct dcomm_codec_matrix {
+    size_t count, rows, cols, rank;
+} dcomm_codec_matrix;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape);
+
+/* An encoding is start, p, orthonormal, q (with turns=N, N times), and with error feedback product
+ * with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q, approximate
+ * the sum. Each is one launch and writes the CPU's bytes; elements of x that are denormal or not
+ * finite count as 0. Costs: p and q read x once for each four columns of the rank, product reads
+ * and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
+ *
+ * Q ready for a step: columns that are not 0 keep their direction, those that are 0 become random
+ * by the key without its rank. Zero q before the first step. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                 const dcomm_codec_key *key, float *q,
+                                                 void *stream);
+/* p = x q. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                             const float *q, float *p, void *stream);
+DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                       void *stream);
+/* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                             const float *p, float *q, dcomm_cuda_report *report,
+                                             void *stream);
+/* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                   const float *q, float *x, int how, void *stream);
 
 /* ---- for other back ends ---- */
 
@@ -100,7 +173,8 @@ typedef enum dcomm_codec_format {
     DCOMM_FORMAT_E4M3 = 5,
     DCOMM_FORMAT_E5M2 = 6,
     DCOMM_FORMAT_F16 = 7,
-    DCOMM_FORMAT_BF16 = 8
+    DCOMM_FORMAT_BF16 = 8,
+    DCOMM_FORMAT_F32 = 9 /* of sparse codecs' values alone */
 } dcomm_codec_format;
 
 typedef struct dcomm_codec_layout {
@@ -113,6 +187,20 @@ typedef struct dcomm_codec_layout {
 
 /* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
+
+/* How topk, threshold and topk+qsgd choose from `count` elements, and write. */
+typedef struct dcomm_sparse_layout {
+    dcomm_codec_layout values; /* of those that are sent */
+    size_t wanted;             /* elements that are aimed at */
+    size_t least, most;        /* elements of a wire */
+    bool exact;                /* the `wanted` largest; else what reaches a sampled threshold: */
+    size_t lines;              /* runs of 16 elements in the sample, ... */
+    size_t rank;               /* ... and which of it, by size, the threshold is; 0: 2^-126 */
+} dcomm_sparse_layout;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
+                                                     dcomm_sparse_layout *layout);
 /* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
  * reports as it does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);

@@ -152,7 +152,7 @@ static size_t dcommi_codec_array_bytes(size_t count)
 /* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
 static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
 {
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
     return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
 }
 
@@ -276,7 +276,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
 
 static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
     return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
                                             : codec->ops->encode(codec, call);
 }

@@ -17,12 +17,13 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
                            codec == NULL ? "codec" : "layout");
     }
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
-    if (codec->ops == &dcommi_codec_f16 || codec->ops == &dcommi_codec_bf16) {
-        layout->format = codec->ops == &dcommi_codec_f16 ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
+    if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
+        layout->format =
+            dcommi_codec_is(codec, DCOMMI_IS_F16) ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
         layout->stochastic = dcommi_cast_stochastic(codec);
         return DCOMM_OK;
     }
-    if (codec->ops->max_bytes != dcommi_bucket_row_bytes) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_BUCKETED)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s is not dense: f16, bf16, fp8, qsgd, tern and sign are",
                            codec->spec);
@@ -32,6 +33,56 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
     layout->bucket = as->bucket;
     layout->two_norm = as->two_norm;
     layout->stochastic = as->stochastic;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
+                                                     dcomm_sparse_layout *layout)
+{
+    static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
+                                                 DCOMM_FORMAT_BF16};
+    if (codec == NULL || layout == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_sparse_layout: %s is NULL",
+                           codec == NULL ? "codec" : "layout");
+    }
+    if (codec->ops->encode != dcommi_topk_encode || count > UINT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
+                           "layout, of up to 2^32 - 1",
+                           codec->spec, count);
+    }
+    const size_t most = dcommi_topk_most(codec, count);
+    const bool exact = dcommi_topk_is_exact(codec);
+    *layout = (dcomm_sparse_layout){.wanted = dcommi_topk_wanted(codec, count),
+                                    .least = exact ? most : 0,
+                                    .most = most,
+                                    .exact = dcommi_topk_is_chosen(codec, count)};
+    if (!layout->exact) {
+        layout->lines = (size_t)dcommi_topk_sample_lines(count);
+        layout->rank = (size_t)dcommi_topk_sample_rank(layout->lines, count, layout->wanted, 0);
+    }
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcomm_codec_get_layout(codec->inner, &layout->values));
+    } else {
+        layout->values.format = formats[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    layout->values.nonfinite = codec->nonfinite;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape)
+{
+    if (codec == NULL || shape == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
+                           codec == NULL ? "codec" : "shape");
+    }
+    if (codec->ops != &dcommi_codec_powersgd) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
+                           codec->spec);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
     return DCOMM_OK;
 }
 
@@ -50,8 +101,11 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
     }
     size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
     if (out != NULL) {
-        *out = (dcomm_codec_report){.bytes = codec->ops->max_bytes(codec, count),
-                                    .kept = count,
+        const bool sparse = codec->ops->encode == dcommi_topk_encode && count <= UINT32_MAX;
+        const size_t kept = sparse ? (size_t)report->kept : count;
+        *out = (dcomm_codec_report){.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
+                                                    : codec->ops->max_bytes(codec, count),
+                                    .kept = kept,
                                     .clipped = (size_t)report->clipped,
                                     .nonfinite = (size_t)report->nonfinite,
                                     .first_nonfinite = first};
@@ -67,6 +121,21 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                            codec->ops->name, (size_t)report->nonfinite, count, first);
     }
     return DCOMM_OK;
+}
+
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report)
+{
+    _Static_assert(sizeof sums->sums == sizeof ledger->sums, "the same sums");
+    ledger->count += sums->count;
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += sums->sums[s];
+    }
+    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
+        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+    }
+    dcomm_ledger_encoded(ledger, count, report);
 }
 
 #endif

@@ -123,6 +123,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
         if (spec->coll == DCOMM_COLL_ALLTOALLV) {
             s.send_counts = counts + 2 * (size_t)nranks;
             s.send_displs = counts + 3 * (size_t)nranks;
+            s.matrix = spec->counts;
         }
     }
     dcommi_groups *groups = NULL;

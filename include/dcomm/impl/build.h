@@ -64,6 +64,9 @@ typedef struct dcommi_shape {
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
     const size_t *send_counts, *send_displs;
+    /* All-to-all-v: what each rank sends to each, [from * nranks + to]; NULL: each knows its own.
+     */
+    const size_t *matrix;
 } dcommi_shape;
 
 typedef struct dcommi_builder dcommi_builder;

@@ -79,7 +79,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
     default:
         break;
     }
-    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
     q.in_place = false;
     q.root = 0;
     q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
@@ -128,7 +128,19 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
-    return dcommi_price_plans(t, &plans, limit, budget, price);
+    DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
+    if (algo->make == dcommi_hier_alltoallv) { /* and the stage in which counts are agreed on */
+        dcommi_price first;
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, algo->name);
+        p.shape.coll = p.algo->coll;
+        p.shape.dtype = DCOMM_U64;
+        p.shape.count = (size_t)s->nranks;
+        DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
+        price->ps += first.ps;
+        price->unhurried += first.unhurried;
+        price->over = price->over || first.over;
+    }
+    return DCOMM_OK;
 }
 
 /* ---- the choice ---- */
@@ -153,31 +165,6 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-
-/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. Between
- * hosts hier, which hides what is done within them behind the links; on one host it is two_shot by
- * another name. */
-static int dcommi_choice_favour(const dcommi_algo *algo, bool hosts)
-{
-    static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
-                                        "coded_sparse",       "one_shot",       "direct",
-                                        "halving_doubling",   "linear",         "pairwise",
-                                        "recursive_doubling", "ring",           "recursive_halving",
-                                        "two_shot",           "hier",           "bruck",
-                                        "hier_leader"};
-    int n = (int)(sizeof names / sizeof *names);
-    const char *name = algo->name;
-    if (strcmp(name, "hier") == 0 && hosts) {
-        name = "direct";
-    }
-    for (int i = 0; i < n; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return i;
-        }
-    }
-    return n;
-}
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
  * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
@@ -241,7 +228,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL ||
-             dcommi_choice_favour(algo, hosts) < dcommi_choice_favour(best, hosts))) {
+             (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
             best = algo;
         }
     }

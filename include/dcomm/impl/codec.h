@@ -96,8 +96,20 @@ enum {
     DCOMMI_CODEC_FEEDBACK = 16    /* encode takes a residual; else the library makes two passes */
 };
 
+/* What a row is, whatever its options, for those who know its wire. */
+enum {
+    DCOMMI_IS_CAST = 1, /* 16 bits an element, in order: of f16 or of bf16 */
+    DCOMMI_IS_F16 = 2,
+    DCOMMI_IS_BUCKETED = 4,  /* codes and steps, as codec->bucketing says */
+    DCOMMI_IS_SELECTION = 8, /* elements and their indices, as in kernels/wire_sparse.h */
+    DCOMMI_IS_SPLIT = 16,    /* of which each can be sent apart */
+    DCOMMI_IS_SAMPLED = 32,  /* of which there are as many as a sample suggests */
+    DCOMMI_IS_PRODUCTS = 64  /* two matrices, one made of the other; both can be summed */
+};
+
 struct dcommi_codec_ops {
     const char *name;
+    unsigned is;         /* DCOMMI_IS_* */
     const char *summary; /* one line for people */
     const dcommi_codec_option *options;
     /* Checks what the options say together; sets codec->inner where there is one. NULL: nothing. */
@@ -123,6 +135,16 @@ struct dcommi_codec_ops {
 };
 
 /* ---- for codecs to share ---- */
+
+static inline bool dcommi_codec_is(const dcomm_codec *codec, unsigned what)
+{
+    return (codec->ops->is & what) != 0;
+}
+
+static inline bool dcommi_codec_has(const dcomm_codec *codec, unsigned trait)
+{
+    return (codec->ops->traits(codec) & trait) != 0;
+}
 
 static inline void dcommi_codec_nonfinite(dcommi_encoding *call, size_t index)
 {

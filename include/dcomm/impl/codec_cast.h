@@ -348,6 +348,7 @@ static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec
     }                                                                                              \
     static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
         .name = #NAME,                                                                             \
+        .is = DCOMMI_IS_CAST | ((HALF) ? DCOMMI_IS_F16 : 0),                                       \
         .summary = SUMMARY,                                                                        \
         .options = dcommi_cast_options,                                                            \
         .traits = dcommi_cast_traits,                                                              \

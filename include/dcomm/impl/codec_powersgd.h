@@ -272,6 +272,7 @@ static const dcommi_codec_option dcommi_powersgd_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_powersgd = {
     .name = "powersgd",
+    .is = DCOMMI_IS_PRODUCTS,
     .summary = "the array as a matrix, approximated by one of low rank",
     .options = dcommi_powersgd_options,
     .traits = dcommi_powersgd_traits,

@@ -21,7 +21,16 @@ static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *w
 
 /* ---- lengths ---- */
 
-static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+static inline bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return !dcommi_codec_is(codec, DCOMMI_IS_SAMPLED);
+}
+
+/* Whether exactly the largest are chosen: also where there are too few elements for a sample. */
+static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(count) == 0;
+}
 
 /* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
 static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
@@ -176,7 +185,7 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
     size_t column = dcommi_topk_align(4 * t.room);
     t.bits = (uint32_t *)(void *)workspace;
     t.index = (uint32_t *)(void *)(workspace + column);
-    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    bool exact = dcommi_topk_is_chosen(codec, t.count);
     uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
     if (!exact) {
         threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
@@ -450,6 +459,7 @@ static const dcommi_codec_option dcommi_threshold_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_topk = {
     .name = "topk",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT,
     .summary = "exactly the k elements of largest magnitude, ties to the lower index",
     .options = dcommi_topk_options,
     .traits = dcommi_topk_traits,
@@ -463,6 +473,7 @@ static const dcommi_codec_ops dcommi_codec_topk = {
 
 static const dcommi_codec_ops dcommi_codec_threshold = {
     .name = "threshold",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT | DCOMMI_IS_SAMPLED,
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
     .traits = dcommi_topk_traits,
@@ -493,6 +504,7 @@ static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
 
 static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .name = "topk+qsgd",
+    .is = DCOMMI_IS_SELECTION,
     .summary = "topk, and the values that are sent through qsgd",
     .options = dcommi_topk_qsgd_options,
     .make = dcommi_topk_qsgd_make,
@@ -504,10 +516,5 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .decode_sum = dcommi_topk_decode_sum,
     .info = dcommi_topk_info,
 };
-
-static bool dcommi_topk_is_exact(const dcomm_codec *codec)
-{
-    return codec->ops != &dcommi_codec_threshold;
-}
 
 #endif

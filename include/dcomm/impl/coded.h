@@ -47,7 +47,7 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
 /* How far the sum of sparse wires has filled in. */
 static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
 {
-    if (c->report == NULL || (c->codec->ops->traits(c->codec) & DCOMMI_CODEC_SPARSE) == 0) {
+    if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
         return;
     }
     size_t nonzero = 0;

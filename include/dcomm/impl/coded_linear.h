@@ -8,22 +8,22 @@
 /* The parts of a wire that ranks sum one after the other, as f32. */
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (codec->ops == &dcommi_codec_randk) {
-        coding->parts = coding->rounds = 1;
-        coding->part[0] = DCOMMI_RANDK_HEAD;
-        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
-    } else if (codec->ops == &dcommi_codec_powersgd) {
+    if (dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         dcommi_matrix m = dcommi_powersgd_shape(codec, count);
         coding->parts = 2;
         coding->rounds = 2 * (int)codec->value[DCOMMI_POWERSGD_TURNS];
         coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
         coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    } else if (dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
+        coding->parts = coding->rounds = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
     }
 }
 
 static bool dcommi_linear_powersgd(const dcommi_coded *c)
 {
-    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+    return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
 /* What is to be sent: gradient and residual, or the gradient without what is no number. */

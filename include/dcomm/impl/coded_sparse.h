@@ -18,7 +18,7 @@ struct dcommi_spread {
     size_t *end;     /* [nranks] */
     size_t regions;  /* begin and end have room for */
     uint64_t *keys;
-    size_t keys_room; /* bytes */
+    size_t keys_room; /* bytes, as lost_room is */
     float *lost;      /* values for the residual */
     size_t lost_room;
     float *out;
@@ -50,16 +50,6 @@ static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
         *room = array != NULL ? need : 0;
     }
     return need <= *room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
-{
-    return dcommi_spread_room(&s->keys, &s->keys_room, n * sizeof *s->keys);
-}
-
-static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
-{
-    return dcommi_spread_room(&s->lost, &s->lost_room, n * sizeof *s->lost);
 }
 
 /* ---- encode ---- */
@@ -183,7 +173,7 @@ static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src
         memcpy(&head, src[r], src_len[r] < sizeof head ? 0 : sizeof head);
         total += head.kept < most ? head.kept : most;
     }
-    DCOMMI_TRY(dcommi_spread_keys(s, 2 * total + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, (2 * total + 1) * sizeof *s->keys));
     for (size_t r = 0; r < n; r++) {
         DCOMMI_TRY(dcommi_exchange_read(c->codec, src[r], src_len[r], count, 0, most, &s->read));
         for (size_t i = 0; i < s->read.n; i++) {
@@ -219,7 +209,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
     DCOMMI_TRY(dcommi_spread_gather(c, src, src_len, nsrc, end - base, &keys, &total));
     dcommi_exchange_pairs *p = &s->read;
     DCOMMI_TRY(dcommi_exchange_reserve(p, total));
-    DCOMMI_TRY(dcommi_spread_lost(s, 2 * total + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->lost, &s->lost_room, (2 * total + 1) * sizeof *s->lost));
     dcommi_exchange_add(c->codec, keys, total, p, &clipped);
     uint32_t summed = (uint32_t)p->n;
     dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
@@ -244,7 +234,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
 static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
 {
     struct dcommi_spread *s = c->spread;
-    DCOMMI_TRY(dcommi_spread_lost(s, s->chosen.n + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->lost, &s->lost_room, (s->chosen.n + 1) * sizeof *s->lost));
     for (size_t i = 0; i < s->chosen.n; i++) {
         float value = dcommi_f32_from_bits(s->chosen.bits[i]);
         s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
@@ -315,7 +305,7 @@ static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_plac
     }
     size_t m = dcommi_exchange_samples(c->codec, s->count, nsrc);
     DCOMMI_TRY(nsrc <= s->regions ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
-    DCOMMI_TRY(dcommi_spread_keys(s, 2 * nsrc * m));
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, 2 * nsrc * m * sizeof *s->keys));
     DCOMMI_TRY(dcommi_exchange_regions(src, src_len, nsrc, m, s->count,
                                        dcommi_topk_most(c->codec, s->count), s->keys, s->end,
                                        s->begin));
@@ -346,7 +336,7 @@ static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nran
  * some eight times copying for each element. */
 static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (codec->ops->decode_sum != dcommi_topk_decode_sum || count == 0 || count > UINT32_MAX) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count == 0 || count > UINT32_MAX) {
         return;
     }
     coding->most = (int64_t)dcommi_topk_most(codec, count);

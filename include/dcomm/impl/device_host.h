@@ -11,8 +11,8 @@
  * by a send or the next step. */
 #define DCOMMI_STREAM_MIN ((size_t)4 << 20)
 /* One or two sources of wide elements from this length on are asked for ahead of time; below it,
- * with more streams and with halves, the processor's own prefetching is better left alone (measured
- * on Zen 5). */
+ * with more streams and with 16-bit floats, the processor's own prefetching is better left alone
+ * (measured on Zen 5). */
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)

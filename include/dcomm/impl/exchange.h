@@ -46,7 +46,7 @@ static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
 /* What a codec can be exchanged by: its values are on their own, so that they can be sent apart. */
 static inline bool dcommi_exchange_able(const dcomm_codec *codec)
 {
-    return codec->ops == &dcommi_codec_topk || codec->ops == &dcommi_codec_threshold;
+    return dcommi_codec_is(codec, DCOMMI_IS_SPLIT);
 }
 
 /* How many samples each of n ranks names, and how many elements an owner sends on. */

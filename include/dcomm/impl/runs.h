@@ -180,6 +180,7 @@ static void dcommi_stage_done(dcommi_run *run)
         return;
     }
     dcomm_status status = DCOMM_OK;
+    char kept[DCOMMI_MESSAGE_MAX], why[DCOMMI_MESSAGE_MAX] = "";
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
     const dcomm_plan *next = NULL;
@@ -187,7 +188,12 @@ static void dcommi_stage_done(dcommi_run *run)
         status = DCOMM_ERR_NO_MEMORY;
     } else {
         memcpy(words, run->root.words, nwords * sizeof *words);
+        memcpy(kept, dcommi_message, sizeof kept);
+        dcommi_message[0] = 0;
         next = plan->next(plan->next_user, words, nwords, &status);
+        snprintf(why, sizeof why, "%s",
+                 dcommi_message[0] != 0 ? dcommi_message : dcomm_strerror(status));
+        memcpy(dcommi_message, kept, sizeof kept); /* whoever progresses has errors of its own */
     }
     if (status >= 0 && next != NULL) {
         void (*give_back)(void *, const dcomm_plan *) = plan->release;
@@ -203,8 +209,8 @@ static void dcommi_stage_done(dcommi_run *run)
     dcommi_free(words);
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %s", run->comm->rank,
-                 run->stage, run->plan->name, dcomm_strerror(status));
+        snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %.400s", run->comm->rank,
+                 run->stage, run->plan->name, why);
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
         dcommi_run_finish(run, DCOMM_OK);

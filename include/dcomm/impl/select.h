@@ -218,7 +218,11 @@ static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *a
             return status;
         }
     }
-    return dcommi_build_finish(&b, plan_p);
+    DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
+    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
+        (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
+    }
+    return DCOMM_OK;
 }
 
 /* ---- pre-multiplied sum ---- */

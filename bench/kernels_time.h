@@ -1,0 +1,266 @@
+/* kernels_time.h - what the programs that time kernels share: memory, inputs, the time between two
+ * events, rows of the table and of its JSON.
+ *
+ * The rule: inputs are made on the device, new ones for each size. The output is poisoned first,
+ * and a kernel that leaves the poison has no time. Five calls are not timed; of those that follow
+ * the median counts, each between two events of its own. Arrays of 2^28 elements (1 GiB of f32) are
+ * far beyond the second cache, so that no call finds there what the one before has left; those of
+ * 2^22 elements (16 MiB) mostly stay in it, which is what is asked at that size. */
+#ifndef DCOMM_KERNELS_TIME_H
+#define DCOMM_KERNELS_TIME_H
+
+#include "../kernels/rng.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+struct row {
+    std::string kernel;
+    size_t count, bytes;
+    double us, fraction; /* negative: not measured */
+};
+
+static std::vector<row> rows;
+static int failures, iterations = 25;
+static const char *json_path, *json_tool;
+static std::string device_name;
+
+static bool fine(cudaError_t error, const char *what)
+{
+    if (error != cudaSuccess) {
+        std::printf("# %s: %s\n", what, cudaGetErrorString(error));
+        (void)cudaGetLastError();
+    }
+    return error == cudaSuccess;
+}
+
+/* ---- memory ---- */
+
+struct memory {
+    void *p;
+    explicit memory(size_t bytes) : p(NULL)
+    {
+        if (!fine(cudaMalloc(&p, bytes > 0 ? bytes : 1), "no device memory")) {
+            std::exit(1);
+        }
+    }
+    memory(const memory &) = delete;
+    memory &operator=(const memory &) = delete;
+    ~memory()
+    {
+        cudaFree(p);
+    }
+    float *f() const
+    {
+        return static_cast<float *>(p);
+    }
+};
+
+/* Sums of four uniform numbers: finite, both signs, about normal. */
+static __global__ void random_numbers(float *x, uint64_t n, uint64_t seed)
+{
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n;
+         i += (uint64_t)gridDim.x * blockDim.x) {
+        const uint64_t r = dcommi_rng_mix(seed, i);
+        int sum = -4 * 32768;
+        for (int k = 0; k < 4; k++) {
+            sum += (int)(r >> (16 * k) & 0xffff);
+        }
+        x[i] = (float)sum * 0x1p-16f;
+    }
+}
+
+static __global__ void empty_kernel(void)
+{
+}
+
+/* ---- time ---- */
+
+/* A call says itself what went wrong. */
+typedef std::function<bool()> timed_call;
+
+static double median_us(const timed_call &call)
+{
+    cudaEvent_t begin, end;
+    std::vector<float> ms;
+    if (!fine(cudaEventCreate(&begin), "event") || !fine(cudaEventCreate(&end), "event")) {
+        return -1;
+    }
+    bool good = true;
+    for (int i = -5; i < iterations && good; i++) {
+        float t = 0;
+        cudaEventRecord(begin, NULL);
+        good = call();
+        cudaEventRecord(end, NULL);
+        good = fine(cudaEventSynchronize(end), "the device") &&
+               fine(cudaEventElapsedTime(&t, begin, end), "event") && good;
+        if (i >= 0) {
+            ms.push_back(t);
+        }
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    if (!good) {
+        return -1;
+    }
+    std::sort(ms.begin(), ms.end());
+    return 1000.0 * (double)ms[ms.size() / 2];
+}
+
+/* Whether the last bytes of an output are still poison. */
+static bool untouched(const void *p, size_t bytes)
+{
+    unsigned char last[64];
+    const size_t n = bytes < sizeof last ? bytes : sizeof last;
+    cudaMemcpy(last, static_cast<const unsigned char *>(p) + bytes - n, n, cudaMemcpyDeviceToHost);
+    for (size_t i = 0; i < n; i++) {
+        if (last[i] != 0xa5) {
+            return false;
+        }
+    }
+    return n > 0;
+}
+
+/* ---- the table ---- */
+
+/* Written anew with each row, so that what was measured is there when the program is cut off. */
+static bool json(void)
+{
+    FILE *f = json_path != NULL ? std::fopen(json_path, "w") : NULL;
+    if (f == NULL) {
+        return json_path == NULL;
+    }
+    std::fprintf(f, "{\"schema\":1,\"tool\":\"%s\",\"device\":\"%s\",\"results\":[", json_tool,
+                 device_name.c_str());
+    for (size_t i = 0; i < rows.size(); i++) {
+        const row &r = rows[i];
+        std::fprintf(f, "%s\n{\"kernel\":\"%s\",\"count\":%zu,\"bytes\":%zu,", i > 0 ? "," : "",
+                     r.kernel.c_str(), r.count, r.bytes);
+        if (r.us > 0) {
+            std::fprintf(f, "\"time_us_med\":%.3f,\"per_copy\":%.4f}", r.us, r.fraction);
+        } else {
+            std::fprintf(f, "\"time_us_med\":null,\"per_copy\":null}");
+        }
+    }
+    std::fprintf(f, "\n]}\n");
+    return std::fclose(f) == 0;
+}
+
+/* Bytes a microsecond that a copy of so many bytes moves: read and written. */
+static double copy_rate;
+
+static void put_row(const row &r)
+{
+    rows.push_back(r);
+    std::printf("%-42s %11zu %12zu ", r.kernel.c_str(), r.count, r.bytes);
+    if (r.us > 0) {
+        std::printf("%11.1f %9.1f %7.3f\n", r.us, (double)r.bytes / r.us / 1000, r.fraction);
+    } else {
+        std::printf("%11s %9s %7s\n", "-", "-", "-");
+    }
+    std::fflush(stdout);
+    if (!json()) {
+        std::perror(json_path);
+        json_path = NULL;
+        failures++;
+    }
+}
+
+/* bytes: those that had to move: each input read once, each output written once. */
+static void measure(const std::string &kernel, size_t count, size_t bytes, void *out,
+                    size_t out_bytes, const timed_call &call)
+{
+    cudaMemset(out, 0xa5, out_bytes);
+    double us = median_us(call);
+    if (us > 0 && untouched(out, out_bytes)) {
+        std::printf("# %s wrote nothing\n", kernel.c_str());
+        us = -1;
+    }
+    failures += us < 0;
+    put_row(row{kernel, count, bytes, us, us > 0 ? (double)bytes / us / copy_rate : -1});
+}
+
+/* The rows that others are compared with: a launch of nothing, and a copy, which is measured before
+ * and again after the others (`copy, at the end`), because a device's clocks move. */
+static void measure_copy(const char *name, size_t n, const memory &from, const memory &to)
+{
+    const timed_call copy = [&] {
+        return fine(cudaMemcpyAsync(to.p, from.p, 4 * n, cudaMemcpyDeviceToDevice, NULL), "copy");
+    };
+    if (copy_rate <= 0) {
+        const double us = median_us(copy);
+        copy_rate = us > 0 ? 8.0 * (double)n / us : 1;
+    }
+    measure(name, n, 8 * n, to.p, 4 * n, copy);
+}
+
+static void measure_launch(void)
+{
+    const double us = median_us([] {
+        empty_kernel<<<1, 32>>>();
+        return fine(cudaPeekAtLastError(), "launch");
+    });
+    failures += us < 0;
+    put_row(row{"launch", 0, 0, us, -1});
+}
+
+/* False where there is no device. Prints the head of the table. */
+static bool begin_table(const char *tool)
+{
+    int devices = 0;
+    cudaDeviceProp properties;
+    json_tool = tool;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        std::printf("# skipped: %s (there is no GPU)\n", tool);
+        return false;
+    }
+    if (!fine(cudaGetDeviceProperties(&properties, 0), "device 0")) {
+        std::exit(1);
+    }
+    device_name = properties.name;
+    std::printf("# %s on %s; per_copy: the rate beside that of a device-to-device copy of this "
+                "size\n%-42s %11s %12s %11s %9s %7s\n",
+                tool, properties.name, "kernel", "elements", "bytes", "time_us", "GB/s",
+                "per_copy");
+    return true;
+}
+
+static int usage(void)
+{
+    std::fprintf(stderr, "usage: PROGRAM [--log2 N]... [--json FILE] [--iterations N]\n"
+                         "  --log2 N        2^N elements, 10 to 32 (default: 28, then 22)\n"
+                         "  --json FILE     the table as JSON, written with each row\n"
+                         "  --iterations N  of which the median is taken (default: 25)\n");
+    return 2;
+}
+
+/* False: usage. */
+static bool arguments(int argc, char **argv, std::vector<int> *logs)
+{
+    for (int i = 1; i < argc; i += 2) {
+        const std::string name = argv[i];
+        if (i + 1 == argc) {
+            return false;
+        }
+        const int value = std::atoi(argv[i + 1]);
+        if (name == "--json") {
+            json_path = argv[i + 1];
+        } else if (name == "--log2" && value >= 10 && value <= 32) {
+            logs->push_back(value);
+        } else if (name == "--iterations" && value > 0) {
+            iterations = value;
+        } else {
+            return false;
+        }
+    }
+    if (logs->empty()) {
+        *logs = {28, 22};
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,128 @@
+/* cuda_folds.h - tests of the reductions and of scaling: every dtype and operator, against the
+ * CPU's folds. */
+#ifndef DCOMM_CUDA_FOLDS_H
+#define DCOMM_CUDA_FOLDS_H
+
+#include "cuda_areas.h"
+
+extern "C" int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                     int dtype, int op, int64_t divisor);
+extern "C" void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype,
+                                     double factor);
+
+static const char *where(const char *what, size_t count, size_t n, int extra)
+{
+    static char text[128];
+    std::snprintf(text, sizeof text, "%s of %zu elements, %zu operands, variant %d", what, count, n,
+                  extra);
+    return text;
+}
+
+static bytes raw(size_t len)
+{
+    bytes b(len);
+    for (size_t i = 0; i < len; i++) {
+        b[i] = (unsigned char)(draw() >> 20);
+    }
+    return b;
+}
+
+/* variant: bit 0: in place, bit 1: operands lie differently, bit 2: not aligned to 16. */
+static bool reduce_one(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count, int64_t divisor,
+                       int variant)
+{
+    const size_t element = dcomm_dtype_size(dtype), len = count * element;
+    const std::string what = where(dcomm_op_name(op), count, nsrc, variant);
+    std::vector<bytes> in;
+    std::vector<area *> there;
+    std::vector<const void *> host, device;
+    for (size_t s = 0; s < nsrc; s++) {
+        const size_t off = ((variant & 4) != 0 ? element : 0) +
+                           ((variant & 2) != 0 && s % 2 == 1 ? 2 * element : 0);
+        in.push_back(raw(len));
+        for (size_t i = 0; dtype == DCOMM_F32 && i < count; i++) { /* sums that mean something */
+            float x = number(i % 3 == 0 ? BITS : NORMAL, i);
+            std::memcpy(&in[s][4 * i], &x, 4);
+        }
+        there.push_back(new area(len, off));
+        there[s]->put(in[s].data());
+        host.push_back(in[s].data());
+        device.push_back(there[s]->at);
+    }
+    area out(len, (variant & 4) != 0 ? element : 0);
+    bytes want(len + 1);
+    area *to = (variant & 1) != 0 ? there[nsrc - 1] : &out;
+    bool fine = good((dcomm_status)cuda_reference_reduce(want.data(), host.data(), nsrc, count,
+                                                         dtype, op, divisor),
+                     what) &&
+                good(launched([&](void *stream) {
+                         return dcomm_cuda_reduce(to->at, device.data(), nsrc, count, dtype, op,
+                                                  divisor, stream);
+                     }),
+                     what) &&
+                same(to->get(), want.data(), what) && to->guarded();
+    for (area *a : there) {
+        delete a;
+    }
+    return fine;
+}
+
+static void test_reduce(dcomm_dtype dtype, dcomm_op op)
+{
+    const size_t counts[] = {0, 1, 2, 3, 15, 17, 64, 255, 1000, 4099, 20011};
+    const size_t operands[] = {1, 2, 3, 9};
+    const std::string name = std::string("reduce ") + dcomm_dtype_name(dtype) + " " +
+                             dcomm_op_name(op) + launch_names[launch_now];
+    if (late(name)) {
+        return;
+    }
+    for (size_t count : counts) {
+        if (small && count % 5 != 0 && count != 17) {
+            continue;
+        }
+        for (size_t n : operands) {
+            for (int variant = 0; variant < 8; variant++) {
+                if ((small || count > 5000u) && variant != (int)(count + n) % 8) {
+                    continue;
+                }
+                const int64_t divisor = op == DCOMM_AVG ? (int64_t)(n + 1) : 0;
+                if (!reduce_one(dtype, op, n, count, divisor, variant)) {
+                    goto done;
+                }
+            }
+        }
+    }
+done:
+    ok(name);
+}
+
+static void test_scale(dcomm_dtype dtype)
+{
+    const double factors[] = {0.5, -3.7, 1e12, 1e-3, (double)NAN};
+    const size_t counts[] = {1, 7, 700, 5003};
+    const size_t element = dcomm_dtype_size(dtype);
+    const std::string name =
+        std::string("scale ") + dcomm_dtype_name(dtype) + launch_names[launch_now];
+    if (late(name)) {
+        return;
+    }
+    for (double factor : factors) {
+        for (size_t count : counts) {
+            bytes in = raw(count * element), want(count * element);
+            area from(count * element, element), to(count * element, element);
+            from.put(in.data());
+            cuda_reference_scale(want.data(), in.data(), count, dtype, factor);
+            const std::string what = where("scaling", count, 1, (int)factor);
+            if (!good(launched([&](void *stream) {
+                          return dcomm_cuda_scale(to.at, from.at, count, dtype, factor, stream);
+                      }),
+                      what) ||
+                !same(to.get(), want.data(), what) || !to.guarded()) {
+                break;
+            }
+        }
+    }
+    ok(name);
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* cuda_lowrank.h - tests of powersgd's steps on a device: put together they are an encoding and a
+ * decoding, whose bytes are the CPU's. */
+#ifndef DCOMM_CUDA_LOWRANK_H
+#define DCOMM_CUDA_LOWRANK_H
+
+#include "cuda_areas.h"
+
+static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
+{
+    const std::string what =
+        std::string(spec) + ", " + std::to_string(count) + " elements, " + kind_names[kind];
+    dcomm_codec *codec = NULL;
+    dcomm_codec_matrix shape = dcomm_codec_matrix();
+    if (!good(dcomm_codec_create(spec, &codec), spec) ||
+        !good(dcomm_codec_get_matrix(codec, count, &shape), what)) {
+        return false;
+    }
+    const size_t len = dcomm_codec_max_bytes(codec, count);
+    std::vector<float> x = numbers(count, kind);
+    for (float &f : x) {
+        f += 0.0f; /* as the sum with a residual of zeros is */
+    }
+    std::vector<float> none(count), next(count), back(count), twice(count);
+    bytes wire(len);
+    size_t written = 0;
+    dcomm_codec_key key = dcomm_codec_key();
+    dcomm_codec_report report;
+    key.seed = 9;
+    key.step = count;
+    good(dcomm_encode_feedback(codec, x.data(), none.data(), next.data(), count, &key, wire.data(),
+                               len, &written, NULL, &report),
+         what);
+    good(dcomm_decode(codec, wire.data(), len, back.data(), count), what);
+    twice = back;
+    good(dcomm_decode_add(codec, wire.data(), len, twice.data(), count), what);
+
+    area in(4 * count), out(len, 4), found(sizeof(dcomm_cuda_report)), to(4 * count, 4);
+    const dcomm_cuda_report zero = dcomm_cuda_report();
+    const bytes zeros(len);
+    in.put(x.data());
+    out.put(zeros.data());
+    found.put(&zero);
+    float *m = reinterpret_cast<float *>(in.at), *p = reinterpret_cast<float *>(out.at);
+    float *q = p + shape.rank * shape.rows, *y = reinterpret_cast<float *>(to.at);
+    const auto run = [&](const launcher &call) { return good(launched(call), what); };
+    bool fine = true;
+    for (int turn = 0; turn < turns && fine; turn++) {
+        fine = run([&](void *s) { return dcomm_cuda_powersgd_start(&shape, &key, q, s); }) &&
+               run([&](void *s) { return dcomm_cuda_powersgd_p(&shape, m, q, p, s); }) &&
+               run([&](void *s) { return dcomm_cuda_powersgd_orthonormal(&shape, p, s); }) &&
+               run([&](void *s) {
+                   return dcomm_cuda_powersgd_q(&shape, m, p, q,
+                                                reinterpret_cast<dcomm_cuda_report *>(found.at), s);
+               });
+    }
+    dcomm_cuda_report clipped;
+    const bytes raw_report = found.get();
+    std::memcpy(&clipped, raw_report.data(), sizeof clipped);
+    fine = fine && same(out.get(), wire.data(), "P and Q of " + what) && out.guarded() &&
+           (clipped.clipped == report.clipped || wrong("clipped, of " + what)) &&
+           run([&](void *s) { return dcomm_cuda_powersgd_product(&shape, p, q, y, 0, s); }) &&
+           same(to.get(), back.data(), "decoding of " + what) && to.guarded() &&
+           run([&](void *s) { return dcomm_cuda_powersgd_product(&shape, p, q, y, 1, s); }) &&
+           same(to.get(), twice.data(), "adding of " + what) &&
+           run([&](void *s) { return dcomm_cuda_powersgd_product(&shape, p, q, m, -1, s); }) &&
+           same(in.get(), next.data(), "what is left of " + what) && in.guarded();
+    dcomm_codec_destroy(&codec);
+    return fine;
+}
+
+static void test_lowrank(void)
+{
+    static const struct {
+        const char *spec;
+        int turns;
+    } of[] = {{"powersgd", 1},
+              {"powersgd:rank=1", 1},
+              {"powersgd:rank=7,rows=40,turns=2", 2},
+              {"powersgd:rank=4,rows=1000", 1},
+              {"powersgd:rank=5,rows=3", 1}};
+    const size_t counts[] = {0, 1, 2, 17, 300, 4099, 20000};
+    const std::string name = std::string("powersgd") + launch_names[launch_now];
+    bool fine = !late(name);
+    for (const auto &o : of) {
+        for (size_t count : counts) {
+            for (int kind : {(int)NORMAL, (int)TINY, (int)EQUAL, (int)ZEROS, (int)HUGE_ONES}) {
+                fine = fine && (small && (count > 5000 || kind % 2 != 0)
+                                    ? true
+                                    : lowrank_one(o.spec, o.turns, count, kind));
+            }
+        }
+    }
+    ok(name);
+}
+
+#endif

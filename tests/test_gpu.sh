@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# test_gpu.sh - a rehearsal of tests/gpu.sh, which meets a GPU seldom: with a compiler, programs and a
+# sanitizer that only pretend, every part is reached whatever the others do.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+mkdir "$scratch/bin"
+
+# nvcc: of -c it makes a file, and else a program that says its name and what $PRETEND holds for it.
+cat >"$scratch/bin/nvcc" <<'END'
+#!/usr/bin/env bash
+[ "$1" != --version ] || { echo "Cuda compilation tools, release 99.9"; exit 0; }
+for i in "$@"; do
+    [ "${last:-}" != -o ] || to=$i
+    last=$i
+done
+name=$(basename "$to" .o)
+case " $* " in
+*" -c "*)
+    [ "$PRETEND_UNBUILT" != "$name" ] || { echo "error: $name"; exit 2; }
+    case $name in
+    cuda_kernels | dcomm-kernels | gpu-cub) [[ " $* " == *" -arch=sm_93 "* ]] || exit 2 ;;
+    esac
+    : >"$to"
+    exit 0
+    ;;
+esac
+cat >"$to" <<END2
+#!/usr/bin/env bash
+[ "$name" != device ] || { echo "\$PRETEND_DEVICE"; exit \${PRETEND_NONE:-0}; }
+echo "ok - $name \$*"
+[ "\$PRETEND_SLOW" != "$name" ] || sleep 60
+[ "\$PRETEND_BROKEN" != "$name" ]
+END2
+chmod +x "$to"
+END
+cat >"$scratch/bin/compute-sanitizer" <<'END'
+#!/usr/bin/env bash
+echo "========= $2"
+shift 4
+"$@"
+END
+printf '#!/usr/bin/env bash\necho "peers: $*"\n' >"$scratch/bin/python3"
+chmod +x "$scratch"/bin/*
+
+rehearse() {
+    env PATH="$scratch/bin:$PATH" PRETEND_DEVICE="93 Pretended GPU, 7 multiprocessors" \
+        PRETEND_UNBUILT= PRETEND_SLOW= PRETEND_BROKEN= "$@" tests/gpu.sh "$scratch/results"
+}
+# The parts that were reached, in order; with a ! those that failed.
+parts() {
+    sed -nE "s/^ok - /=/; s/^not ok - /!/; s/^(.)kernels' bytes.*/\1compare/p
+        s/^(.)bench\/([a-z/_-]*).*after.*/\1\2/p; s/^(.)compute-sanitizer ([a-z]*).*/\1\2/p" "$1" |
+        tr -d '=' | paste -sd' '
+}
+# says NAME STATUS PARTS COMMAND...: these parts on the terminal, and the same in results.txt.
+says() {
+    local name=$1 status=$2 wanted=$3 got
+    shift 3
+    "$@" >"$out" 2>&1 </dev/null
+    got=$?
+    [ $got -eq "$status" ] && [ "$(parts "$out")" = "$wanted" ] && cmp "$out" "$scratch/results/results.txt"
+    got=$?
+    [ $got -eq 0 ] || echo "not: $status, $wanted" >>"$out"
+    ok "$name" $got
+}
+measured="dcomm-kernels peers/gpu-cub peers/gpu_peers"
+
+expect "no GPU: said, and no failure" 0 "^# skipped: .*there is no GPU: no driver" \
+    rehearse PRETEND_NONE=1 PRETEND_DEVICE="no driver"
+says "every part, in order" 0 "compare $measured memcheck racecheck" rehearse
+says "a comparison that fails hides nothing" 1 "!compare $measured !memcheck !racecheck" \
+    rehearse PRETEND_BROKEN=cuda_kernels
+says "a measurement that fails hides nothing" 1 "compare !$measured memcheck racecheck" \
+    rehearse PRETEND_BROKEN=dcomm-kernels
+says "tests that do not compile leave the measurements" 1 "$measured" \
+    rehearse PRETEND_UNBUILT=cuda_kernels
+says "the CPU's side that does not compile leaves the peers" 1 "${measured#* }" \
+    rehearse PRETEND_UNBUILT=alone
+says "without measurements" 0 "compare memcheck racecheck" rehearse DCOMM_GPU_BENCH=0
+says "what takes too long is ended when the time is up" 1 "!compare !memcheck !racecheck" \
+    rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_SECONDS=3 PRETEND_SLOW=cuda_kernels
+finish

@@ -1,0 +1,339 @@
+/* test_hier_v.c - hierarchical all-to-all-v: proved for hosts of any size and lengths of all kinds,
+ * what crosses between hosts counted, and run by processes that know their own lengths alone. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "conformance.h"
+
+#define RANKS_MAX 40
+
+/* How ranks are placed on hosts, and how long blocks are. */
+typedef enum placement { BLOCK, CYCLIC, LOPSIDED, SHUFFLED, PLACEMENTS } placement;
+typedef enum lengths { RANDOM, SPARSE, ONE, NONE, LONG, LENGTHS } lengths;
+
+typedef struct call {
+    int n, hosts;
+    placement place;
+    lengths lengths;
+    uint64_t seed;
+} call;
+
+static const char *text_of(const call *c)
+{
+    static char text[120];
+    snprintf(text, sizeof text, "%d ranks, %d hosts, placement %d, lengths %d, seed %d", c->n,
+             c->hosts, c->place, c->lengths, (int)c->seed);
+    return text;
+}
+
+static int host_of(const call *c, int rank)
+{
+    switch (c->place) {
+    case BLOCK:
+        return rank * c->hosts / c->n;
+    case CYCLIC:
+        return rank % c->hosts;
+    case LOPSIDED: /* one rank on each host but the first */
+        return rank < c->n - c->hosts + 1 ? 0 : rank - (c->n - c->hosts);
+    default:
+        return (int)(dcommi_mix(77, (uint64_t)rank) % (uint64_t)c->hosts);
+    }
+}
+
+static size_t length_of(const call *c, int from, int to)
+{
+    uint64_t x = dcommi_mix(c->seed, (uint64_t)(from * RANKS_MAX + to));
+    switch (c->lengths) {
+    case RANDOM:
+        return x % 700 * (x >> 20 & 1);
+    case SPARSE: /* one rank gets nothing, one has nothing, most have nothing for most */
+        return x % 5 != 0 || to == 1 || from == 2 ? 0 : 1 + x % 60;
+    case ONE:
+        return from == c->n - 1 && to == 0 ? 9 : 0;
+    case NONE:
+        return 0;
+    default: /* several messages each */
+        return 3000 + x % 9000;
+    }
+}
+
+static void fill(const call *c, size_t *matrix)
+{
+    for (int i = 0; i < c->n * c->n; i++) {
+        matrix[i] = length_of(c, i / c->n, i % c->n);
+    }
+}
+
+/* ---- proofs ---- */
+
+static dcommi_groups *groups_of(const call *c)
+{
+    static const uint8_t kinds[2] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE};
+    int64_t ids[2 * RANKS_MAX];
+    for (int r = 0; r < c->n; r++) {
+        ids[r] = host_of(c, r);
+        ids[c->n + r] = r % 2;
+    }
+    dcommi_groups *g = dcommi_groups_make(c->n, 2, kinds, ids);
+    cr_assert(g != NULL);
+    return g;
+}
+
+/* Prove the plans of a call whose counts are known, and that between hosts each block goes once, in
+ * one message to each rank for each other host that has something for it, or so many parts. */
+static void prove(const call *c)
+{
+    static size_t matrix[RANKS_MAX * RANKS_MAX], lists[4 * RANKS_MAX];
+    dcomm_plan *plans[RANKS_MAX];
+    dcommi_groups *groups = groups_of(c);
+    size_t n = (size_t)c->n;
+    int64_t wanted = 0, crossed = 0, messages = 0, parts = 0;
+    fill(c, matrix);
+    for (size_t r = 0; r < n; r++) {
+        size_t *recv = lists, *displs = lists + n, *send = displs + n, *from = send + n;
+        size_t at = 0, send_at = 0;
+        int64_t host[RANKS_MAX] = {0};
+        for (size_t i = 0; i < n; i++) {
+            recv[i] = matrix[i * n + r];
+            send[i] = matrix[r * n + i];
+            displs[i] = at;
+            from[i] = send_at;
+            at += recv[i];
+            send_at += send[i];
+            if (host_of(c, (int)i) != host_of(c, (int)r)) {
+                host[host_of(c, (int)i)] += 4 * (int64_t)recv[i];
+            }
+        }
+        for (int k = 0; k < c->hosts; k++) {
+            wanted += host[k];
+            parts += dcommi_ceil_div(host[k], DCOMMI_HIER_MESSAGE);
+        }
+        dcommi_shape s = {.coll = DCOMM_COLL_ALLTOALLV,
+                          .rank = (int)r,
+                          .nranks = c->n,
+                          .dtype = DCOMM_F32,
+                          .op = DCOMM_SUM,
+                          .lanes = 1,
+                          .groups = groups,
+                          .counts = recv,
+                          .displs = displs,
+                          .send_counts = send,
+                          .send_displs = from,
+                          .matrix = matrix};
+        cr_assert_eq(dcommi_plan_make(&s, dcommi_algo_find(s.coll, "hier"), &plans[r]), DCOMM_OK,
+                     "%s: %s", text_of(c), dcomm_last_error());
+    }
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLTOALLV, .dtype = DCOMM_F32, .counts = matrix};
+    dcommi_check_trace trace = {0};
+    dcomm_check_report report;
+    dcomm_status status =
+        dcommi_check_plans((const dcomm_plan *const *)plans, c->n, &spec, &report, &trace);
+    cr_assert_eq(status, DCOMM_OK, "%s: %s", text_of(c), report.message);
+    for (size_t i = 0; i < trace.n; i++) {
+        const dcommi_check_event *e = &trace.event[i];
+        if (e->peer >= 0 && host_of(c, e->rank) != host_of(c, e->peer)) {
+            crossed += e->bytes;
+            messages++;
+        }
+    }
+    bool flat = dcommi_hier_level(groups, c->n) < 0;
+    cr_expect_eq(crossed, wanted, "%s: %" PRId64 " bytes", text_of(c), crossed);
+    cr_expect(flat || messages == parts, "%s: %" PRId64 " messages", text_of(c), messages);
+    dcommi_free(trace.event);
+    dcommi_groups_free(&groups);
+    drop(plans, c->n);
+}
+
+static void prove_from(int from, int to, int step)
+{
+    for (int n = from; n <= to; n += step) {
+        for (int hosts = 1; hosts <= n && hosts <= 6; hosts++) {
+            for (int k = 0; k < PLACEMENTS * LENGTHS; k++) {
+                call c = {.n = n,
+                          .hosts = hosts,
+                          .place = (placement)(k % PLACEMENTS),
+                          .lengths = (lengths)(k / PLACEMENTS),
+                          .seed = (uint64_t)(n * 100 + k)};
+                if (n <= 9 || (k + n + hosts) % 7 == 0) {
+                    prove(&c);
+                }
+            }
+        }
+    }
+}
+
+Test(hier_v, proved_up_to_9_ranks, .timeout = 120)
+{
+    prove_from(1, 9, 1);
+}
+
+Test(hier_v, proved_up_to_40_ranks, .timeout = 120)
+{
+    prove_from(10, RANKS_MAX, 3 * DCOMM_TEST_RANK_STEP);
+}
+
+/* ---- the choice ---- */
+
+/* It is priced by the all-to-all of its name and the stage before. */
+Test(hier_v, priced_with_the_counts, .timeout = 20)
+{
+    static const int hosts[8] = {0, 0, 0, 0, 1, 1, 1, 1};
+    dcomm_alternative v[8], blocks[32], counts[32];
+    int n = 0;
+    double wanted = 0, hier = 0;
+    dcomm_coll_opts opts = {0};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 8, hosts, DCOMM_COLL_ALLTOALLV, 0, DCOMM_F32, &opts, v, 8, &n),
+        DCOMM_OK, "%s", dcomm_last_error());
+    for (int i = 0; i < n; i++) {
+        hier = strcmp(v[i].algo, "hier") == 0 ? v[i].seconds : hier;
+    }
+    cr_assert_eq(dcomm_explain_on(NULL, 8, hosts, DCOMM_COLL_ALLTOALL, 16384, DCOMM_F32, &opts,
+                                  blocks, 32, &n),
+                 DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        wanted += strcmp(blocks[i].algo, "hier") == 0 ? blocks[i].seconds : 0;
+    }
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 8, hosts, DCOMM_COLL_ALLGATHER, 8, DCOMM_U64, &opts, counts, 32, &n),
+        DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        wanted += strcmp(counts[i].algo, "hier") == 0 ? counts[i].seconds : 0;
+    }
+    cr_expect(hier > 0 && hier - wanted < 1e-9 && wanted - hier < 1e-9, "%g, not %g", hier, wanted);
+}
+
+/* ---- run ---- */
+
+static uint32_t value(int from, int to, size_t i)
+{
+    return (uint32_t)dcommi_mix((uint64_t)(from * 1000 + to), i);
+}
+
+/* Where the blocks of a side lie: in another order than that of ranks, with gaps. */
+static size_t *placed(const call *c, int rank, bool sent, size_t **displs_p, size_t *total_p)
+{
+    size_t n = (size_t)c->n, at = 5;
+    size_t *counts = calloc(2 * n, sizeof *counts);
+    PROCS_TRUE(counts != NULL);
+    *displs_p = counts + n;
+    for (size_t i = n; i-- > 0;) {
+        counts[i] = sent ? length_of(c, rank, (int)i) : length_of(c, (int)i, rank);
+        (*displs_p)[i] = at;
+        at += counts[i] + i % 3;
+    }
+    *total_p = at;
+    return counts;
+}
+
+typedef struct running {
+    size_t *send, *from, *recv, *to, sent, received;
+    uint32_t *in, *out;
+    dcomm_request *request;
+} running;
+
+static void start(dcomm_comm *comm, const call *c, int rank, running *w)
+{
+    w->send = placed(c, rank, true, &w->from, &w->sent);
+    w->recv = placed(c, rank, false, &w->to, &w->received);
+    w->in = malloc(4 * w->sent);
+    w->out = malloc(4 * w->received);
+    PROCS_TRUE(w->in != NULL && w->out != NULL);
+    memset(w->out, 0xee, 4 * w->received);
+    for (int to = 0; to < c->n; to++) {
+        for (size_t i = 0; i < w->send[to]; i++) {
+            w->in[w->from[to] + i] = value(rank, to, i);
+        }
+    }
+    RANKS_OK(dcomm_ialltoallv(comm, w->in, w->send, w->from, w->out, w->recv, w->to, DCOMM_U32,
+                              &(dcomm_coll_opts){.algo = "hier"}, &w->request));
+}
+
+static void look(const call *c, int rank, running *w)
+{
+    size_t touched = 0, changed = 0;
+    RANKS_OK(dcomm_wait(&w->request));
+    for (int from = 0; from < c->n; from++) {
+        touched += w->recv[from];
+        for (size_t i = 0; i < w->recv[from]; i++) {
+            PROCS_CHECK(w->out[w->to[from] + i] == value(from, rank, i),
+                        "%s: rank %d, from %d: [%zu]", text_of(c), rank, from, i);
+        }
+    }
+    for (size_t i = 0; i < w->received; i++) {
+        changed += w->out[i] != 0xeeeeeeee;
+    }
+    PROCS_CHECK(changed == touched, "%s: rank %d: %zu elements, not %zu", text_of(c), rank, changed,
+                touched);
+    free(w->send);
+    free(w->recv);
+    free(w->in);
+    free(w->out);
+}
+
+static dcomm_comm *join(const call *c, int rank, procs_shared *s)
+{
+    char host[16];
+    ranks_settle(rank, c->n, RANKS_LOCAL);
+    snprintf(host, sizeof host, "h%d", host_of(c, rank));
+    setenv("DCOMM_HOSTID", host, 1);
+    return ranks_join(rank, c->n, s, NULL);
+}
+
+/* Two calls at once, of which the second is the first one's plan again, and all kinds of lengths.
+ */
+static int run_all(int rank, int n, procs_shared *s, void *arg)
+{
+    call c = *(const call *)arg;
+    dcomm_comm *comm = join(&c, rank, s);
+    for (int k = 0; k < LENGTHS; k++) {
+        running now, again;
+        c.lengths = (lengths)k;
+        c.seed = (uint64_t)(k + n);
+        start(comm, &c, rank, &now);
+        start(comm, &c, rank, &again);
+        look(&c, rank, &now);
+        look(&c, rank, &again);
+    }
+    return ranks_leave(&comm);
+}
+
+static const call layouts[] = {{.n = 4, .hosts = 2, .place = CYCLIC},
+                               {.n = 5, .hosts = 3, .place = LOPSIDED},
+                               {.n = 3, .hosts = 1, .place = BLOCK}};
+
+Test(hier_v, right_on_real_hosts, .timeout = 120)
+{
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        int ended[PROCS_MAX];
+        call c = layouts[i];
+        cr_assert_eq(procs_run(c.n, 60, run_all, &c, ended), 0, "%s", text_of(&c));
+    }
+}
+
+/* One rank expects another length than the other has: all hear of it, with the numbers. */
+static int run_wrong(int rank, int n, procs_shared *s, void *arg)
+{
+    call c = *(const call *)arg;
+    size_t send[4], recv[4], out[80], in[80] = {0};
+    dcomm_comm *comm = join(&c, rank, s);
+    for (int r = 0; r < n; r++) {
+        send[r] = 10;
+        recv[r] = rank == 2 && r == 1 ? 11 : 10;
+    }
+    dcomm_status status = dcomm_alltoallv(comm, in, send, NULL, out, recv, NULL, DCOMM_U64,
+                                          &(dcomm_coll_opts){.algo = "hier"});
+    PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "rank %d: %s", rank, dcomm_strerror(status));
+    PROCS_CHECK(strstr(dcomm_comm_error(comm), "rank 1 sends 10 elements to rank 2") != NULL,
+                "rank %d: %s", rank, dcomm_comm_error(comm));
+    PROCS_CHECK(strstr(dcomm_comm_error(comm), "which expects 11") != NULL, "rank %d: %s", rank,
+                dcomm_comm_error(comm));
+    dcomm_comm_destroy(&comm);
+    return 0;
+}
+
+Test(hier_v, lengths_that_differ_are_named, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    call c = {.n = 4, .hosts = 2, .place = BLOCK};
+    cr_assert_eq(procs_run(c.n, 60, run_wrong, &c, ended), 0);
+}
