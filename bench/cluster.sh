@@ -9,7 +9,8 @@
 #   --rate R              of each link, as tc writes it: 1gbit, 200mbit; none: not shaped (1gbit)
 #   --flow-rate R         of each TCP connection, as clouds and bonded links limit it (none)
 #   --order block|cyclic  neighbouring ranks share a host (default), or sit on different ones
-#   --bind core|slice|none  cores of a host's ranks; all hosts have the machine's (core)
+#   --bind core|slice|none  cores of a host's ranks (core). Where there are enough for all ranks, each
+#                         host has cores of its own; else all hosts have the machine's
 #   --peer dcomm|openmpi|mpich|gloo|ucc|intelmpi|oneccl  whose launcher starts PROGRAM (dcomm). The
 #                         PROGRAM called peer-perf is the one that times this peer (bench/peers)
 #   --limit               measure the link's goodput first (ucx_perftest); with the rows of
@@ -47,6 +48,16 @@ enter() {
     [ -n "${at[2 + $1]:-}" ] || { say "there is no host $1"; return 2; }
     nsenter -t "${at[2 + $1]}" --mount --uts --ipc --net --pid --wdns="$PWD" "${@:2}"
 }
+# settle H COMMAND...: likewise, on the cores of that host's own, if it has any.
+settle() {
+    local cores
+    read -ra cores <<<"${DCOMM_CLUSTER_CORES:-}"
+    if [ -n "${cores[$1]:-}" ]; then
+        enter "$1" taskset -c "${cores[$1]}" "${@:2}"
+    else
+        enter "$@"
+    fi
+}
 export_hosts() {
     local at
     read -ra at <<<"$DCOMM_CLUSTER"
@@ -59,7 +70,7 @@ if [ -n "${DCOMM_CLUSTER_RSH:-}" ]; then
     while [[ $1 == -* ]]; do shift; done
     address=$1
     shift
-    enter $((${address##*.} - 1)) bash -c "$*"
+    settle $((${address##*.} - 1)) bash -c "$*"
     exit
 fi
 
@@ -233,6 +244,24 @@ fi
 
 # ---- running on them ----
 
+# The cores that this process may use, dealt to the hosts in turn, if there is one for each rank: or
+# the first ranks of all hosts would be bound to the same one.
+deal_cores() {
+    local part cores=() h
+    for part in $(taskset -cp $$ | sed 's/.*: //; s/,/ /g'); do
+        mapfile -t -O ${#cores[@]} cores < <(seq "${part%-*}" "${part#*-}")
+    done
+    DCOMM_CLUSTER_CORES=
+    if [ "$bind" != none ] && [ $((hosts * per_host)) -le ${#cores[@]} ]; then
+        for ((h = 0; h < hosts; h++)); do
+            part=${cores[*]:h * per_host:per_host}
+            DCOMM_CLUSTER_CORES+=" ${part// /,}"
+        done
+    fi
+    export DCOMM_CLUSTER_CORES
+}
+deal_cores
+
 # goodput: bytes per second that one host gets to another through UCX.
 goodput() {
     local port=$((13000 + RANDOM % 20000)) size=1048576 n result
@@ -283,10 +312,10 @@ run_dcomm() {
         --master "$master")
     [ "$timeout" -eq 0 ] || program+=(--timeout "$timeout")
     exec {ends}<> <(:)
-    { enter 0 "${program[@]}" --node-rank 0 -- "$@"; echo $? >&"$ends"; } <&0 &
+    { settle 0 "${program[@]}" --node-rank 0 -- "$@"; echo $? >&"$ends"; } <&0 &
     nodes+=($!)
     for ((h = 1; h < hosts; h++)); do
-        { enter $h "${program[@]}" --node-rank $h -- "$@"; echo $? >&"$ends"; } </dev/null &
+        { settle $h "${program[@]}" --node-rank $h -- "$@"; echo $? >&"$ends"; } </dev/null &
         nodes+=($!)
     done
     for ((h = 0; h < hosts; h++)); do
