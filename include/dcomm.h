@@ -1982,10 +1982,10 @@ typedef struct dcomm_moe_opts {
     dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
     int chunks;              /* (default: 1) */
     dcomm_moe_form form;     /* (default: DCOMM_MOE_AUTO) */
-    const char
-        *codec; /* spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16",
-                   "fp8", "qsgd:bits=8"; one whose wires all have one length. Experts get the
-                   decoded rows; what comes back, and gradients, are exact (default: exact) */
+    /* Spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16", "fp8",
+     * "qsgd:bits=8"; one whose wires all have one length. Experts get the decoded rows; what comes
+     * back, and gradients, are exact (default: NULL, exact) */
+    const char *codec;
     uint64_t codec_seed; /* of its random numbers */
     double timeout_s;    /* of each exchange (default: the communicator's) */
     bool registered;     /* buffers are from dcomm_mem_alloc, which ranks of a host read faster and
