@@ -264,7 +264,8 @@ static void explain_print(const report *r)
         if (row->seconds >= 0) {
             snprintf(price, sizeof price, "%.2f us", 1e6 * row->seconds);
         }
-        printf("%c %-18s %14s  %s\n", row->chosen ? '*' : ' ', row->algo, price, row->why);
+        printf("%c %-18s %14s  %s%s%s\n", row->chosen ? '*' : ' ', row->algo, price, row->why,
+               row->why[0] != 0 && row->note[0] != 0 ? "; " : "", row->note);
     }
     if (r->verdict.text[0] != 0) {
         printf("%s\n", r->verdict.text);
@@ -289,6 +290,7 @@ static void explain_json(perf_json *j, const report *r)
             perf_json_null(j, "predicted_us");
         }
         perf_json_text(j, "why_not", row->why);
+        perf_json_text(j, "note", row->note);
         perf_json_close(j, '}');
     }
     perf_json_close(j, ']');

@@ -151,8 +151,8 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
  * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
  * itself where the format has room for it, else as a block of NaN. It never enters a residual.
  * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
- * is counted as clipped. With error feedback the rest stays in the residual; but codecs with
- * buckets (qsgd, tern, sign, fp8) take every number beyond 2^127 for 2^127. */
+ * is counted as clipped (beyond 2^127 with the buckets of qsgd, tern, sign and fp8). With error
+ * feedback the rest stays in the residual. */
 #ifndef DCOMM_COMPRESS_H
 #define DCOMM_COMPRESS_H
 
@@ -243,13 +243,12 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
 
 /* Encode with error feedback, in one pass where the codec can: with e = x + residual,
- * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number
- * (with buckets: see above). next may be residual itself, or memory that does not overlap, which
- * leaves residual as it is until the caller knows that the wire has arrived. residual must be
- * finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass, next is what
- * residual was wherever the decoder gets something that is not finite. Errors: as dcomm_encode;
- * after non-finite inputs with nonfinite=fail, wire and next are complete and as with
- * nonfinite=zero. */
+ * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number.
+ * next may be residual itself, or memory that does not overlap, which leaves residual as it is
+ * until the caller knows that the wire has arrived. residual must be finite. Where x is not, it
+ * counts as 0 with nonfinite=fail and zero; with pass, next is what residual was wherever the
+ * decoder gets something that is not finite. Errors: as dcomm_encode; after non-finite inputs with
+ * nonfinite=fail, wire and next are complete and as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
                                              const dcomm_codec_key *key, void *wire,
@@ -507,6 +506,11 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 
 /* ---- between steps ---- */
 
+/* Take back the step that was committed last, whose result nobody has used: residuals are as before
+ * it, and nothing is stale. Every rank must do the same. Errors: DCOMM_ERR_INVALID (there is no
+ * such step, or the next was begun; in place). */
+DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb);
+
 /* Multiply what is held back by `factor`, old learning rate over new one: it was meant for steps of
  * the old size. */
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);
@@ -538,7 +542,7 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
 #endif
 #endif
 /* ==== include/dcomm/cuda.h ================================================================= */
-/* cuda.h - the dense codecs and the reductions on device memory, as CUDA kernels.
+/* cuda.h - codecs and reductions on device memory, as CUDA kernels.
  *
  * These functions are there where one .cu file of the program is compiled with
  *     #define DCOMM_CUDA_IMPLEMENTATION
@@ -550,8 +554,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream, and returns. It allocates nothing and waits for
- *   nothing, so that it can be captured into a graph; a captured call keeps its arguments.
+ * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
+ *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
+ *   can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -575,6 +580,7 @@ typedef struct dcomm_cuda_report {
     uint64_t nonfinite;
     uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
     uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+    uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
 /* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
@@ -599,33 +605,104 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign ---- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
- * dcomm_codec_max_bytes. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
- * report may be NULL. */
+ * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
+ * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
+ * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
+ * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
+ * report may be NULL. Errors also: DCOMM_ERR_UNSUPPORTED for topk+qsgd with nonfinite=pass and a
+ * residual. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
+/* What encodings did to numbers, added up over calls: device memory, aligned to 8, that was set to
+ * zero before the first of them. Elements compared, and the sums behind a dcomm_ledger. */
+typedef struct dcomm_cuda_ledger {
+    uint64_t count;
+    double sums[8];
+} dcomm_cuda_ledger;
+
+/* dcomm_cuda_encode, and in the same pass what it did into a ledger: dcomm_encode_ledger. Two or
+ * three launches, of which all but the first are short. The sums are taken in an order that depends
+ * on codec and count alone, and which is not the CPU's: they are the same from run to run, and
+ * differ from the CPU's by what rounding of f64 sums amounts to. workspace:
+ * dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64. */
+DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                const float *residual, float *next, size_t count,
+                                                const dcomm_codec_key *key, void *wire,
+                                                size_t capacity, void *workspace,
+                                                dcomm_cuda_report *report,
+                                                dcomm_cuda_ledger *ledger, void *stream);
+DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Add to a ledger what copies in host memory of a device's ledger and of a report say that `count`
+ * elements' encoding did; `report` is what dcomm_cuda_report_check made of it. The residual's norm
+ * becomes that of all encodings in `sums`: of the last one, where it was zero before that. */
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report);
+/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
+ * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
+ * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
-                                             dcomm_cuda_report *report, void *stream);
+                                             void *workspace, dcomm_cuda_report *report,
+                                             void *stream);
 /* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
 DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *acc,
-                                             size_t count, dcomm_cuda_report *report, void *stream);
-/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. */
+                                             size_t count, void *workspace,
+                                             dcomm_cuda_report *report, void *stream);
+/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Dense codecs only. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Bytes of device memory that an encoding, or a recoding, needs as workspace; 0: none, and NULL
- * will do. The other calls need none. */
+/* Bytes of device memory that an encoding, a decoding (of any number of wires) or a recoding needs
+ * as workspace, aligned to 64; 0: none, and NULL will do. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
+
+/* ---- powersgd, step by step ---- */
+
+/* An array of `count` elements as a matrix of rows x cols, row by row, what lacks in the last row
+ * being 0. P is `rank` columns of `rows` elements, one column after the other, and Q `rank` columns
+ * of `cols`. A wire is P, and Q behind it. */
+typedef struct dcomm_codec_matrix {
+    size_t count, rows, cols, rank;
+} dcomm_codec_matrix;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape);
+
+/* An encoding is start, p, orthonormal, q (with turns=N, N times), and with error feedback product
+ * with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q, approximate
+ * the sum. Each is one launch and writes the CPU's bytes; elements of x that are denormal or not
+ * finite count as 0. Costs: p and q read x once for each four columns of the rank, product reads
+ * and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
+ *
+ * Q ready for a step: columns that are not 0 keep their direction, those that are 0 become random
+ * by the key without its rank. Zero q before the first step. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                 const dcomm_codec_key *key, float *q,
+                                                 void *stream);
+/* p = x q. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                             const float *q, float *p, void *stream);
+DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                       void *stream);
+/* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                             const float *p, float *q, dcomm_cuda_report *report,
+                                             void *stream);
+/* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                   const float *q, float *x, int how, void *stream);
 
 /* ---- for other back ends ---- */
 
@@ -639,7 +716,8 @@ typedef enum dcomm_codec_format {
     DCOMM_FORMAT_E4M3 = 5,
     DCOMM_FORMAT_E5M2 = 6,
     DCOMM_FORMAT_F16 = 7,
-    DCOMM_FORMAT_BF16 = 8
+    DCOMM_FORMAT_BF16 = 8,
+    DCOMM_FORMAT_F32 = 9 /* of sparse codecs' values alone */
 } dcomm_codec_format;
 
 typedef struct dcomm_codec_layout {
@@ -652,6 +730,20 @@ typedef struct dcomm_codec_layout {
 
 /* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
+
+/* How topk, threshold and topk+qsgd choose from `count` elements, and write. */
+typedef struct dcomm_sparse_layout {
+    dcomm_codec_layout values; /* of those that are sent */
+    size_t wanted;             /* elements that are aimed at */
+    size_t least, most;        /* elements of a wire */
+    bool exact;                /* the `wanted` largest; else what reaches a sampled threshold: */
+    size_t lines;              /* runs of 16 elements in the sample, ... */
+    size_t rank;               /* ... and which of it, by size, the threshold is; 0: 2^-126 */
+} dcomm_sparse_layout;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
+                                                     dcomm_sparse_layout *layout);
 /* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
  * reports as it does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);
@@ -1249,21 +1341,26 @@ extern "C" {
 
 /* All zero means the defaults. Everything here must be the same on every rank of the call. */
 typedef struct dcomm_coll_opts {
-    const char *algo;   /* algorithm by name; it runs or the call fails (default: the
-                           communicator's, else chosen by size) */
-    bool deterministic; /* fold in rank order, so that bits do not depend on size, bucketing,
-                           chunking or placement (default: the communicator's) */
-    double timeout_s;   /* (default: the communicator's) */
-    double premul;      /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank
-                           (default: 0 is taken as 1) */
-    int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
-    size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
-    bool registered;    /* a promise that the buffers of all ranks are registered (mem.h), by which
-                           the algorithm is chosen. Nothing else depends on it: what is not
-                           registered after all is served, if slower (default: false) */
-    bool huge_pages;    /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
-                           which are read by the kernel at up to twice the speed; registered says
-                           more (default: false) */
+    const char *algo;       /* algorithm by name; it runs or the call fails (default: the
+                               communicator's, else chosen by size) */
+    bool deterministic;     /* fold in rank order, so that bits do not depend on size, bucketing,
+                               chunking or placement (default: the communicator's) */
+    dcomm_dtype accumulate; /* DCOMM_F32: f16 and bf16 are sent once, all contributions to an
+                               element added in f32 by one rank and rounded once, so that the error
+                               does not grow with the number of ranks; by the algorithms that fold
+                               in rank order. Other dtypes: no effect (default: 0, algorithms that
+                               pass sums on round them at each rank, unless deterministic) */
+    double timeout_s;       /* (default: the communicator's) */
+    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank
+                               (default: 0 is taken as 1) */
+    int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
+    size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
+    bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
+                        the algorithm is chosen. Nothing else depends on it: what is not
+                        registered after all is served, if slower (default: false) */
+    bool huge_pages; /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
+                        which are read by the kernel at up to twice the speed; registered says
+                        more (default: false) */
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
@@ -1486,7 +1583,7 @@ DCOMM_API dcomm_status dcomm_group_end(void);
  * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
  * not the communicator that they were made from: destroy them and make new ones.
  *
- * docs/buckets.md has the program that one starts from. */
+ * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
 
@@ -1497,7 +1594,7 @@ extern "C" {
 
 typedef struct dcomm_buckets dcomm_buckets;
 
-/* One parameter. Name, count, dtype and codec must be the same on every rank. */
+/* One parameter. Name, count, dtype, codec and aside must be the same on every rank. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
     void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
@@ -1512,6 +1609,8 @@ typedef struct dcomm_bucket_param {
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
                     which dcomm_buckets_gather completes; of all parameters or of none */
+    bool aside;  /* no gradient but a loss, a count: a scaler (scaler.h) neither looks at it nor
+                    changes it (default: a gradient) */
 } dcomm_bucket_param;
 
 /* Parameters whose name matches a pattern have a codec. */
@@ -1531,10 +1630,14 @@ typedef struct dcomm_buckets_opts {
     bool sum;            /* the result is the sum over the ranks (default: the average) */
     bool weighted;       /* the result is the average weighted by what dcomm_buckets_begin is told,
                             the number of samples say; floats only (default: ranks weigh the same) */
-    bool unused;         /* parameters that were not marked when dcomm_buckets_wait is called
-                            contribute zeros (default: they are an error) */
-    bool rebuild; /* after the first step that is summed, buckets are built again by the order
-                     in which rank 0's gradients became ready (default: no) */
+    bool predivide; /* each rank divides by the number of ranks before the sum instead of behind
+                       it, so that no partial sum overflows, and small numbers underflow sooner;
+                       floats only (docs/mixed-precision.md; default: behind it, and opts.weighted
+                       before it in any case) */
+    bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called
+                       contribute zeros (default: they are an error) */
+    bool rebuild;   /* after the first step that is summed, buckets are built again by the order
+                       in which rank 0's gradients became ready (default: no) */
     bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
                      2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
@@ -1542,8 +1645,8 @@ typedef struct dcomm_buckets_opts {
     size_t nrules;
     const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback; copied
                                             (default: NULL, none) */
-    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, timeout_s, lanes, chunk_bytes,
-                             codec_seed; the rest must be zero */
+    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
+                             chunk_bytes, codec_seed; the rest must be zero */
     bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read
                            faster and which takes shared memory; ordinary memory where there is not
                            enough (default: ordinary; may differ by rank) */
@@ -1683,7 +1786,9 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 
 /* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
  * without error feedback). Collective, not in a step. Gradients that are not copied are zero
- * afterwards. */
+ * afterwards. Errors: DCOMM_ERR_INVALID on all ranks (`rounds` of one rank is not from 1 to 10000),
+ * DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce: a rank that calls it alone waits for
+ * the others no longer than opts.coll.timeout_s. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
 /* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing
@@ -1691,6 +1796,300 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
  * line. Times are microseconds of the machine's monotonic clock; the rank is the process number.
  * Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
 DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/scaler.h =============================================================== */
+/* scaler.h - mixed precision that is safe across ranks: the loss is scaled so that small gradients
+ * survive 16 bits, and a step in which any gradient of any rank is infinite or NaN is skipped by
+ * all ranks.
+ *
+ *     dcomm_scaler_create(b, &opts, &s);                        once, behind the buckets
+ *     for each step:
+ *         backward(loss * dcomm_scaler_scale(s));               gradients are scaled
+ *         dcomm_bucket_ready(b, i, NULL); ...
+ *         dcomm_buckets_wait(b);
+ *         dcomm_scaler_step(s, &verdict);                       gradients are unscaled, and clipped
+ *         if (!verdict.skip) optimizer();
+ *     dcomm_scaler_destroy(&s);                                 before the buckets
+ *
+ * Each gradient is looked at when it is marked ready: while it is copied into its bucket, or where
+ * it lies. What was found goes to all ranks behind the last bucket, 48 bytes a rank, while that is
+ * under way. The sums are looked at in the pass that makes the norm. So all ranks know in the same
+ * step, and whose gradient it was.
+ *
+ * The scale is halved when a step is skipped, and doubled after so many good ones, by what all
+ * ranks know, so it is the same everywhere; ranks whose scales differ all the same (one has loaded
+ * another state) find out in the next step.
+ *
+ * docs/mixed-precision.md has the program that one starts from, and what 16 bits do to sums. */
+#ifndef DCOMM_SCALER_H
+#define DCOMM_SCALER_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_scaler dcomm_scaler;
+
+/* All zero means the defaults. The same on every rank. Powers of two lose no bits. */
+typedef struct dcomm_scaler_opts {
+    double scale;   /* to begin with (default: 32768) */
+    double growth;  /* factor after `interval` good steps in a row, at least 1; 1: the scale
+                       never grows (default: 2) */
+    double backoff; /* factor after a step that is skipped, above 0 and at most 1 (default: 0.5) */
+    uint64_t interval;  /* (default: 2000) */
+    double least, most; /* the scale stays within (default: 2^-14, 2^24) */
+    double clip;        /* the two-norm of all gradients, unscaled, is clipped to this (default: 0,
+                           not clipped) */
+    bool leave; /* gradients stay as they are, and verdict.factor is for the optimizer to multiply
+                   them with: f16 gradients, once they are unscaled, are too small for f16 (default:
+                   they are multiplied where they lie) */
+} dcomm_scaler_opts;
+
+/* What became of a step; the same on all ranks. */
+typedef struct dcomm_scaler_verdict {
+    bool skip;     /* do not use the gradients, which mean nothing now */
+    double scale;  /* that the step was computed with */
+    double next;   /* that the next one is to be computed with */
+    double norm;   /* of the gradients, unscaled, before they were clipped; 0 if skip */
+    double factor; /* 1/scale, times what clips: the gradients were multiplied with it, or are to
+                      be (opts.leave); 0 if skip */
+    int bad_ranks; /* that had a gradient which was not finite */
+    int rank;      /* one of them: that had it earliest in its order of readiness, the lowest of
+                      those; -1: all gradients were finite, and their sum is not */
+    size_t param;  /* which one: the first that this rank marked ready; of a sum the first of all;
+                      the number of parameters: none, only the norm is not finite */
+    const char *name; /* its name, as long as the buckets live; NULL: none */
+    size_t index;     /* the first of its elements that is not finite */
+    double value;     /* which is this */
+} dcomm_scaler_verdict;
+
+/* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
+ * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
+ * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
+                                           dcomm_scaler **s_p);
+/* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
+DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p);
+
+/* What to multiply the loss with before backward. 1 of NULL. */
+DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
+
+/* After dcomm_buckets_wait of a step that sent: judge it, unscale and clip what this rank owns of
+ * the gradients of floats, and move the scale. Parameters with dcomm_bucket_param.aside are left
+ * alone. What error feedback has sent in a step that is skipped is taken back (not with its
+ * in_place). Collective with opts.sharded, where it exchanges 48 bytes a rank; else this rank's own
+ * affair, with the same outcome on all. Costs one pass over the gradients, two where they are
+ * clipped. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
+ * all-gather. */
+DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict);
+
+typedef struct dcomm_scaler_info {
+    double scale;
+    uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
+    uint64_t steps, skipped; /* since creation, those of a loaded state included */
+} dcomm_scaler_info;
+DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info);
+
+/* The state as bytes that any machine can load, DCOMM_SCALER_BYTES of them, and back. All ranks
+ * must load the same, between the same steps. Errors: DCOMM_ERR_INVALID (an argument, a step is
+ * under way), DCOMM_ERR_CORRUPT (no state; the scaler is as it was). */
+enum { DCOMM_SCALER_BYTES = 40 };
+DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes);
+DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/moe.h ================================================================== */
+/* moe.h - experts on different ranks: token rows go to the experts that a router has chosen, and
+ * what the experts make of them comes back and is added up.
+ *
+ *     dcomm_moe_create(comm, &opts, &m);                        once per layer
+ *     for each step:
+ *         dcomm_moe_route(m, tokens, experts, weights);         who sends what to whom
+ *         for each chunk c: dcomm_moe_dispatch_start(m, c, x);
+ *         for each chunk c: dcomm_moe_dispatch_wait(m, c, &batch);
+ *                           out = the experts' work on batch.rows, in the same places
+ *                           dcomm_moe_combine_start(m, c, out);
+ *         for each chunk c: dcomm_moe_combine_wait(m, c, y);    y[t] = sum over j of w[t][j] out
+ *     dcomm_moe_destroy(&m);
+ *
+ * and backwards, of the same routing: combine_backward brings the gradients of y to the experts and
+ * makes those of the weights, dispatch_backward brings the gradients of the experts' inputs back.
+ *
+ * All ranks make the same calls in the same order, those of chunks included; tokens, experts and
+ * weights are each rank's own. A chunk is a part of every rank's tokens, chunk c the tokens from
+ * c * tokens / chunks to (c + 1) * tokens / chunks: while experts work on one chunk the next is on
+ * its way. Rows are `hidden` elements without gaps, in host memory. One thread at a time calls; a
+ * progress thread of the context, waiting, or dcomm_moe_progress moves what is under way.
+ *
+ * Buffers belong to the object and are kept from step to step: a step allocates only where it needs
+ * more than any before. Sums are in f32, in an order that depends on nothing but the routing and
+ * the form; rows of 16 bits are rounded once when they are stored. In the flat form y depends on
+ * how experts are spread over ranks in no bit.
+ *
+ * An error of one rank – an expert that does not exist – is an error of the call on all ranks, and
+ * the sentence names rank and token; after one of dcomm_moe_route the object can be used again.
+ * After any other the object is beyond use, but not the communicator that it was made from.
+ *
+ * docs/moe.md has the program that one starts from, costs and figures. */
+#ifndef DCOMM_MOE_H
+#define DCOMM_MOE_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DCOMM_MOE_K_MAX 8
+
+typedef struct dcomm_moe dcomm_moe;
+
+/* What becomes of a token that an expert has no room for. */
+typedef enum dcomm_moe_policy {
+    DCOMM_MOE_DROP = 0,   /* it goes without that expert: nothing is added to its sum */
+    DCOMM_MOE_REROUTE = 1 /* it goes to another expert that has room, with the same weight; where
+                             there is none that it does not have already, it is dropped */
+} dcomm_moe_policy;
+
+/* How rows travel. */
+typedef enum dcomm_moe_form {
+    DCOMM_MOE_AUTO = 0, /* what costs less by the communicator's tuning, for each routing anew */
+    DCOMM_MOE_FLAT = 1, /* a row for each expert of a token, straight to its rank */
+    DCOMM_MOE_HIER = 2  /* a row for each host that has an expert of the token, to one rank there,
+                           which spreads it inside; its sums come back the same way. Needs ranks on
+                           several hosts, some of them on one */
+} dcomm_moe_form;
+
+/* All zero means the defaults, but for experts, hidden and k. The same on every rank. */
+typedef struct dcomm_moe_opts {
+    size_t experts;    /* of all ranks, at least 1 */
+    size_t hidden;     /* elements of a row, at least 1 */
+    int k;             /* experts of a token, 1 to DCOMM_MOE_K_MAX */
+    dcomm_dtype dtype; /* of rows: DCOMM_F32, DCOMM_F16 or DCOMM_BF16; there is no default */
+    const int *owner;  /* [experts] the rank that each is on; copied. Ranks may have none (default:
+                          in order and evenly: expert e is on rank e * size / experts) */
+    double capacity;   /* an expert takes at most this many times its even share of what tokens ask
+                          for, rounded up: tokens * k / experts over all ranks. First come, first
+                          served, by rank, then token, then place among its k (default: 0, no
+                          limit) */
+    dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
+    int chunks;              /* (default: 1) */
+    dcomm_moe_form form;     /* (default: DCOMM_MOE_AUTO) */
+    const char
+        *codec; /* spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16",
+                   "fp8", "qsgd:bits=8"; one whose wires all have one length. Experts get the
+                   decoded rows; what comes back, and gradients, are exact (default: exact) */
+    uint64_t codec_seed; /* of its random numbers */
+    double timeout_s;    /* of each exchange (default: the communicator's) */
+    bool registered;     /* buffers are from dcomm_mem_alloc, which ranks of a host read faster and
+                            which takes shared memory; ordinary memory where there is not enough
+                            (default: ordinary) */
+} dcomm_moe_opts;
+
+/* Make one; collective. opts is not needed afterwards, nor is `comm`.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank), DCOMM_ERR_MISMATCH (options
+ * that differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where
+ * it is nothing else than flat; a codec that does not fit), DCOMM_ERR_NO_MEMORY. Only where comm,
+ * opts or m_p is NULL do the other ranks not know. */
+DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
+                                        dcomm_moe **m_p);
+/* Destroy it and set *m_p to NULL; batches are gone. What is under way fails on all ranks. */
+DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
+
+/* ---- a step ---- */
+
+/* Where the tokens of this step go: token t of this rank to experts[t * k + j] with
+ * weights[t * k + j], j < k; -1 is no expert. Both are copied; weights NULL: all are 1. tokens may
+ * be 0 and may differ by rank. All ranks tell each other how many rows each expert gets of each
+ * chunk, 4 * experts * chunks * size bytes to every rank, twice where opts.capacity is set.
+ * Ends the step before, all of whose chunks must have been waited for.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
+ * token and expert; experts is NULL; a chunk of the step before is under way), those of
+ * all-gather. */
+DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
+                                       const float *weights);
+
+/* A chunk's rows as the experts of this rank see them. Rows of expert experts[i] are first[i] to
+ * first[i + 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
+typedef struct dcomm_moe_batch {
+    void *rows; /* [nrows * hidden], the object's; may be overwritten by the caller. NULL
+                   where nrows is 0 */
+    size_t nrows;
+    size_t nexperts;     /* of this rank */
+    const int *experts;  /* [nexperts] their numbers, ascending */
+    const size_t *first; /* [nexperts + 1] */
+} dcomm_moe_batch;
+
+/* Send the rows of chunk c: x has all tokens, [tokens * hidden], and is read before this returns.
+ * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
+ * DCOMM_ERR_ABORTED (the same on another rank; the sentence says what and where), those of
+ * all-to-all-v. */
+DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
+/* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
+ * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
+DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_batch *batch);
+
+/* Send back what the experts have made of chunk c: rows, in the places of the batch; the batch's
+ * own memory is good. In use until dcomm_moe_combine_wait. */
+DCOMM_API dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
+/* Wait for them, and write y of the chunk's tokens: y has all tokens, [tokens * hidden]. Of a token
+ * without experts it is zero. */
+DCOMM_API dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
+
+/* Send gradients of y of chunk c: dy has all tokens and is read before this returns. What combine
+ * brought must still be here: not before dcomm_moe_combine_wait of the chunk, not after
+ * dcomm_moe_dispatch_backward_start of it. */
+DCOMM_API dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c, const void *dy);
+/* Wait for the gradients of the experts' outputs, weights times dy, as a batch with memory of its
+ * own, which stays until the next dcomm_moe_combine_backward_start of this chunk; and write
+ * dweights[t * k + j] of the chunk's tokens, the scalar product of dy and what came back from that
+ * expert, 0 where there was none. dweights may be NULL. */
+DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, float *dweights,
+                                                       dcomm_moe_batch *batch);
+
+/* Send back the gradients of the experts' inputs, in the places of the batch; in use until the
+ * wait, which writes dx of the chunk's tokens: the sum over the experts of a token. */
+DCOMM_API dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c, const void *rows);
+DCOMM_API dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c, void *dx);
+
+/* Move what is under way, without blocking. In the hierarchical form a chunk's second exchange
+ * begins only in a call of this object, so call this now and then in long computations. */
+DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m);
+
+/* ---- what there is, and how it went ---- */
+
+/* Of the last routing. Pointers are the object's, until the next dcomm_moe_route. */
+typedef struct dcomm_moe_stats {
+    size_t asked;             /* pairs of token and expert that tokens of all ranks asked for */
+    size_t dropped, rerouted; /* of them, beyond capacity */
+    size_t own_dropped, own_rerouted; /* of this rank's tokens */
+    size_t capacity;                  /* rows that an expert takes; SIZE_MAX: any number */
+    const uint64_t *demand;           /* [experts] rows asked for, of all ranks ... */
+    const uint64_t *load;             /* [experts] ... and what it gets */
+    double cv;                        /* coefficient of variation of load: deviation over mean */
+    double drop_rate;                 /* dropped / asked */
+    const uint64_t *rank_rows;        /* [size] rows that the experts of each rank get */
+    const uint64_t *rank_bytes; /* [size] of one dispatch: the larger of what the rank sends to and
+                                   gets from others */
+    uint64_t network_bytes;     /* of one dispatch: what the busiest host sends or gets */
+    int heaviest_rank;          /* the one with most rows */
+    int slowest_rank; /* whose experts took longest in the step before (time between the calls from
+                         its first dispatch_wait to its last combine_start); -1: there was none */
+    double slowest_s;
+    double permute_s;       /* what this rank has spent since the routing on bringing rows that are
+                               dispatched into the order of ranks, and then of experts, ... */
+    uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
+    bool hier;              /* the form that this routing takes */
+    double flat_s, hier_s;  /* what the model says a dispatch takes; 0: not priced */
+} dcomm_moe_stats;
+DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 
 #ifdef __cplusplus
 }
@@ -1833,6 +2232,7 @@ typedef struct dcomm_alternative {
     double seconds; /* by the model; below 0: it has no price */
     bool chosen;    /* this one runs */
     char why[192];  /* why it does not; "" where it does */
+    char note[96];  /* what of the topology it leaves aside, and why; "": nothing */
 } dcomm_alternative;
 
 /* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
@@ -1908,6 +2308,39 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+/* ==== kernels/tally.h ====================================================================== */
+/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
+#ifndef DCOMMI_TALLY_SUMS_H
+#define DCOMMI_TALLY_SUMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
+enum {
+    DCOMMI_LEDGER_XX,       /* x^2 */
+    DCOMMI_LEDGER_YY,       /* y^2 */
+    DCOMMI_LEDGER_XY,       /* x y */
+    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
+    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
+    DCOMMI_LEDGER_X,        /* |x| */
+    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_SUMS
+};
+
+/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
+enum { DCOMMI_LEDGER_LANES = 8 };
+
+typedef struct dcommi_tally {
+    double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
+    uint64_t seen;  /* elements compared */
+    const float *x; /* what to compare with; NULL: nothing */
+    bool done;      /* the codec has taken the sums as it encoded */
+} dcommi_tally;
+
+#endif
 /* ==== kernels/rng.h ======================================================================== */
 /* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
  * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
@@ -2244,7 +2677,8 @@ static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 
 
 #define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
 /* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
- * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
+ * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it, so that no step
+ * times a code, and nothing that a code leaves of an input, is infinite. */
 #define DCOMMI_WIRE_LEAST 0x1p-80f
 #define DCOMMI_WIRE_LARGEST 0x1p127f
 
@@ -2290,6 +2724,134 @@ DCOMMI_HD static inline void dcommi_wire_put(unsigned char *line, unsigned e, un
 {
     unsigned bit = e / 16 * bits;
     line[4 * (e % 16) + bit / 8] |= (unsigned char)(code << (bit % 8));
+}
+
+#endif
+/* ==== kernels/wire_sparse.h ================================================================ */
+/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
+ *
+ *   u32 kept | kept values | their indices, in ascending order
+ *
+ * Values come first, so that those of 32 bits are aligned; the value format gives their length.
+ * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
+ * so that nothing has to say which it is. Numbers are little-endian. */
+#ifndef DCOMMI_WIRE_SPARSE_H
+#define DCOMMI_WIRE_SPARSE_H
+
+#include <stdint.h>
+
+typedef struct dcommi_sparse_head {
+    uint32_t kept;
+} dcommi_sparse_head;
+
+#define DCOMMI_SPARSE_HEAD 4
+#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
+
+typedef enum dcommi_sparse_form {
+    DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
+    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
+    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
+} dcommi_sparse_form;
+
+#ifdef __cplusplus
+static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#else
+_Static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
+#endif
+
+#ifdef __CUDACC__
+#define DCOMMI_SPARSE_HD __host__ __device__
+#else
+#define DCOMMI_SPARSE_HD
+#endif
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_blocks(uint64_t count)
+{
+    return count / DCOMMI_SPARSE_BLOCK + (count % DCOMMI_SPARSE_BLOCK != 0);
+}
+
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_form_bytes(dcommi_sparse_form form,
+                                                                 uint64_t count, uint64_t kept)
+{
+    return form == DCOMMI_SPARSE_FLAT     ? 4 * kept
+           : form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(count) + 2 * kept
+                                          : count / 8 + (count % 8 != 0);
+}
+
+DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t count,
+                                                                        uint64_t kept)
+{
+    uint64_t flat = dcommi_sparse_form_bytes(DCOMMI_SPARSE_FLAT, count, kept);
+    uint64_t blocks = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BLOCKS, count, kept);
+    uint64_t bitmap = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BITMAP, count, kept);
+    return flat <= blocks && flat <= bitmap ? DCOMMI_SPARSE_FLAT
+           : blocks <= bitmap               ? DCOMMI_SPARSE_BLOCKS
+                                            : DCOMMI_SPARSE_BITMAP;
+}
+
+/* Grows with `kept`. */
+DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
+{
+    return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);
+}
+
+#endif
+/* ==== kernels/topk_sample.h ================================================================ */
+/* topk_sample.h - which elements are the sample that suggests a threshold to top-k. C, C++ and CUDA
+ * alike. */
+#ifndef DCOMMI_TOPK_SAMPLE_H
+#define DCOMMI_TOPK_SAMPLE_H
+
+/* ==== kernels/mix.h ======================================================================== */
+/* mix.h - two words hashed to one. C, C++ and CUDA alike. */
+#ifndef DCOMMI_MIX_H
+#define DCOMMI_MIX_H
+
+
+/* The finalizer of splitmix64 over their combination: identities and signatures that every rank
+ * derives alike. */
+DCOMMI_HD static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a + 0x9e3779b97f4a7c15u + (b << 6) + b * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+#endif
+
+#include <math.h>
+
+#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
+#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
+#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+
+/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+DCOMMI_HD static inline uint64_t dcommi_topk_sample_lines(uint64_t count)
+{
+    uint64_t wanted = count / DCOMMI_TOPK_SAMPLE;
+    uint64_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
+    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
+}
+
+/* Where run number `line` of `lines` begins. They are scattered, so that no period of the input (a
+ * row, a channel) is met again and again. */
+DCOMMI_HD static inline uint64_t dcommi_topk_sample_at(uint64_t line, uint64_t lines,
+                                                       uint64_t count)
+{
+    uint64_t stride = count / lines;
+    return line * stride + dcommi_mix(line, count) % (stride - DCOMMI_TOPK_LINE + 1);
+}
+
+/* Which of that sample, by size, some more than k of all elements reach, `spare` standard
+ * deviations more; 0 where that cannot be told. */
+static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, uint64_t k,
+                                               double spare)
+{
+    double n = (double)(lines * DCOMMI_TOPK_LINE);
+    double share = (double)k * (n / (double)count);
+    double rank = share + spare * (sqrt(share) + 1);
+    return lines == 0 || rank >= n ? 0 : rank < 1 ? 1 : (uint64_t)rank;
 }
 
 #endif
@@ -2502,16 +3064,6 @@ static inline int64_t dcommi_max64(int64_t a, int64_t b)
 static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
-}
-
-/* 64-bit mix of two words (the finalizer of splitmix64 over their combination): identities and
- * signatures that every rank derives alike. */
-static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
-{
-    uint64_t z = a + 0x9e3779b97f4a7c15u + (b << 6) + b * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
 }
 
 /* Monotonic seconds. */
@@ -2730,39 +3282,6 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 #ifndef DCOMMI_CODEC_H
 #define DCOMMI_CODEC_H
 
-/* ==== kernels/tally.h ====================================================================== */
-/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
-#ifndef DCOMMI_TALLY_SUMS_H
-#define DCOMMI_TALLY_SUMS_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
-enum {
-    DCOMMI_LEDGER_XX,       /* x^2 */
-    DCOMMI_LEDGER_YY,       /* y^2 */
-    DCOMMI_LEDGER_XY,       /* x y */
-    DCOMMI_LEDGER_EE,       /* (y-x)^2 */
-    DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
-    DCOMMI_LEDGER_X,        /* |x| */
-    DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
-    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
-    DCOMMI_LEDGER_SUMS
-};
-
-/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
-enum { DCOMMI_LEDGER_LANES = 8 };
-
-typedef struct dcommi_tally {
-    double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
-    uint64_t seen;  /* elements compared */
-    const float *x; /* what to compare with; NULL: nothing */
-    bool done;      /* the codec has taken the sums as it encoded */
-} dcommi_tally;
-
-#endif
 
 #include <float.h>
 #include <math.h>
@@ -2853,8 +3372,20 @@ enum {
     DCOMMI_CODEC_FEEDBACK = 16    /* encode takes a residual; else the library makes two passes */
 };
 
+/* What a row is, whatever its options, for those who know its wire. */
+enum {
+    DCOMMI_IS_CAST = 1, /* 16 bits an element, in order: of f16 or of bf16 */
+    DCOMMI_IS_F16 = 2,
+    DCOMMI_IS_BUCKETED = 4,  /* codes and steps, as codec->bucketing says */
+    DCOMMI_IS_SELECTION = 8, /* elements and their indices, as in kernels/wire_sparse.h */
+    DCOMMI_IS_SPLIT = 16,    /* of which each can be sent apart */
+    DCOMMI_IS_SAMPLED = 32,  /* of which there are as many as a sample suggests */
+    DCOMMI_IS_PRODUCTS = 64  /* two matrices, one made of the other; both can be summed */
+};
+
 struct dcommi_codec_ops {
     const char *name;
+    unsigned is;         /* DCOMMI_IS_* */
     const char *summary; /* one line for people */
     const dcommi_codec_option *options;
     /* Checks what the options say together; sets codec->inner where there is one. NULL: nothing. */
@@ -2880,6 +3411,16 @@ struct dcommi_codec_ops {
 };
 
 /* ---- for codecs to share ---- */
+
+static inline bool dcommi_codec_is(const dcomm_codec *codec, unsigned what)
+{
+    return (codec->ops->is & what) != 0;
+}
+
+static inline bool dcommi_codec_has(const dcomm_codec *codec, unsigned trait)
+{
+    return (codec->ops->traits(codec) & trait) != 0;
+}
 
 static inline void dcommi_codec_nonfinite(dcommi_encoding *call, size_t index)
 {
@@ -6390,6 +6931,17 @@ static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const
     return poisoned;
 }
 
+/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+static void dcommi_bucket_excess(const float *x, const float *residual, float *next, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = dcommi_codec_e(x[i], residual[i]);
+        if (fabsf(e) > DCOMMI_WIRE_LARGEST) {
+            next[i] += e - copysignf(DCOMMI_WIRE_LARGEST, e);
+        }
+    }
+}
+
 /* Whether a measure says that there is something to clean. */
 static inline bool dcommi_bucket_dirty(uint32_t measure)
 {
@@ -6447,6 +6999,7 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
     float *stage = en->stage[b % DCOMMI_BUCKET_STAGES];
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    const size_t clipped = call->report.clipped;
     bool staged = padded != n, poisoned = false;
     if (staged || dcommi_bucket_dirty(measure)) {
         poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
@@ -6470,7 +7023,8 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
         q->next = call->next + at;
     }
     unsigned char *wire = call->wire + at / 8 * bits;
-    bool through = padded != n || poisoned;
+    const bool excess = residual != NULL && call->report.clipped > clipped;
+    bool through = padded != n || poisoned || excess;
     bool stream = q->stream, stream_next = q->stream_next;
     q->wire = through ? en->lines : wire;
     if (through) {
@@ -6480,6 +7034,9 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     const uint32_t measured = en->kernels->encode[as->format](q);
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
+        if (excess) {
+            dcommi_bucket_excess(x, residual, stage, n);
+        }
         if (q->next != NULL && !poisoned) {
             memcpy(call->next + at, q->next, n * sizeof(float));
         } else if (q->next != NULL && call->next != call->residual) {
@@ -6831,10 +7388,11 @@ static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dco
     return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
 }
 
-#define DCOMMI_BUCKET_ROW                                                           \
-    .max_bytes = dcommi_bucket_row_bytes, .workspace = dcommi_bucket_row_workspace, \
-    .encode = dcommi_bucket_row_encode, .decode = dcommi_bucket_row_decode,         \
-    .decode_sum = dcommi_bucket_row_sum, .recode = dcommi_bucket_row_recode
+#define DCOMMI_BUCKET_ROW                                                         \
+    .is = DCOMMI_IS_BUCKETED, .max_bytes = dcommi_bucket_row_bytes,               \
+    .workspace = dcommi_bucket_row_workspace, .encode = dcommi_bucket_row_encode, \
+    .decode = dcommi_bucket_row_decode, .decode_sum = dcommi_bucket_row_sum,      \
+    .recode = dcommi_bucket_row_recode
 
 /* Checks option `bucket`. */
 static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
@@ -7195,6 +7753,7 @@ static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec
     }                                                                                              \
     static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
         .name = #NAME,                                                                             \
+        .is = DCOMMI_IS_CAST | ((HALF) ? DCOMMI_IS_F16 : 0),                                       \
         .summary = SUMMARY,                                                                        \
         .options = dcommi_cast_options,                                                            \
         .traits = dcommi_cast_traits,                                                              \
@@ -7422,75 +7981,6 @@ static const dcommi_codec_ops dcommi_codec_sign = {
 #ifndef DCOMMI_CODEC_SPARSE_H
 #define DCOMMI_CODEC_SPARSE_H
 
-/* ==== kernels/wire_sparse.h ================================================================ */
-/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
- *
- *   u32 kept | kept values | their indices, in ascending order
- *
- * Values come first, so that those of 32 bits are aligned; the value format gives their length.
- * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
- * so that nothing has to say which it is. Numbers are little-endian. */
-#ifndef DCOMMI_WIRE_SPARSE_H
-#define DCOMMI_WIRE_SPARSE_H
-
-#include <stdint.h>
-
-typedef struct dcommi_sparse_head {
-    uint32_t kept;
-} dcommi_sparse_head;
-
-#define DCOMMI_SPARSE_HEAD 4
-#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
-
-typedef enum dcommi_sparse_form {
-    DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
-    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
-    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
-} dcommi_sparse_form;
-
-#ifdef __cplusplus
-static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
-#else
-_Static_assert(sizeof(dcommi_sparse_head) == DCOMMI_SPARSE_HEAD, "no padding");
-#endif
-
-#ifdef __CUDACC__
-#define DCOMMI_SPARSE_HD __host__ __device__
-#else
-#define DCOMMI_SPARSE_HD
-#endif
-
-DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_blocks(uint64_t count)
-{
-    return count / DCOMMI_SPARSE_BLOCK + (count % DCOMMI_SPARSE_BLOCK != 0);
-}
-
-DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_form_bytes(dcommi_sparse_form form,
-                                                                 uint64_t count, uint64_t kept)
-{
-    return form == DCOMMI_SPARSE_FLAT     ? 4 * kept
-           : form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(count) + 2 * kept
-                                          : count / 8 + (count % 8 != 0);
-}
-
-DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t count,
-                                                                        uint64_t kept)
-{
-    uint64_t flat = dcommi_sparse_form_bytes(DCOMMI_SPARSE_FLAT, count, kept);
-    uint64_t blocks = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BLOCKS, count, kept);
-    uint64_t bitmap = dcommi_sparse_form_bytes(DCOMMI_SPARSE_BITMAP, count, kept);
-    return flat <= blocks && flat <= bitmap ? DCOMMI_SPARSE_FLAT
-           : blocks <= bitmap               ? DCOMMI_SPARSE_BLOCKS
-                                            : DCOMMI_SPARSE_BITMAP;
-}
-
-/* Grows with `kept`. */
-DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
-{
-    return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);
-}
-
-#endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "dcomm: packed indices are little-endian, and so must be the processor"
@@ -8073,12 +8563,7 @@ static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
 
 #endif
 
-#include <math.h>
-
 #define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
-#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
-#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
-#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
 #define DCOMMI_TOPK_STREAM ((size_t)1 << 17) /* elements from which `next` is streamed */
 
@@ -8269,39 +8754,25 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
     dcommi_topk_tame(t, threshold);
 }
 
-/* How many runs a sample of `count` elements has; 0: they are too few for one. */
-static size_t dcommi_topk_sample_lines(size_t count)
-{
-    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
-    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
-    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
-}
-
 /* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
  * sample tells; 0 where that cannot be told. */
 static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
 {
-    size_t lines = dcommi_topk_sample_lines(t->count);
-    if (lines == 0 || t->k == 0) {
+    size_t lines = (size_t)dcommi_topk_sample_lines(t->count);
+    size_t rank = (size_t)dcommi_topk_sample_rank(lines, t->count, t->k, spare);
+    if (t->k == 0 || rank == 0) {
         return t->k == 0 ? DCOMMI_INF_BITS : 0;
     }
-    size_t stride = t->count / lines;
     size_t n = 0;
     for (size_t l = 0; l < lines; l++) {
-        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
-        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        size_t at = (size_t)dcommi_topk_sample_at(l, lines, t->count);
         for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
             float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
             t->bits[n++] = dcommi_f32_bits(sum);
         }
     }
-    double share = (double)t->k * ((double)n / (double)t->count);
-    double rank = share + spare * (sqrt(share) + 1);
-    if (rank >= (double)n) {
-        return 0;
-    }
     size_t equal;
-    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, 0, &equal);
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank, 0, &equal);
     return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
 }
 
@@ -8350,7 +8821,16 @@ static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *w
 
 /* ---- lengths ---- */
 
-static bool dcommi_topk_is_exact(const dcomm_codec *codec);
+static inline bool dcommi_topk_is_exact(const dcomm_codec *codec)
+{
+    return !dcommi_codec_is(codec, DCOMMI_IS_SAMPLED);
+}
+
+/* Whether exactly the largest are chosen: also where there are too few elements for a sample. */
+static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(count) == 0;
+}
 
 /* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
 static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
@@ -8505,7 +8985,7 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
     size_t column = dcommi_topk_align(4 * t.room);
     t.bits = (uint32_t *)(void *)workspace;
     t.index = (uint32_t *)(void *)(workspace + column);
-    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    bool exact = dcommi_topk_is_chosen(codec, t.count);
     uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
     if (!exact) {
         threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
@@ -8779,6 +9259,7 @@ static const dcommi_codec_option dcommi_threshold_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_topk = {
     .name = "topk",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT,
     .summary = "exactly the k elements of largest magnitude, ties to the lower index",
     .options = dcommi_topk_options,
     .traits = dcommi_topk_traits,
@@ -8792,6 +9273,7 @@ static const dcommi_codec_ops dcommi_codec_topk = {
 
 static const dcommi_codec_ops dcommi_codec_threshold = {
     .name = "threshold",
+    .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT | DCOMMI_IS_SAMPLED,
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
     .traits = dcommi_topk_traits,
@@ -8822,6 +9304,7 @@ static dcomm_status dcommi_topk_qsgd_make(dcomm_codec *codec)
 
 static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .name = "topk+qsgd",
+    .is = DCOMMI_IS_SELECTION,
     .summary = "topk, and the values that are sent through qsgd",
     .options = dcommi_topk_qsgd_options,
     .make = dcommi_topk_qsgd_make,
@@ -8833,11 +9316,6 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .decode_sum = dcommi_topk_decode_sum,
     .info = dcommi_topk_info,
 };
-
-static bool dcommi_topk_is_exact(const dcomm_codec *codec)
-{
-    return codec->ops != &dcommi_codec_threshold;
-}
 
 #endif
 /* ==== include/dcomm/impl/codec_randk.h ===================================================== */
@@ -9709,6 +10187,7 @@ static const dcommi_codec_option dcommi_powersgd_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_powersgd = {
     .name = "powersgd",
+    .is = DCOMMI_IS_PRODUCTS,
     .summary = "the array as a matrix, approximated by one of low rank",
     .options = dcommi_powersgd_options,
     .traits = dcommi_powersgd_traits,
@@ -10185,7 +10664,7 @@ static size_t dcommi_codec_array_bytes(size_t count)
 /* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
 static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
 {
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
     return fused ? 0 : dcommi_size_mul(2, dcommi_codec_array_bytes(count));
 }
 
@@ -10309,7 +10788,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
 
 static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
-    bool fused = (codec->ops->traits(codec) & DCOMMI_CODEC_FEEDBACK) != 0;
+    bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
     return call->residual != NULL && !fused ? dcommi_codec_two_passes(codec, call)
                                             : codec->ops->encode(codec, call);
 }
@@ -10609,6 +11088,8 @@ enum {
 
 enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
 
+enum { DCOMMI_FEEDBACK_NOTHING, DCOMMI_FEEDBACK_COMMITTED, DCOMMI_FEEDBACK_SKIPPED };
+
 /* Elements [first, first + count). */
 typedef struct dcommi_feedback_span {
     size_t first, count;
@@ -10635,6 +11116,12 @@ struct dcomm_feedback {
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
+    struct {
+        double owner_factor;
+        bool average;
+        uint32_t nranks;
+    } before;                        /* the step that was committed last, */
+    int last;                        /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     bool learned;                    /* basis.next is there */
@@ -10754,6 +11241,48 @@ static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
     if (s->now != NULL) {
         memset(s->now, 0, s->count * dcommi_feedback_width(s));
         memset(s->next, 0, s->count * dcommi_feedback_width(s));
+    }
+}
+
+static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
+{
+    void *now = s->now;
+    s->now = s->next;
+    s->next = now;
+}
+
+/* Where only some elements were encoded, the others stay as they are. */
+static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
+{
+    unsigned char room[4096];
+    size_t width = dcommi_feedback_width(s), most = sizeof room / width;
+    for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
+        size_t end = fb->span[i].first + fb->span[i].count, n;
+        for (size_t at = fb->span[i].first; at < end; at += n) {
+            n = end - at < most ? end - at : most;
+            void *now = dcommi_feedback_at(s, s->now, at),
+                 *next = dcommi_feedback_at(s, s->next, at);
+            memcpy(room, now, n * width);
+            memcpy(now, next, n * width);
+            memcpy(next, room, n * width);
+        }
+    }
+}
+
+/* What the step has made becomes the state, and what that was is kept; and back again. */
+static void dcommi_feedback_exchange(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
+    for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
+        if (fb->now.partly) {
+            dcommi_feedback_swap_spans(fb, stores[k]);
+        } else {
+            dcommi_feedback_swap(stores[k]);
+        }
+    }
+    dcommi_feedback_swap(&fb->owner);
+    if (fb->learned) {
+        dcommi_feedback_swap(&fb->basis);
     }
 }
 
@@ -11110,6 +11639,7 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->last_count = step.count;
     fb->nspans = 0;
     fb->now = step;
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
     fb->learned = false;
@@ -11646,31 +12176,11 @@ DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, s
     return DCOMM_OK;
 }
 
-static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
-{
-    void *now = s->now;
-    s->now = s->next;
-    s->next = now;
-}
-
-/* Where only some elements were encoded, the others are as they were. */
-static void dcommi_feedback_commit_spans(dcomm_feedback *fb)
-{
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
-    for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
-        const dcommi_feedback_store *s = stores[k];
-        for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
-            size_t at = fb->span[i].first;
-            memcpy(dcommi_feedback_at(s, s->now, at), dcommi_feedback_at(s, s->next, at),
-                   fb->span[i].count * dcommi_feedback_width(s));
-        }
-    }
-}
-
 /* A step in which this rank has nothing to encode: ranks count alike. */
 static inline void dcommi_feedback_skip(dcomm_feedback *fb)
 {
     fb->step++;
+    fb->last = DCOMMI_FEEDBACK_SKIPPED;
 }
 
 DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
@@ -11684,17 +12194,11 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    if (fb->now.partly) {
-        dcommi_feedback_commit_spans(fb);
-    } else {
-        dcommi_feedback_swap(&fb->worker);
-        dcommi_feedback_swap(&fb->velocity);
-        dcommi_feedback_swap(&fb->estimate);
-    }
-    dcommi_feedback_swap(&fb->owner);
-    if (fb->learned) {
-        dcommi_feedback_swap(&fb->basis);
-    }
+    dcommi_feedback_exchange(fb);
+    fb->before.owner_factor = fb->owner_factor;
+    fb->before.average = fb->average;
+    fb->before.nranks = fb->nranks;
+    fb->last = DCOMMI_FEEDBACK_COMMITTED;
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -11717,6 +12221,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
                                               double *lost_p)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
     double lost = 0;
     if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -11745,6 +12250,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
     if (!(fabs(factor) <= DBL_MAX)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
     }
@@ -12148,6 +12654,33 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
 }
 
 #endif
+/* ==== include/dcomm/impl/feedback_undo.h =================================================== */
+/* feedback_undo.h - taking back the step that was committed last. */
+#ifndef DCOMMI_FEEDBACK_UNDO_H
+#define DCOMMI_FEEDBACK_UNDO_H
+
+
+DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_undo", fb, false));
+    if (fb->last == DCOMMI_FEEDBACK_NOTHING || fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_undo: %s",
+                           fb->opts.in_place ? "in place, what there was before the step is gone"
+                                             : "no step was committed since the last one was begun "
+                                               "or taken back");
+    }
+    if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
+        dcommi_feedback_exchange(fb);
+        fb->owner_factor = fb->before.owner_factor;
+        fb->average = fb->before.average;
+        fb->nranks = fb->before.nranks;
+    }
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
+    fb->step--;
+    return DCOMM_OK;
+}
+
+#endif
 /* ==== include/dcomm/impl/api_layout.h ====================================================== */
 /* api_layout.h - the functions of cuda.h that need no device: what other back ends ask a codec, and
  * what their reports mean. */
@@ -12166,12 +12699,13 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
                            codec == NULL ? "codec" : "layout");
     }
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
-    if (codec->ops == &dcommi_codec_f16 || codec->ops == &dcommi_codec_bf16) {
-        layout->format = codec->ops == &dcommi_codec_f16 ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
+    if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
+        layout->format =
+            dcommi_codec_is(codec, DCOMMI_IS_F16) ? DCOMM_FORMAT_F16 : DCOMM_FORMAT_BF16;
         layout->stochastic = dcommi_cast_stochastic(codec);
         return DCOMM_OK;
     }
-    if (codec->ops->max_bytes != dcommi_bucket_row_bytes) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_BUCKETED)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s is not dense: f16, bf16, fp8, qsgd, tern and sign are",
                            codec->spec);
@@ -12181,6 +12715,56 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
     layout->bucket = as->bucket;
     layout->two_norm = as->two_norm;
     layout->stochastic = as->stochastic;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
+                                                     dcomm_sparse_layout *layout)
+{
+    static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
+                                                 DCOMM_FORMAT_BF16};
+    if (codec == NULL || layout == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_sparse_layout: %s is NULL",
+                           codec == NULL ? "codec" : "layout");
+    }
+    if (codec->ops->encode != dcommi_topk_encode || count > UINT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
+                           "layout, of up to 2^32 - 1",
+                           codec->spec, count);
+    }
+    const size_t most = dcommi_topk_most(codec, count);
+    const bool exact = dcommi_topk_is_exact(codec);
+    *layout = (dcomm_sparse_layout){.wanted = dcommi_topk_wanted(codec, count),
+                                    .least = exact ? most : 0,
+                                    .most = most,
+                                    .exact = dcommi_topk_is_chosen(codec, count)};
+    if (!layout->exact) {
+        layout->lines = (size_t)dcommi_topk_sample_lines(count);
+        layout->rank = (size_t)dcommi_topk_sample_rank(layout->lines, count, layout->wanted, 0);
+    }
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcomm_codec_get_layout(codec->inner, &layout->values));
+    } else {
+        layout->values.format = formats[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    layout->values.nonfinite = codec->nonfinite;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
+                                              dcomm_codec_matrix *shape)
+{
+    if (codec == NULL || shape == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
+                           codec == NULL ? "codec" : "shape");
+    }
+    if (codec->ops != &dcommi_codec_powersgd) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
+                           codec->spec);
+    }
+    dcommi_matrix m = dcommi_powersgd_shape(codec, count);
+    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
     return DCOMM_OK;
 }
 
@@ -12199,8 +12783,11 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
     }
     size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
     if (out != NULL) {
-        *out = (dcomm_codec_report){.bytes = codec->ops->max_bytes(codec, count),
-                                    .kept = count,
+        const bool sparse = codec->ops->encode == dcommi_topk_encode && count <= UINT32_MAX;
+        const size_t kept = sparse ? (size_t)report->kept : count;
+        *out = (dcomm_codec_report){.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
+                                                    : codec->ops->max_bytes(codec, count),
+                                    .kept = kept,
                                     .clipped = (size_t)report->clipped,
                                     .nonfinite = (size_t)report->nonfinite,
                                     .first_nonfinite = first};
@@ -12216,6 +12803,21 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                            codec->ops->name, (size_t)report->nonfinite, count, first);
     }
     return DCOMM_OK;
+}
+
+DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
+                                     const dcomm_cuda_ledger *sums,
+                                     const dcomm_codec_report *report)
+{
+    _Static_assert(sizeof sums->sums == sizeof ledger->sums, "the same sums");
+    ledger->count += sums->count;
+    for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+        ledger->sums[s] += sums->sums[s];
+    }
+    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
+        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+    }
+    dcomm_ledger_encoded(ledger, count, report);
 }
 
 #endif
@@ -13075,8 +13677,8 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
  * by a send or the next step. */
 #define DCOMMI_STREAM_MIN ((size_t)4 << 20)
 /* One or two sources of wide elements from this length on are asked for ahead of time; below it,
- * with more streams and with halves, the processor's own prefetching is better left alone (measured
- * on Zen 5). */
+ * with more streams and with 16-bit floats, the processor's own prefetching is better left alone
+ * (measured on Zen 5). */
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
@@ -13546,6 +14148,9 @@ typedef struct dcommi_shape {
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
     const size_t *send_counts, *send_displs;
+    /* All-to-all-v: what each rank sends to each, [from * nranks + to]; NULL: each knows its own.
+     */
+    const size_t *matrix;
 } dcommi_shape;
 
 typedef struct dcommi_builder dcommi_builder;
@@ -19654,6 +20259,14 @@ typedef struct dcommi_algo {
     dcomm_coll coll;
     dcommi_algo_fn make;
     bool rank_order; /* can fold in rank order */
+    /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
+     * which one has several ranks. Few steps with few bytes come first, then what spreads the work
+     * evenly, then what passes everything through some ranks, whose queues the model takes for
+     * boundless. hier hides what is done within hosts behind their links; on one host it is
+     * two_shot by another name. */
+    uint8_t favour, favour_between;
+    /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
+    void (*note)(const dcommi_shape *shape, char *text, size_t len);
     const char *cost;
     const char *source;
 } dcommi_algo;
@@ -22416,11 +23029,19 @@ static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_bu
 
 #endif
 
-/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
- * which beats two steps until many of them cross a package boundary. */
+#include <limits.h>
+
+/* What is worth dividing within a host, by prices (docs/design.md, Levels). Where ranks share the
+ * work, a group whose ranks read so many bytes of each other; shorter parts are messages, of which
+ * fewer steps are better. Where one rank does it all, or each has blocks for all, a group of so
+ * many ranks. */
+#ifndef DCOMMI_HIER_DIVIDE_BYTES
+#define DCOMMI_HIER_DIVIDE_BYTES 8192
+#endif
 #ifndef DCOMMI_HIER_DIVIDE_MIN
 #define DCOMMI_HIER_DIVIDE_MIN 8
 #endif
+#define DCOMMI_HIER_DEEPEST DCOMMI_LEVEL_CACHE
 
 /* The coarsest level that divides the ranks, as one of them sees it. */
 typedef struct dcommi_hier {
@@ -22461,12 +23082,25 @@ static int dcommi_hier_level(const dcommi_groups *g, int nranks)
     return -1;
 }
 
-/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
- * call must need as many tags, counters and slots. */
-static bool dcommi_hier_divides(const dcommi_groups *g)
+/* How much one rank brings or gets, alike on all ranks. */
+static int64_t dcommi_hier_bytes(const dcommi_shape *s)
+{
+    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
+}
+
+/* The ranks that a group must have to be divided, where each owns one of `shards` parts of so many
+ * bytes. */
+static int dcommi_hier_least(int shards, int64_t part)
+{
+    return shards == 1 ? DCOMMI_HIER_DIVIDE_MIN : part >= DCOMMI_HIER_DIVIDE_BYTES ? 2 : INT_MAX;
+}
+
+/* Whether a group of `least` ranks or more can be divided again. Uneven parts are not: the
+ * sub-plans of all ranks of a call must need as many tags, counters and slots. */
+static bool dcommi_hier_divides(const dcommi_groups *g, int least)
 {
     int first = dcommi_hier_level(g, g->nranks);
-    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
+    if (first < 0 || g->nranks < least || g->kind[first] > DCOMMI_HIER_DEEPEST) {
         return false;
     }
     for (int l = first; l < g->nlevels; l++) {
@@ -22526,7 +23160,8 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
     if (h->inner == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    if (!dcommi_hier_divides(h->inner)) {
+    int shards = s->coll == DCOMM_COLL_ALLTOALL ? 1 : h->size;
+    if (!dcommi_hier_divides(h->inner, dcommi_hier_least(shards, dcommi_hier_bytes(s)))) {
         dcommi_groups_free(&h->inner);
     }
     return DCOMM_OK;
@@ -22649,12 +23284,6 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
 }
 #undef DCOMMI_HIER_CHOICE
 
-/* How much one rank brings or gets, alike on all ranks. */
-static int64_t dcommi_hier_bytes(const dcommi_shape *s)
-{
-    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
-}
-
 /* No level divides the ranks: the algorithm of the one level that there is. */
 static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
 {
@@ -22675,7 +23304,7 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     s.chunk_bytes = 0;
     s.groups = NULL;
     s.coding = NULL;
-    s.counts = s.displs = s.send_counts = s.send_displs = NULL;
+    s.counts = s.displs = s.send_counts = s.send_displs = s.matrix = NULL;
     s.op = !last && s.op == DCOMM_AVG ? DCOMM_SUM : s.op;
     return s;
 }
@@ -22726,6 +23355,7 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int6
     dcommi_hier_choice choice = dcommi_hier_plain(&s, true, bytes);
     if (h->inner != NULL && s.coll != DCOMM_COLL_ALLTOALLV) {
         s.groups = h->inner;
+        s.chunk_bytes = bytes * s.nranks; /* a piece is not cut again */
         choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
     }
     return dcommi_hier_sub_of(h, &s, choice, in_bytes, out_bytes);
@@ -23268,6 +23898,7 @@ typedef struct dcommi_hier_tier {
 typedef struct dcommi_hier_tree {
     const dcommi_groups *g;
     int first;  /* where in the order the rank is that comes first in all its groups; -1: none */
+    int least;  /* a group of fewer ranks is not divided */
     int ntiers; /* at least 2 */
     dcommi_hier_tier tier[DCOMMI_HIER_TIERS];
 } dcommi_hier_tree;
@@ -23330,10 +23961,9 @@ static int dcommi_hier_split(const dcommi_hier_tree *t, dcommi_hier_node v, int 
     if (v.level < 0) {
         return dcommi_hier_level(g, g->nranks);
     }
-    for (int l = v.level + 1; l < g->nlevels && g->kind[l] <= DCOMMI_LEVEL_NUMA; l++) {
+    for (int l = v.level + 1; l < g->nlevels && g->kind[l] <= DCOMMI_HIER_DEEPEST; l++) {
         int n = dcommi_hier_parts_of(t, v, l, v.begin, &which);
-        bool fits =
-            size >= DCOMMI_HIER_DIVIDE_MIN && n < size && shards % (shards > 1 ? n : 1) == 0;
+        bool fits = size >= t->least && n < size && shards % (shards > 1 ? n : 1) == 0;
         if (n == 1) {
             continue;
         }
@@ -23364,9 +23994,9 @@ static int dcommi_hier_owner(const dcommi_hier_tree *t, dcommi_hier_node v, int 
 }
 
 /* The tiers of a rank. shards: as many as the smallest of the coarsest groups has ranks, or fewer.
- * first: a rank, or -1. */
+ * first: a rank, or -1. least: of the ranks of a group that is divided. */
 static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, int first,
-                                  dcommi_hier_tree *t)
+                                  int least, dcommi_hier_tree *t)
 {
     dcommi_hier_node v = {0, g->nranks, -1};
     dcommi_hier_tier path[DCOMMI_HIER_TIERS]; /* from the last one on */
@@ -23374,6 +24004,7 @@ static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, 
     memset(t, 0, sizeof *t);
     t->g = g;
     t->first = -1;
+    t->least = least;
     for (int i = 0; i < g->nranks; i++) {
         at = g->order[i] == rank ? i : at;
         t->first = g->order[i] == first ? i : t->first;
@@ -23438,7 +24069,7 @@ static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hi
 
 #endif
 
-#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 1)
+#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 3)
 #define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
 #define DCOMMI_HIER_MAX_CHUNKS 64 /* also when the caller asks for smaller chunks */
@@ -23637,7 +24268,7 @@ static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hi
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_CHUNK;
     memset(o, 0, sizeof *o);
     o->h = h;
-    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, &o->tree);
+    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, DCOMMI_HIER_DIVIDE_MIN, &o->tree);
     o->pipe.h = h;
     o->pipe.chunks = 1;
     o->piece = longest;
@@ -23873,7 +24504,7 @@ static void dcommi_hier_order_call(dcommi_hier_order *o, const dcommi_hier_tier 
 /* Whether all hosts are of equal size and one of them is divided. */
 static bool dcommi_hier_digits_fit(const dcommi_hier *h)
 {
-    dcommi_hier_tree t = {.g = h->s->groups, .first = -1};
+    dcommi_hier_tree t = {.g = h->s->groups, .first = -1, .least = DCOMMI_HIER_DIVIDE_MIN};
     dcommi_hier_node all = {0, h->s->nranks, -1};
     int level = dcommi_hier_split(&t, all, h->smallest);
     bool fit = false;
@@ -24000,10 +24631,10 @@ static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
  *
  * Reduce-scatter: in each tier but the last, first ranks reduce all blocks; those of all hosts
  * reduce-scatter them by hosts, and each tier scatters what is its group's. All-gather: each tier
- * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all. Both in
- * chunks, the tiers overlapping (algo_hier_pipe.h). All-to-all: each tier gathers all blocks of its
- * ranks; those who hold a host's sort them by the host where they go, exchange, sort what came by
- * the rank that it is for, and each tier scatters. In one chunk. */
+ * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all.
+ * All-to-all: each tier gathers all blocks of its ranks; those who hold a host's sort them by the
+ * host where they go, exchange, sort what came by the rank that it is for, and each tier scatters.
+ * All in chunks, the tiers overlapping (algo_hier_pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_LEADER_H
 #define DCOMMI_ALGO_HIER_LEADER_H
 
@@ -24103,36 +24734,48 @@ static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h, int shards)
 
 /* ---- all-to-all ---- */
 
-/* Blocks of a host's ranks, by rank: to the exchange, by the host where they go; and back. */
+/* From here on a rank has the blocks of all, in the order, where it had one. */
+static void dcommi_hier_leader_square(dcommi_hier_order *o)
+{
+    int n = o->h->s->nranks;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t all = o->offset[kind][n];
+        for (int j = 0; j <= n; j++) {
+            o->offset[kind][j] = j * all;
+        }
+    }
+}
+
+/* What a host's ranks have, rank by rank, to the exchange, host by host where it goes; and back. */
 static dcomm_status dcommi_hier_leader_sort(dcommi_hier_order *o, dcommi_hier_node own, bool back,
                                             dcommi_hier_place in, dcommi_hier_place out,
                                             dcommi_hier_phase *p)
 {
-    const dcommi_shape *s = o->h->s;
     const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
-    const int32_t *order = s->groups->order;
-    int64_t n = s->nranks, one = dcommi_shape_bytes(s, s->count), g = own.end - own.begin;
+    int64_t n = o->h->s->nranks, g = own.end - own.begin;
     dcommi_hier_sorting t;
     if (!dcommi_hier_sorting_open(&t, n * g)) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    for (int at = 0; at < s->nranks;) {
-        dcommi_hier_node k = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
-        int64_t size = k.end - k.begin;
-        for (int64_t i = 0; i < (back ? size : g); i++) {
-            for (int64_t m = 0; m < (back ? g : size); m++) {
-                if (back) {
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t one = o->offset[kind][1] / n;
+        for (int at = 0; at < n;) {
+            dcommi_hier_node k = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
+            int64_t size = k.end - k.begin;
+            for (int64_t i = 0; i < g && !back; i++) {
+                dcommi_hier_sorting_add(&t, (i * n + k.begin) * one, (g * k.begin + i * size) * one,
+                                        size * one);
+            }
+            for (int64_t i = 0; i < size && back; i++) {
+                for (int64_t m = 0; m < g; m++) {
                     dcommi_hier_sorting_add(&t, (g * k.begin + i * g + m) * one,
-                                            (m * n + order[k.begin + i]) * one, one);
-                } else {
-                    dcommi_hier_sorting_add(&t, (i * n + order[k.begin + m]) * one,
-                                            (g * k.begin + i * size + m) * one, one);
+                                            (m * n + k.begin + i) * one, one);
                 }
             }
+            at = k.end;
         }
-        at = k.end;
+        dcommi_hier_sorting_phase(&t, o->h->b, in, out, kind, p);
     }
-    dcommi_hier_sorting_phase(&t, o->h->b, in, out, 0, p);
     dcommi_free(t.from);
     return DCOMM_OK;
 }
@@ -24144,43 +24787,53 @@ static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place 
     dcommi_hier *h = o->h;
     const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
     dcommi_hier_node own = dcommi_hier_order_part(o, top, top->place), k = own;
-    size_t g = (size_t)(own.end - own.begin), block = h->s->count, n = (size_t)top->n;
-    int64_t bytes = dcommi_shape_bytes(h->s, g * (size_t)h->s->nranks * block);
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
-    sub.counts = sub.send_counts = o->counts;
-    sub.displs = sub.send_displs = o->counts + n;
-    for (size_t i = 0; i < n; i++) { /* what goes to a host and what comes from it are as long */
-        k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
-        o->counts[i] = g * (size_t)(k.end - k.begin) * block;
-        o->counts[n + i] = g * (size_t)k.begin * block;
+    size_t n = (size_t)top->n;
+    p->group = top->owner >= 0 ? dcommi_hier_tier_table(&o->tree, top, h->b) : 0;
+    p->in_step = in.step;
+    p->out_step = out.step;
+    for (int kind = 0; kind < (o->pipe.odd ? 2 : 1); kind++) {
+        int64_t bytes = dcommi_hier_order_bytes(o, own, kind);
+        size_t column = (size_t)(bytes / h->s->nranks) / dcomm_dtype_size(h->s->dtype);
+        dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
+        sub.counts = sub.send_counts = o->counts;
+        sub.displs = sub.send_displs = o->counts + n;
+        for (size_t i = 0; i < n; i++) { /* as much goes to a host as comes from it */
+            k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
+            o->counts[i] = (size_t)(k.end - k.begin) * column;
+            o->counts[n + i] = (size_t)k.begin * column;
+        }
+        dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, top->near, bytes, bytes, bytes);
+        dcommi_hier_needs(p, plan);
+        if (plan == NULL || top->owner < 0) {
+            dcommi_free(plan);
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_hier_order_span(in, bytes);
+        p->out[kind] = dcommi_hier_order_span(out, bytes);
     }
-    dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, top->near, bytes, bytes, bytes);
-    dcommi_hier_needs(p, plan);
-    if (plan == NULL || top->owner < 0) {
-        dcommi_free(plan);
-        return;
-    }
-    p->group = dcommi_hier_tier_table(&o->tree, top, h->b);
-    p->plan[0] = dcommi_build_adopt(h->b, plan);
-    p->in[0] = dcommi_hier_order_span(in, bytes);
-    p->out[0] = dcommi_hier_order_span(out, bytes);
 }
 
 static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
 {
-    const dcommi_shape *s = h->s;
     dcommi_hier_order o;
     dcomm_status status = dcommi_hier_order_open(h, shards, &o);
     if (status < 0) {
         return status;
     }
     int last = o.tree.ntiers - 1;
-    int64_t all = s->nranks * dcommi_shape_bytes(s, s->count);
-    for (int j = 0; j <= s->nranks; j++) { /* a rank has the blocks of all; in one chunk */
-        o.offset[0][j] = o.offset[1][j] = j * all;
+    dcommi_hier_phase *phase = o.pipe.phase + 1; /* the first one sorts, as does the last */
+    dcommi_hier_place input = {dcommi_input_of(h->s, 0).space, 0, 0};
+    dcommi_hier_place output = {DCOMM_SPACE_OUT, 0, 0};
+    o.pipe.nphases = 2 * last + 5;
+    if (!dcommi_hier_order_plain(&o)) {
+        dcomm_space given = input.space;
+        input = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        output = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        dcommi_hier_order_copies(&o, given, input, false, &o.pipe.phase[0]);
+        dcommi_hier_order_copies(&o, DCOMM_SPACE_OUT, output, true, &phase[2 * last + 3]);
     }
-    o.pipe.chunks = 1;
-    o.pipe.odd = false;
+    dcommi_hier_leader_square(&o);
     dcommi_hier_place held[DCOMMI_HIER_TIERS], got[DCOMMI_HIER_TIERS];
     dcommi_hier_node own = {0, 0, 0};
     memset(held, 0, sizeof held);
@@ -24189,15 +24842,13 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
         const dcommi_hier_tier *tier = &o.tree.tier[i];
         own = dcommi_hier_order_part(&o, tier, tier->place);
         if (own.end - own.begin == 1) {
-            held[i] = (dcommi_hier_place){dcommi_input_of(s, 0).space, 0, 0};
-            got[i] = (dcommi_hier_place){DCOMM_SPACE_OUT, 0, 0};
+            held[i] = input;
+            got[i] = output;
         } else if (tier->owner >= 0) {
             held[i] = dcommi_hier_order_room(&o, own);
             got[i] = dcommi_hier_order_room(&o, own);
         }
     }
-    dcommi_hier_phase *phase = o.pipe.phase;
-    o.pipe.nphases = 2 * last + 3;
     if (o.tree.tier[last].owner >= 0) {
         dcommi_hier_place sorted = dcommi_hier_order_room(&o, own);
         dcommi_hier_place came = dcommi_hier_order_room(&o, own);
@@ -24212,7 +24863,7 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
     if (status < 0) {
         dcommi_build_error(h->b, status);
     }
-    dcommi_hier_reserve(&o.pipe, last + 1);
+    dcommi_hier_reserve(&o.pipe, last + 2);
     for (int i = last - 1; i >= 0; i--) {
         const dcommi_hier_tier *tier = &o.tree.tier[i];
         int back = 2 * last + 2 - i;
@@ -24220,7 +24871,7 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
             dcommi_hier_order_call(&o, tier, DCOMM_COLL_GATHERV, held[i], held[i + 1], &phase[i]);
             dcommi_hier_order_call(&o, tier, DCOMM_COLL_SCATTERV, got[i + 1], got[i], &phase[back]);
         }
-        dcommi_hier_leader_reserve(&o, i, back);
+        dcommi_hier_leader_reserve(&o, 1 + i, 1 + back);
     }
     return dcommi_hier_order_close(&o);
 }
@@ -24242,7 +24893,7 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
     const dcommi_shape *s = h->s;
     int64_t total = dcommi_shape_bytes(s, s->count);
     int levels = 0;
-    while (levels < s->groups->nlevels && s->groups->kind[levels] <= DCOMMI_LEVEL_NUMA) {
+    while (levels < s->groups->nlevels && s->groups->kind[levels] <= DCOMMI_HIER_DEEPEST) {
         levels++;
     }
     int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS / dcommi_max64(levels, 1);
@@ -24404,7 +25055,8 @@ static void dcommi_hier_pipe_begin(dcommi_hier *h, const dcommi_hier_cut *cut, i
                                    dcommi_hier_tree *tree, dcommi_hier_pipe *pipe)
 {
     memset(pipe, 0, sizeof *pipe);
-    dcommi_hier_tree_make(h->s->groups, h->s->rank, cut->shards, first, tree);
+    int least = dcommi_hier_least(cut->shards, cut->length[0] / cut->shards);
+    dcommi_hier_tree_make(h->s->groups, h->s->rank, cut->shards, first, least, tree);
     pipe->h = h;
     pipe->chunks = cut->chunks;
     pipe->odd = cut->length[0] != cut->length[1];
@@ -25116,149 +25768,550 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_hier_note.h ================================================== */
+/* algo_hier_note.h - what of the groups the hierarchical algorithms leave aside, and why: for
+ * people who wonder what hier does on their machines. */
+#ifndef DCOMMI_ALGO_HIER_NOTE_H
+#define DCOMMI_ALGO_HIER_NOTE_H
+
+
+/* Where no level divides the ranks. */
+static void dcommi_hier_note_flat(const dcommi_shape *s, char *text, size_t len)
+{
+    bool between_hosts = s->groups == NULL || s->groups->count[0] > 1;
+    text[0] = 0;
+    if (dcommi_hier_level(s->groups, s->nranks) < 0 && s->nranks > 1) {
+        snprintf(text, len, "no level divides the ranks: it is %s",
+                 dcommi_hier_plain(s, !between_hosts, dcommi_hier_bytes(s)).name);
+    }
+}
+
+/* The level that a group is not divided at because its parts are uneven; -1: it is, or has no
+ * parts.
+ */
+static int dcommi_hier_uneven(const dcommi_hier *h, int group)
+{
+    const dcommi_groups *g = h->s->groups;
+    dcommi_hier_tree t = {.g = g, .first = -1, .least = 2};
+    int outer = dcommi_hier_level(g, g->nranks);
+    bool whole = h->s->coll == DCOMM_COLL_ALLREDUCE || h->s->coll == DCOMM_COLL_BROADCAST;
+    dcommi_hier_node node = {h->begin[group], h->begin[group + 1], outer};
+    int size = dcommi_hier_size(h, group), level = -1, which;
+    for (int l = outer + 1; l < g->nlevels && g->kind[l] <= DCOMMI_HIER_DEEPEST && level < 0; l++) {
+        int n = dcommi_hier_parts_of(&t, node, l, node.begin, &which);
+        level = n > 1 && n < size ? l : -1;
+    }
+    if (level < 0 || (whole && dcommi_hier_split(&t, node, h->smallest) >= 0)) {
+        return -1;
+    }
+    dcommi_groups *inner = dcommi_groups_restrict(g, h->member + h->begin[group], size);
+    bool divided = !whole && inner != NULL && dcommi_hier_divides(inner, 2);
+    dcommi_groups_free(&inner);
+    return divided ? -1 : level;
+}
+
+static void dcommi_hier_note(const dcommi_shape *s, char *text, size_t len)
+{
+    static const char *const names[] = {"host", "package", "NUMA node", "cache", "core"};
+    dcommi_hier h;
+    bool flat;
+    dcommi_hier_note_flat(s, text, len);
+    if (text[0] != 0 || dcommi_hier_open(s, NULL, &h, &flat) < 0 || flat) {
+        return;
+    }
+    const char *group = names[s->groups->kind[dcommi_hier_level(s->groups, s->nranks)]];
+    for (int k = 0; k < h.ngroups && text[0] == 0; k++) {
+        int level = dcommi_hier_uneven(&h, k);
+        if (level >= 0) {
+            snprintf(text, len, "%s %d is one group: its %ss cannot own equally much", group, k,
+                     names[s->groups->kind[level]]);
+        }
+    }
+    bool whole = s->coll == DCOMM_COLL_ALLREDUCE || s->coll == DCOMM_COLL_BROADCAST;
+    for (int k = 0; k < h.ngroups && whole && text[0] == 0; k++) {
+        if (dcommi_hier_size(&h, k) > h.smallest) {
+            snprintf(text, len, "of each %s %d rank%s a part, as the smallest has", group,
+                     h.smallest, h.smallest == 1 ? " owns" : "s own");
+        }
+    }
+    dcommi_hier_close(&h);
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_hier_v.h ===================================================== */
+/* algo_hier_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
+ * own host (algo_hier_blocks.h), who sends what the whole host has for that target as one message.
+ *
+ * Who passes blocks on must know how long they are, and a rank knows its own lengths only. So there
+ * are two stages. In the first, ranks all-gather their rows of counts, hierarchically; what they
+ * agree on makes the plan of the second. Where the counts are known beforehand there is no first
+ * stage: that is what the checker proves. */
+#ifndef DCOMMI_ALGO_HIER_V_H
+#define DCOMMI_ALGO_HIER_V_H
+
+
+/* ---- counts that are known ---- */
+
+static size_t dcommi_hier_v_count(const dcommi_hier *h, int from, int to)
+{
+    return h->s->matrix[(size_t)from * (size_t)h->s->nranks + (size_t)to];
+}
+
+/* Bytes that all ranks of a group have for a rank. */
+static int64_t dcommi_hier_v_bytes(const dcommi_hier *h, int group, int to)
+{
+    size_t sum = 0;
+    for (int i = 0; i < dcommi_hier_size(h, group); i++) {
+        sum += dcommi_hier_v_count(h, dcommi_hier_rank(h, group, i), to);
+    }
+    return dcommi_shape_bytes(h->s, sum);
+}
+
+static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
+{
+    int64_t most = 0;
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    for (int k = 0; k < h->ngroups; k++) {
+        for (int to = 0; to < h->s->nranks; to++) {
+            most = dcommi_max64(most, dcommi_hier_v_bytes(h, k, to));
+        }
+    }
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    if (r->counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    r->made = r->counts + 4 * h->size;
+    r->made_extent = -1;
+    r->pieces = 1;
+    r->tags = dcommi_chunks_of(most, DCOMMI_HIER_MESSAGE);
+    r->tag = dcommi_build_tags(h->b, r->tags);
+    r->called = dcommi_build_counter(h->b);
+    r->table = dcommi_hier_local_table(h);
+    return DCOMM_OK;
+}
+
+/* The ranks of this group hand each other what they have for the targets that each stands for in
+ * pass q of group k; this rank gets what is for `target` at `out`, whose blocks are packed, or the
+ * caller's own. */
+static void dcommi_hier_v_collect(dcommi_hier_rounds *r, int k, int q, int target,
+                                  dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    const dcommi_shape *s = h->s;
+    size_t size = (size_t)h->size, at = 0;
+    size_t *recv = r->counts, *displs = recv + size, *send = displs + size, *from = send + size;
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, h->index, h->size, false);
+    for (int i = 0; i < h->size; i++) {
+        int rank = dcommi_hier_rank(h, h->group, i), index = q * h->size + i;
+        recv[i] = target >= 0 ? dcommi_hier_v_count(h, rank, target) : 0;
+        displs[i] = k == h->group ? s->displs[rank] : at;
+        at += recv[i];
+        send[i] = from[i] = 0;
+        if (index < dcommi_hier_size(h, k)) {
+            int to = dcommi_hier_rank(h, k, index);
+            send[i] = s->send_counts[to];
+            from[i] = s->send_displs[to];
+        }
+    }
+    sub.send_counts = send;
+    sub.send_displs = from;
+    dcommi_hier_rounds_call(r, &sub, h->b->head.in_bytes, out.max_length,
+                            dcommi_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
+}
+
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_v_spread(const dcommi_hier *h, int lane, int k, int64_t from)
+{
+    const dcommi_shape *s = h->s;
+    for (int i = 0; i < dcommi_hier_size(h, k); i++) {
+        int rank = dcommi_hier_rank(h, k, i);
+        int64_t bytes = dcommi_shape_bytes(s, s->counts[rank]);
+        if (bytes > 0) {
+            dcommi_copy(h->b, lane,
+                        dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[rank]), bytes),
+                        dcommi_span(DCOMM_SPACE_SCRATCH, from, bytes), 0);
+        }
+        from += bytes;
+    }
+}
+
+/* Pass q of group k: what this host has for its ranks is collected and sent. */
+static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
+{
+    dcommi_hier *h = r->h;
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    int index = q * h->size + h->index;
+    int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+    int64_t bytes = target >= 0 ? dcommi_hier_v_bytes(h, h->group, target) : 0, any = 0;
+    dcomm_operand part = dcommi_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
+    for (int i = q * h->size; i < (q + 1) * h->size && i < dcommi_hier_size(h, k); i++) {
+        any += dcommi_hier_v_bytes(h, h->group, dcommi_hier_rank(h, k, i));
+    }
+    if (any == 0) {
+        return;
+    }
+    if (h->size == 1) {
+        int64_t from = dcommi_shape_bytes(s, s->send_displs[target]);
+        part = dcommi_span(DCOMM_SPACE_IN, from, bytes);
+        if (k == h->group) {
+            int64_t to = dcommi_shape_bytes(s, s->displs[target]);
+            dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, to, bytes), part, 0);
+        }
+    } else {
+        if (k != h->group) {
+            part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+        }
+        dcommi_hier_v_collect(r, k, q, target, part);
+        dcommi_hier_rounds_called(r);
+    }
+    if (k != h->group && bytes > 0) {
+        if (r->calls > 0) {
+            dcommi_await(b, DCOMMI_HIER_LANE_SEND, r->called, dcommi_const(r->calls));
+        }
+        dcommi_hier_send(r, part, 0, target);
+    }
+}
+
+static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
+{
+    dcommi_hier_rounds r;
+    DCOMMI_TRY(dcommi_hier_v_open(h, &r));
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            dcommi_hier_v_pass(&r, k, q);
+        }
+    }
+    for (int t = 1; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups;
+        int64_t bytes = dcommi_hier_v_bytes(h, k, h->s->rank);
+        if (bytes > 0) {
+            int lane = dcommi_hier_rounds_lane(r.messages++);
+            int64_t at = dcommi_build_scratch(h->b, bytes);
+            dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes),
+                             (dcomm_operand){0}, 0,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+            dcommi_hier_v_spread(h, lane, k, at);
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- counts that are not ---- */
+
+/* What the first stage's plan leaves for the second, at the beginning of its table; counts and
+ * displacements follow: received, sent. */
+enum {
+    DCOMMI_HIER_V_GROUPS, /* a pointer: they are the communicator's, which outlives its plans */
+    DCOMMI_HIER_V_COUNTS
+};
+
+#define DCOMMI_HIER_V_MOST ((size_t)1 << 40) /* elements of a block, from whatever peer */
+
+static dcomm_status dcommi_hier_v_row(void *user, void *dst, size_t dst_len, const void *const *src,
+                                      const size_t *src_len, size_t nsrc)
+{
+    const dcomm_plan *plan = user;
+    size_t n = (size_t)plan->nranks;
+    (void)src;
+    (void)src_len;
+    (void)nsrc;
+    if (dst_len != n * sizeof(uint64_t)) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(dst, plan->table + DCOMMI_HIER_V_COUNTS + 2 * n, dst_len);
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_hier_v_kernels[] = {dcommi_hier_v_row};
+
+static void dcommi_hier_v_release(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* Whether the counts of all ranks fit this rank's and each other. */
+static dcomm_status dcommi_hier_v_agree(const dcommi_shape *s)
+{
+    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
+    for (size_t i = 0; i < n * n; i++) {
+        if (s->matrix[i] > DCOMMI_HIER_V_MOST) {
+            return dcommi_fail(DCOMM_ERR_CORRUPT,
+                               "all-to-all-v: rank %zu sends rank %zu %zu "
+                               "elements",
+                               i / n, i % n, s->matrix[i]);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (s->matrix[i * n + me] != s->counts[i]) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "all-to-all-v: rank %zu sends %zu elements to rank %zu, which "
+                               "expects %zu",
+                               i, s->matrix[i * n + me], me, s->counts[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* The second stage: all ranks' counts are in the words. */
+static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, uint32_t nwords,
+                                            dcomm_status *status)
+{
+    const dcomm_plan *first = user;
+    size_t n = (size_t)first->nranks;
+    const size_t *lists = (const size_t *)(first->table + DCOMMI_HIER_V_COUNTS);
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLTOALLV,
+                      .rank = first->rank,
+                      .nranks = first->nranks,
+                      .dtype = (dcomm_dtype)first->dtype,
+                      .op = (dcomm_op)first->op,
+                      .lanes = 1,
+                      .groups = (const dcommi_groups *)(intptr_t)first->table[DCOMMI_HIER_V_GROUPS],
+                      .counts = lists,
+                      .displs = lists + n,
+                      .send_counts = lists + 2 * n,
+                      .send_displs = lists + 3 * n,
+                      .matrix = (const size_t *)words};
+    dcommi_builder b;
+    dcommi_hier h;
+    dcomm_plan *plan = NULL;
+    bool flat;
+    (void)nwords;
+    dcommi_build_begin(&b, first->name, s.rank, s.nranks, s.dtype, s.op);
+    b.head.in_bytes = first->in_bytes;
+    b.head.out_bytes = first->out_bytes;
+    *status = dcommi_hier_v_agree(&s);
+    if (*status == DCOMM_OK) {
+        *status = dcommi_hier_open(&s, &b, &h, &flat);
+        *status = *status == DCOMM_OK ? dcommi_hier_v_known(&h) : *status;
+        dcommi_hier_close(&h);
+    }
+    if (*status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        *status = dcommi_build_finish(&b, &plan);
+    }
+    return plan;
+}
+
+/* The first stage: each rank's row of counts becomes words of all. */
+static dcomm_status dcommi_hier_v_ask(dcommi_hier *h)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    int64_t n = s->nranks, row = 8 * n, groups = (int64_t)(intptr_t)s->groups;
+    const size_t *lists[] = {s->counts, s->displs, s->send_counts, s->send_displs};
+    if (n * n > DCOMM_PLAN_MAX_WORDS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "hier of all-to-all-v is for 256 ranks at most, here are %" PRId64, n);
+    }
+    dcommi_build_table(b, &groups, 1);
+    for (int i = 0; i < 4; i++) {
+        dcommi_build_table(b, (const int64_t *)lists[i], (size_t)n);
+    }
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHER, s->rank, s->nranks, false);
+    sub.dtype = DCOMM_U64;
+    sub.count = (size_t)n;
+    sub.groups = s->groups;
+    dcomm_plan *gather = dcommi_hier_sub_of(
+        h, &sub, (dcommi_hier_choice){"hier", dcommi_hier_allgather}, row, row * n);
+    if (gather == NULL) {
+        return b->status;
+    }
+    gather = dcommi_build_adopt(b, gather);
+    int64_t own = dcommi_build_scratch(b, row), all = dcommi_build_scratch(b, row * n);
+    int64_t group = (int64_t)b->ntable, tag = dcommi_build_tags(b, gather->ntags);
+    for (int64_t r = 0; r < n; r++) {
+        dcommi_build_table(b, &r, 1);
+    }
+    b->head.nwords = (uint32_t)(n * n);
+    b->head.ncounters += gather->ncounters;
+    b->head.nslots += gather->nslots;
+    b->head.kernels = dcommi_hier_v_kernels;
+    b->head.nkernels = 1;
+    b->head.next = dcommi_hier_v_next;
+    b->head.release = dcommi_hier_v_release;
+    dcomm_step *compute = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
+    if (compute != NULL) {
+        compute->dst = dcommi_span(DCOMM_SPACE_SCRATCH, own, row);
+    }
+    dcommi_call(b, 0, gather, group, dcommi_span(DCOMM_SPACE_SCRATCH, own, row),
+                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), dcommi_const(tag));
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 0, row * n),
+                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
+    return b->status;
+}
+
+static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
+{
+    (void)shards;
+    return h->s->matrix != NULL ? dcommi_hier_v_known(h) : dcommi_hier_v_ask(h);
+}
+
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoallv_any, false);
+}
+
+#endif
 
 static const dcommi_algo dcommi_algo_table[] = {
-    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false,
+    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false, 10, 10, NULL,
      "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
-    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false,
+    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false, 16, 16, NULL,
      "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
-    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false,
+    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false, 16, 16, NULL,
      "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
-    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false,
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 9, 9, NULL,
      "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
      "Thakur, Rabenseifner and Gropp 2005"},
-    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false,
+    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false, 6, 6, NULL,
      "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, "1 step; (N-1) S per rank",
-     "direct exchange"},
-    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, "2 steps; 2(N-1)/N S per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true,
+    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
+     "1 step; (N-1) S per rank", "direct exchange"},
+    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,
+     "2 steps; 2(N-1)/N S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true, 16, 16, NULL,
      "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
-    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false,
+    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false, 13, 5, dcommi_hier_note,
      "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
      "Jia et al. 2018; Cho et al. 2019"},
-    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
-     "as hier, by one rank of each host; 2(M-1)/M S per host between hosts", "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false,
+    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false, 15, 15,
+     dcommi_hier_note_flat, "as hier, by one rank of each host; 2(M-1)/M S per host between hosts",
+     "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false, 10, 10, NULL,
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false,
-     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true,
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, 11, 11,
+     NULL, "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false,
+    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false,
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false, 15, 15,
+     dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once from each host",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, "N-1 steps; N-1 blocks per rank",
-     "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false,
+    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, 10, 10, NULL,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, "1 step; N-1 blocks per rank",
-     "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false,
+    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, 5, 5, NULL,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false,
+    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false, 15, 15,
+     dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once to each host",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false,
+    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false, 10, 10, NULL,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false,
-     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true,
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, 11, 11,
+     NULL, "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; all blocks but one per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false,
+    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false,
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false, 15, 15,
+     dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once from each host",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false,
+    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false, 10, 10, NULL,
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false,
+    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false,
+    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 times the own block per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false,
+    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false,
+    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false, 15, 15,
+     dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once to each host",
      "Karonis et al. 2000"},
-    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false,
+    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false, 16, 16, NULL,
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false,
+    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, 16, 16, NULL,
      "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false,
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, 7, 7, NULL,
      "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
-    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false,
+    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false, 13, 5, dcommi_hier_note,
      "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
+    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false, 15, 15,
+     dcommi_hier_note_flat,
      "across hosts by one rank of each, within; about S per host between hosts",
      "Karonis et al. 2000"},
-    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false,
+    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false, 16, 16, NULL,
      "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false,
+    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false, 16, 16, NULL,
      "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, "1 step; (N-1) S into the root",
-     "direct exchange"},
-    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, "1 step; the own block per rank",
-     "direct exchange"},
-    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false,
+    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, 7, 7, NULL,
+     "1 step; (N-1) S into the root", "direct exchange"},
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, 7, 7, NULL,
+     "1 step; the own block per rank", "direct exchange"},
+    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false, 16, 16, NULL,
      "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false,
+    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false, 7, 7, NULL,
      "1 step; all blocks but one at the root", "direct exchange"},
-    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false,
+    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false, 16, 16, NULL,
      "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, "1 step; the own block per rank",
-     "direct exchange"},
-    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false,
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, 7, 7, NULL,
+     "1 step; the own block per rank", "direct exchange"},
+    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false, 7, 7, NULL,
      "1 step; all blocks but one at the root", "direct exchange"},
-    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false,
+    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false, 8, 8, NULL,
      "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
-    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false,
+    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, 14, 14, NULL,
      "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
-    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, "1 step; N-1 blocks per rank",
-     "direct exchange"},
-    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false,
+    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, 7, 7, NULL,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false, 13, 5, dcommi_hier_note,
      "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
      "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false,
+    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false, 15, 15,
+     dcommi_hier_note_flat,
      "within hosts to one rank of each, one message to each other host, within",
      "Karonis et al. 2000"},
-    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false,
+    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false, 8, 8, NULL,
      "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false,
+    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; all blocks but the own per rank", "direct exchange"},
-    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false,
+    {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, 13, 5, dcommi_hier_note_flat,
+     "counts to all; within hosts, M-1 rounds across; one message per rank of the other hosts",
+     "Traeff and Hunold 2020"},
+    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false, 16, 16, NULL,
      "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
-    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, "1 step; N-1 signals per rank",
-     "direct exchange"},
-    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, "1 step; the message", "point to point"},
-    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, "1 step; nothing", "point to point"},
+    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, 5, 5, NULL,
+     "1 step; N-1 signals per rank", "direct exchange"},
+    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, 5, 5, NULL, "1 step; the message",
+     "point to point"},
+    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, 5, 5, NULL, "1 step; nothing",
+     "point to point"},
 };
 
 enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
 
 /* Those of compressed calls. */
 static const dcommi_algo dcommi_coded_table[] = {
-    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true,
+    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true, 0, 0, NULL,
      "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
-    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true,
+    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true, 1, 1, NULL,
      "2 steps; 2(N-1)/N encodings of S per rank, two roundings",
      "Tang et al. 2019 (DoubleSqueeze)"},
-    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false,
+    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false, 2, 2, dcommi_hier_note,
      "exact within hosts, coded_two_shot or coded_allgather across M of them",
      "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
-    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true,
+    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true, 3, 3, NULL,
      "3 steps; about 2(N-1)/N encodings of S per rank, selected twice",
      "Li and Hoefler 2022 (Ok-Topk)"},
-    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false,
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, 16, 16, NULL,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
-    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false,
+    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false, 16, 16, NULL,
      "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
 };
 
@@ -25386,7 +26439,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
     default:
         break;
     }
-    q.counts = q.displs = q.send_counts = q.send_displs = NULL;
+    q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
     q.in_place = false;
     q.root = 0;
     q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
@@ -25424,8 +26477,9 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
     dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
     dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
     if (s->rank_order && !algo->rank_order) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "it cannot fold in rank order, which deterministic asks for");
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "it cannot fold in rank order, which deterministic and accumulate ask for");
     }
     if (p.shape.coll != s->coll) {
         p.algo = dcommi_algo_find(p.shape.coll, algo->name);
@@ -25434,7 +26488,19 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
-    return dcommi_price_plans(t, &plans, limit, budget, price);
+    DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
+    if (algo->make == dcommi_hier_alltoallv) { /* and the stage in which counts are agreed on */
+        dcommi_price first;
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, algo->name);
+        p.shape.coll = p.algo->coll;
+        p.shape.dtype = DCOMM_U64;
+        p.shape.count = (size_t)s->nranks;
+        DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
+        price->ps += first.ps;
+        price->unhurried += first.unhurried;
+        price->over = price->over || first.over;
+    }
+    return DCOMM_OK;
 }
 
 /* ---- the choice ---- */
@@ -25459,31 +26525,6 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-
-/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. Between
- * hosts hier, which hides what is done within them behind the links; on one host it is two_shot by
- * another name. */
-static int dcommi_choice_favour(const dcommi_algo *algo, bool hosts)
-{
-    static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
-                                        "coded_sparse",       "one_shot",       "direct",
-                                        "halving_doubling",   "linear",         "pairwise",
-                                        "recursive_doubling", "ring",           "recursive_halving",
-                                        "two_shot",           "hier",           "bruck",
-                                        "hier_leader"};
-    int n = (int)(sizeof names / sizeof *names);
-    const char *name = algo->name;
-    if (strcmp(name, "hier") == 0 && hosts) {
-        name = "direct";
-    }
-    for (int i = 0; i < n; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return i;
-        }
-    }
-    return n;
-}
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
  * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
@@ -25547,7 +26588,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL ||
-             dcommi_choice_favour(algo, hosts) < dcommi_choice_favour(best, hosts))) {
+             (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
             best = algo;
         }
     }
@@ -25650,10 +26691,12 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
     }
     if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
         dcommi_algo_names(s, true, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "algorithm %s cannot fold in rank order, which deterministic asks for; "
-                           "%s can",
-                           algo->name, names);
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "algorithm %s cannot fold in rank order, which deterministic and accumulate "
+            "ask for; "
+            "%s can",
+            algo->name, names);
     }
     *algo_p = algo;
     return DCOMM_OK;
@@ -25799,7 +26842,11 @@ static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *a
             return status;
         }
     }
-    return dcommi_build_finish(&b, plan_p);
+    DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
+    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
+        (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
+    }
+    return DCOMM_OK;
 }
 
 /* ---- pre-multiplied sum ---- */
@@ -26910,22 +27957,22 @@ static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
 /* The parts of a wire that ranks sum one after the other, as f32. */
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (codec->ops == &dcommi_codec_randk) {
-        coding->parts = coding->rounds = 1;
-        coding->part[0] = DCOMMI_RANDK_HEAD;
-        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
-    } else if (codec->ops == &dcommi_codec_powersgd) {
+    if (dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         dcommi_matrix m = dcommi_powersgd_shape(codec, count);
         coding->parts = 2;
         coding->rounds = 2 * (int)codec->value[DCOMMI_POWERSGD_TURNS];
         coding->part[1] = (int64_t)(4 * dcommi_powersgd_p_count(&m));
         coding->part[2] = coding->part[1] + (int64_t)(4 * dcommi_powersgd_q_count(&m));
+    } else if (dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
+        coding->parts = coding->rounds = 1;
+        coding->part[0] = DCOMMI_RANDK_HEAD;
+        coding->part[1] = (int64_t)dcomm_codec_max_bytes(codec, count);
     }
 }
 
 static bool dcommi_linear_powersgd(const dcommi_coded *c)
 {
-    return c->linear && c->codec->ops == &dcommi_codec_powersgd;
+    return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
 /* What is to be sent: gradient and residual, or the gradient without what is no number. */
@@ -27127,7 +28174,7 @@ static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
 /* What a codec can be exchanged by: its values are on their own, so that they can be sent apart. */
 static inline bool dcommi_exchange_able(const dcomm_codec *codec)
 {
-    return codec->ops == &dcommi_codec_topk || codec->ops == &dcommi_codec_threshold;
+    return dcommi_codec_is(codec, DCOMMI_IS_SPLIT);
 }
 
 /* How many samples each of n ranks names, and how many elements an owner sends on. */
@@ -27344,7 +28391,7 @@ struct dcommi_spread {
     size_t *end;     /* [nranks] */
     size_t regions;  /* begin and end have room for */
     uint64_t *keys;
-    size_t keys_room; /* bytes */
+    size_t keys_room; /* bytes, as lost_room is */
     float *lost;      /* values for the residual */
     size_t lost_room;
     float *out;
@@ -27376,16 +28423,6 @@ static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
         *room = array != NULL ? need : 0;
     }
     return need <= *room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-static dcomm_status dcommi_spread_keys(struct dcommi_spread *s, size_t n)
-{
-    return dcommi_spread_room(&s->keys, &s->keys_room, n * sizeof *s->keys);
-}
-
-static dcomm_status dcommi_spread_lost(struct dcommi_spread *s, size_t n)
-{
-    return dcommi_spread_room(&s->lost, &s->lost_room, n * sizeof *s->lost);
 }
 
 /* ---- encode ---- */
@@ -27509,7 +28546,7 @@ static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src
         memcpy(&head, src[r], src_len[r] < sizeof head ? 0 : sizeof head);
         total += head.kept < most ? head.kept : most;
     }
-    DCOMMI_TRY(dcommi_spread_keys(s, 2 * total + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, (2 * total + 1) * sizeof *s->keys));
     for (size_t r = 0; r < n; r++) {
         DCOMMI_TRY(dcommi_exchange_read(c->codec, src[r], src_len[r], count, 0, most, &s->read));
         for (size_t i = 0; i < s->read.n; i++) {
@@ -27545,7 +28582,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
     DCOMMI_TRY(dcommi_spread_gather(c, src, src_len, nsrc, end - base, &keys, &total));
     dcommi_exchange_pairs *p = &s->read;
     DCOMMI_TRY(dcommi_exchange_reserve(p, total));
-    DCOMMI_TRY(dcommi_spread_lost(s, 2 * total + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->lost, &s->lost_room, (2 * total + 1) * sizeof *s->lost));
     dcommi_exchange_add(c->codec, keys, total, p, &clipped);
     uint32_t summed = (uint32_t)p->n;
     dcommi_exchange_select(p, dcommi_exchange_quota(c->codec, s->count, nsrc));
@@ -27570,7 +28607,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
 static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
 {
     struct dcommi_spread *s = c->spread;
-    DCOMMI_TRY(dcommi_spread_lost(s, s->chosen.n + 1));
+    DCOMMI_TRY(dcommi_spread_room(&s->lost, &s->lost_room, (s->chosen.n + 1) * sizeof *s->lost));
     for (size_t i = 0; i < s->chosen.n; i++) {
         float value = dcommi_f32_from_bits(s->chosen.bits[i]);
         s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
@@ -27641,7 +28678,7 @@ static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_plac
     }
     size_t m = dcommi_exchange_samples(c->codec, s->count, nsrc);
     DCOMMI_TRY(nsrc <= s->regions ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
-    DCOMMI_TRY(dcommi_spread_keys(s, 2 * nsrc * m));
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, 2 * nsrc * m * sizeof *s->keys));
     DCOMMI_TRY(dcommi_exchange_regions(src, src_len, nsrc, m, s->count,
                                        dcommi_topk_most(c->codec, s->count), s->keys, s->end,
                                        s->begin));
@@ -27672,7 +28709,7 @@ static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nran
  * some eight times copying for each element. */
 static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
-    if (codec->ops->decode_sum != dcommi_topk_decode_sum || count == 0 || count > UINT32_MAX) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count == 0 || count > UINT32_MAX) {
         return;
     }
     coding->most = (int64_t)dcommi_topk_most(codec, count);
@@ -27727,7 +28764,7 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
 /* How far the sum of sparse wires has filled in. */
 static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
 {
-    if (c->report == NULL || (c->codec->ops->traits(c->codec) & DCOMMI_CODEC_SPARSE) == 0) {
+    if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
         return;
     }
     size_t nonzero = 0;
@@ -35078,6 +36115,7 @@ static void dcommi_stage_done(dcommi_run *run)
         return;
     }
     dcomm_status status = DCOMM_OK;
+    char kept[DCOMMI_MESSAGE_MAX], why[DCOMMI_MESSAGE_MAX] = "";
     uint32_t nwords = plan->nwords;
     uint64_t *words = dcommi_calloc(nwords, sizeof *words);
     const dcomm_plan *next = NULL;
@@ -35085,7 +36123,12 @@ static void dcommi_stage_done(dcommi_run *run)
         status = DCOMM_ERR_NO_MEMORY;
     } else {
         memcpy(words, run->root.words, nwords * sizeof *words);
+        memcpy(kept, dcommi_message, sizeof kept);
+        dcommi_message[0] = 0;
         next = plan->next(plan->next_user, words, nwords, &status);
+        snprintf(why, sizeof why, "%s",
+                 dcommi_message[0] != 0 ? dcommi_message : dcomm_strerror(status));
+        memcpy(dcommi_message, kept, sizeof kept); /* whoever progresses has errors of its own */
     }
     if (status >= 0 && next != NULL) {
         void (*give_back)(void *, const dcomm_plan *) = plan->release;
@@ -35101,8 +36144,8 @@ static void dcommi_stage_done(dcommi_run *run)
     dcommi_free(words);
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %s", run->comm->rank,
-                 run->stage, run->plan->name, dcomm_strerror(status));
+        snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %.400s", run->comm->rank,
+                 run->stage, run->plan->name, why);
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
         dcommi_run_finish(run, DCOMM_OK);
@@ -35641,7 +36684,19 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 
 
 #define DCOMMI_LINE 64
-#define DCOMMI_FIFO_AHEAD 512 /* bytes */
+#define DCOMMI_FIFO_AHEAD 512  /* bytes */
+#define DCOMMI_FIFO_FETCH 2048 /* bytes */
+
+/* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
+ * instruction is skipped by processors that do not know it. */
+static inline void dcommi_prefetch_write(const volatile void *at)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const volatile char *)at));
+#else
+    __builtin_prefetch((const void *)(uintptr_t)at, 1);
+#endif
+}
 
 /* What lies in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
@@ -35714,6 +36769,13 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
          i++) {
         e->clear += DCOMMI_LINE;
         atomic_store_explicit(dcommi_fifo_word(e, e->clear), 0, memory_order_relaxed);
+    }
+    /* The next record is likely as long: have its lines back from the reader by then. One line
+     * comes as fast by itself, and the reader is looking at it. */
+    uint64_t end = e->at + (lines < DCOMMI_FIFO_FETCH ? lines : DCOMMI_FIFO_FETCH);
+    end = lines == DCOMMI_LINE ? e->at : end;
+    for (at = e->at; at < end && at < e->limit + e->size; at += DCOMMI_LINE) {
+        dcommi_prefetch_write(dcommi_fifo_word(e, at));
     }
 }
 
@@ -36765,8 +37827,9 @@ static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind,
         unsigned char *body =
             dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(len));
         if (DCOMMI_LIKELY(body != NULL)) {
-            memcpy(body, header, header_len);
+            /* The header last: its line is the one that the reader looks at. */
             dcommi_local_fill(p, body + header_len, data, len);
+            memcpy(body, header, header_len);
             dcommi_fifo_commit(&p->out, kind, header_len, len);
             return DCOMM_OK;
         }
@@ -41049,6 +42112,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.lanes is %d; it may be 0 to %d", name,
                            opts->lanes, DCOMM_PLAN_MAX_LANES / 4);
     }
+    if (opts->accumulate != 0 && opts->accumulate != DCOMM_F32) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.accumulate is %d; it may be DCOMM_F32 or 0, the default", name,
+                           (int)opts->accumulate);
+    }
     if (opts->timeout_s < 0 || opts->chunk_bytes > (size_t)INT64_MAX / 2) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
@@ -41072,7 +42140,8 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (s->chunk_bytes > 0) {
         s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
     }
-    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
+    bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
+    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
     return DCOMM_OK;
 }
@@ -42916,6 +43985,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
         if (spec->coll == DCOMM_COLL_ALLTOALLV) {
             s.send_counts = counts + 2 * (size_t)nranks;
             s.send_displs = counts + 3 * (size_t)nranks;
+            s.matrix = spec->counts;
         }
     }
     dcommi_groups *groups = NULL;
@@ -42993,6 +44063,9 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
         row->algo = algo->name;
         row->seconds = -1;
         row->chosen = algo == chosen;
+        if (algo->note != NULL) {
+            algo->note(s, row->note, sizeof row->note);
+        }
         dcomm_status status =
             dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
         if (status < 0) {
@@ -44089,6 +45162,12 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #ifndef DCOMMI_BUCKET_STEP_H
 #define DCOMMI_BUCKET_STEP_H
 
+/* ==== include/dcomm/impl/bucket_watch.h ==================================================== */
+/* bucket_watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
+ * not finite goes to all ranks behind the last bucket, and nothing of it through a codec. */
+#ifndef DCOMMI_BUCKET_WATCH_H
+#define DCOMMI_BUCKET_WATCH_H
+
 /* ==== include/dcomm/impl/bucket_agree.h ==================================================== */
 /* bucket_agree.h - ranks compare what they have registered, so that a difference is a sentence on
  * all of them and not a wrong sum. */
@@ -44119,6 +45198,7 @@ typedef struct dcommi_bkt_param {
     unsigned char *value;
     size_t count, bytes;
     dcomm_dtype dtype;
+    bool aside;
     size_t kind;   /* in dcomm_buckets.kinds */
     size_t bucket; /* that it is in ... */
     size_t first;  /* ... behind so many elements */
@@ -44154,6 +45234,21 @@ typedef struct dcommi_bkt {
     _Atomic bool started, finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
+
+/* Memory of an exchange of the buckets' own, which begins DCOMMI_BKT_LOAN bytes behind this. */
+typedef struct dcommi_bkt_loan {
+    struct dcommi_bkt_loan *next;
+} dcommi_bkt_loan;
+
+enum { DCOMMI_BKT_LOAN = 64 };
+
+/* What a rank tells all others at the end of a step that has a scaler. */
+typedef struct dcommi_bkt_sight {
+    uint64_t scale, good; /* bits of the scaler's: are they alike */
+    uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order
+                             of readiness, of the first that is not, */
+    uint64_t param, index, value; /* which one it is, where, and the bits of what is there as f64 */
+} dcommi_bkt_sight;
 
 /* Buckets as they were built from one order of the parameters. */
 typedef struct dcommi_bkt_layout {
@@ -44191,6 +45286,7 @@ struct dcomm_buckets {
     size_t nkinds, kinds_capacity;
     dcommi_bkt_layout layout;
     int built;
+    dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* starts buckets, ends them, fails */
     bool has_lock;
     /* of the step under way; with lock */
@@ -44205,6 +45301,13 @@ struct dcomm_buckets {
     bool cards_here;
     double factor; /* weighted: on this rank's gradients */
     double begin_at, wait_at;
+    /* with a scaler (bucket_watch.h) */
+    bool watched, told;
+    double scale;
+    uint64_t good;            /* steps in a row */
+    dcommi_bkt_sight seen;    /* by this rank in this step */
+    dcommi_bkt_sight *sights; /* [size] of all in the last step, and what this rank sends */
+    dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
     _Atomic int failed; /* the status, 0: none */
@@ -44216,7 +45319,9 @@ struct dcomm_buckets {
 
 static inline dcomm_op dcommi_bkt_op(const dcomm_buckets *b)
 {
-    return b->opts.weighted ? DCOMM_PREMUL_SUM : b->opts.sum ? DCOMM_SUM : DCOMM_AVG;
+    return b->opts.weighted || b->opts.predivide ? DCOMM_PREMUL_SUM
+           : b->opts.sum                         ? DCOMM_SUM
+                                                 : DCOMM_AVG;
 }
 
 /* Where parameter i's gradient lies in its bucket. */
@@ -44237,15 +45342,16 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
     const dcomm_coll_opts *c = &o->coll;
     const char *wrong =
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
-        : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
+        : o->sum + o->weighted + o->predivide > 1
+            ? "opts.sum and opts.weighted and opts.predivide exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL || c->codec_ledger != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
               "their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
-        : o->feedback != NULL && o->codec == NULL && o->nrules == 0
-            ? "opts.feedback is for opts.codec or opts.rules"
+        : !(c->timeout_s >= 0) || c->lanes < 0 || c->chunk_bytes > (size_t)INT64_MAX / 2
+            ? "opts.coll has a timeout_s or lanes below 0, or chunk_bytes beyond all memory"
             : NULL;
     return wrong == NULL ? DCOMM_OK
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
@@ -44353,6 +45459,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->grad = given->grad;
     p->value = given->value;
     p->count = given->count;
+    p->aside = given->aside;
     p->dtype = given->dtype;
     if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
         b->bytes > (size_t)INT64_MAX / 4) {
@@ -44361,11 +45468,11 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,
             p->name, (int)given->dtype, given->count);
     }
-    if (o->weighted && given->dtype > DCOMM_BF16) {
+    if ((o->weighted || o->predivide) && given->dtype > DCOMM_BF16) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\", is of integers (%s), which "
-            "have no weighted average",
+            "have no weighted average and are not divided before the sum",
             number, p->name, dcomm_dtype_name(given->dtype));
     }
     p->bytes = given->count * element;
@@ -44415,7 +45522,15 @@ static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *
     for (size_t i = 0; i < b->nparams; i++) {
         DCOMMI_TRY(dcommi_bkt_take_param(b, o, &params[i], &b->params[i]));
     }
-    return DCOMM_OK;
+    bool coded = o->codec != NULL || o->nrules > 0;
+    for (size_t i = 0; i < b->nkinds && !coded; i++) {
+        coded = b->kinds[i].codec != NULL;
+    }
+    return coded || o->feedback == NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_buckets_create: opts.feedback is for codecs, "
+                             "and there is none");
 }
 
 /* ---- buckets ---- */
@@ -44468,47 +45583,58 @@ static int dcommi_bkt_by_number(const void *x, const void *y)
     return (*a > *c) - (*a < *c);
 }
 
-/* The bucket of the same kind that is closed next to bucket i; n: there is none. */
-static size_t dcommi_bkt_neighbour(const dcommi_bkt_layout *layout, size_t i)
+/* All of bucket `from`, which is empty then, into bucket `to`. */
+static dcomm_status dcommi_bkt_pour(const dcomm_buckets *b, dcommi_bkt *from, dcommi_bkt *to,
+                                    size_t *room)
 {
-    size_t best = layout->n, at = layout->buckets[i].closed_at, distance = SIZE_MAX;
-    for (size_t j = 0; j < layout->n; j++) {
-        const dcommi_bkt *k = &layout->buckets[j];
-        size_t off = k->closed_at > at ? k->closed_at - at : at - k->closed_at;
-        if (j != i && k->kind == layout->buckets[i].kind && off < distance) {
-            best = j;
-            distance = off;
-        }
+    for (size_t j = 0; j < from->nparams; j++) {
+        DCOMMI_TRY(dcommi_bkt_append(to, room, from->params[j], &b->params[from->params[j]]));
     }
-    return best;
+    to->closed_at = from->closed_at > to->closed_at ? from->closed_at : to->closed_at;
+    dcommi_free(from->params);
+    *from = (dcommi_bkt){0};
+    return DCOMM_OK;
 }
 
 /* What is too short for its codec would be summed exactly, and residuals that were moved there
- * would never be sent: it goes with another bucket, where there is one. */
+ * would never be sent: the next bucket of its kind goes with it; the last one with that before. In
+ * one pass: `last` is the bucket of each kind that was seen last (number + 1). */
 static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
-                                     size_t *room)
+                                     size_t *room, size_t *last)
 {
-    for (size_t i = layout->n; i-- > 0;) {
+    size_t *before = dcommi_calloc(b->nkinds, sizeof *before), n = 0;
+    dcomm_status status = before != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    memset(last, 0, b->nkinds * sizeof *last);
+    for (size_t i = 0; i < layout->n && status >= 0; i++) {
         dcommi_bkt *k = &layout->buckets[i];
-        size_t to = dcommi_bkt_neighbour(layout, i);
-        if (b->kinds[k->kind].codec == NULL || k->count >= DCOMMI_CODED_MIN || to == layout->n) {
-            continue;
+        size_t kind = k->kind, to = last[kind];
+        if (b->kinds[kind].codec != NULL && to > 0 &&
+            layout->buckets[to - 1].count < DCOMMI_CODED_MIN) {
+            status = dcommi_bkt_pour(b, k, &layout->buckets[to - 1], &room[to - 1]);
+        } else {
+            before[kind] = to;
+            last[kind] = i + 1;
         }
-        dcommi_bkt *other = &layout->buckets[to];
-        for (size_t j = 0; j < k->nparams; j++) {
-            DCOMMI_TRY(dcommi_bkt_append(other, &room[to], k->params[j], &b->params[k->params[j]]));
-        }
-        other->closed_at = k->closed_at > other->closed_at ? k->closed_at : other->closed_at;
-        dcommi_free(k->params);
-        layout->n--;
-        if (i < layout->n) {
-            *k = layout->buckets[layout->n];
-            room[i] = room[layout->n];
-        }
-        layout->buckets[layout->n] = (dcommi_bkt){0};
-        i = layout->n; /* what is in its place has not been looked at */
     }
-    return DCOMM_OK;
+    for (size_t kind = 0; kind < b->nkinds && status >= 0; kind++) {
+        size_t from = last[kind], to = before[kind];
+        if (b->kinds[kind].codec != NULL && to > 0 &&
+            layout->buckets[from - 1].count < DCOMMI_CODED_MIN) {
+            status = dcommi_bkt_pour(b, &layout->buckets[from - 1], &layout->buckets[to - 1],
+                                     &room[to - 1]);
+        }
+    }
+    for (size_t i = 0; i < layout->n && status >= 0; i++) {
+        if (layout->buckets[i].nparams > 0) {
+            layout->buckets[n++] = layout->buckets[i];
+        }
+    }
+    dcommi_free(before);
+    if (status >= 0) {
+        memset(layout->buckets + n, 0, (layout->n - n) * sizeof *layout->buckets);
+        layout->n = n;
+    }
+    return status;
 }
 
 /* Deal the parameters, in this order, into buckets: a function of what all ranks know. Within a
@@ -44540,7 +45666,7 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
         status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
     }
     if (status == DCOMM_OK) {
-        status = dcommi_bkt_merge(b, layout, room);
+        status = dcommi_bkt_merge(b, layout, room, open);
     }
     dcommi_free(open);
     dcommi_free(seen);
@@ -44662,22 +45788,39 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
 
 #endif
 
-#define DCOMMI_BKT_OPTIONS(X)                         \
-    X(bucket_bytes, b->opts.bucket_bytes)             \
-    X(first_bytes, b->opts.first_bytes)               \
-    X(sum, b->opts.sum)                               \
-    X(weighted, b->opts.weighted)                     \
-    X(rebuild, b->opts.rebuild)                       \
-    X(sharded, b->opts.sharded)                       \
-    X(values, b->has_values)                          \
-    X(feedback, dcommi_bkt_feedback_id(b))            \
-    X(coll.deterministic, b->opts.coll.deterministic) \
-    X(coll.registered, b->opts.coll.registered) \
-    X(coll.huge_pages, b->opts.coll.huge_pages)
+/* What all ranks must have set alike. */
+#define DCOMMI_BKT_OPTIONS(X)                                \
+    X(bucket_bytes, b->opts.bucket_bytes)                    \
+    X(first_bytes, b->opts.first_bytes)                      \
+    X(sum, b->opts.sum)                                      \
+    X(weighted, b->opts.weighted)                            \
+    X(unused, b->opts.unused)                                \
+    X(rebuild, b->opts.rebuild)                              \
+    X(sharded, b->opts.sharded)                              \
+    X(values, b->has_values)                                 \
+    X(feedback, b->has_feedback)                             \
+    X(feedback->variant, b->feedback_opts.variant)           \
+    X(feedback->bf16, b->feedback_opts.bf16)                 \
+    X(feedback->scale, b->feedback_opts.scale)               \
+    X(feedback->seed, b->feedback_opts.seed)                 \
+    X(feedback->tensor, b->feedback_opts.tensor)             \
+    X(feedback->warmup_steps, b->feedback_opts.warmup_steps) \
+    X(coll.deterministic, b->opts.coll.deterministic)        \
+    X(coll.accumulate, b->opts.coll.accumulate)              \
+    X(predivide, b->opts.predivide)                          \
+    X(coll.lanes, b->opts.coll.lanes)                        \
+    X(coll.chunk_bytes, b->opts.coll.chunk_bytes)            \
+    X(coll.registered, b->opts.coll.registered)              \
+    X(coll.huge_pages, b->opts.coll.huge_pages)              \
+    X(coll.codec_seed, b->opts.coll.codec_seed)
+#define DCOMMI_BKT_REALS(X)                          \
+    X(feedback->momentum, b->feedback_opts.momentum) \
+    X(feedback->clip, b->feedback_opts.clip)
 
 enum {
 #define DCOMMI_BKT_COUNT(name, value) +1
-    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT)
+    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT),
+    DCOMMI_BKT_NREALS = 0 DCOMMI_BKT_REALS(DCOMMI_BKT_COUNT)
 #undef DCOMMI_BKT_COUNT
 };
 
@@ -44685,6 +45828,7 @@ enum {
 typedef struct dcommi_bkt_card {
     int64_t status;
     uint64_t options[DCOMMI_BKT_NOPTIONS];
+    double reals[DCOMMI_BKT_NREALS];
     uint64_t nparams, hash;
     char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
 } dcommi_bkt_card;
@@ -44697,11 +45841,6 @@ static uint64_t dcommi_bkt_text_hash(uint64_t h, const char *text)
     return dcommi_mix(h, 0x100);
 }
 
-static uint64_t dcommi_bkt_feedback_id(const dcomm_buckets *b)
-{
-    return b->has_feedback ? 1 + (uint64_t)b->feedback_opts.variant : 0;
-}
-
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
     const dcomm_codec *codec = b->kinds[p->kind].codec;
@@ -44712,7 +45851,8 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
 {
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
-    return dcommi_bkt_text_hash(dcommi_mix(h, (uint64_t)p->dtype), dcommi_bkt_codec_name(b, p));
+    h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
 }
 
 static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
@@ -44722,21 +45862,61 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    snprintf(text, room, "\"%.80s\" of %zu %s with %.80s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), dcommi_bkt_codec_name(b, p));
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p));
 }
 
-/* Every rank's card, and the first error among them, on all ranks. *cards_p is the caller's. */
-static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt_card *own,
+/* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
+ * the communicator. */
+static void *dcommi_bkt_borrow(dcomm_buckets *b, size_t n, size_t size)
+{
+    size_t bytes = dcommi_size_mul(n, size);
+    unsigned char *memory =
+        bytes <= SIZE_MAX - DCOMMI_BKT_LOAN ? dcommi_calloc(1, bytes + DCOMMI_BKT_LOAN) : NULL;
+    if (memory == NULL) { /* the others must not wait */
+        dcommi_fail(DCOMM_ERR_NO_MEMORY, "buckets: no memory for %zu times %zu bytes", n, size);
+        dcomm_comm_abort(b->comm, dcomm_last_error());
+        return NULL;
+    }
+    dcommi_bkt_loan *loan = (dcommi_bkt_loan *)(void *)memory;
+    loan->next = b->loans;
+    b->loans = loan;
+    return memory + DCOMMI_BKT_LOAN;
+}
+
+static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
+{
+    if (memory == NULL || dcomm_comm_status(b->comm) < 0) {
+        return;
+    }
+    dcommi_bkt_loan **at = &b->loans;
+    while ((unsigned char *)*at + DCOMMI_BKT_LOAN != (unsigned char *)memory) {
+        at = &(*at)->next;
+    }
+    dcommi_bkt_loan *loan = *at;
+    *at = loan->next;
+    dcommi_free(loan);
+}
+
+/* Of the exchanges of the buckets' own. */
+static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
+{
+    double s = b->opts.coll.timeout_s;
+    return (dcomm_coll_opts){.timeout_s = s > 0 ? s : 0};
+}
+
+/* Every rank's card, and the first error among them, on all ranks. *cards_p is to be given back. */
+static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card *own,
                                         dcommi_bkt_card **cards_p)
 {
-    dcommi_bkt_card *cards = dcommi_calloc((size_t)b->size, sizeof *cards);
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    dcommi_bkt_card *cards = dcommi_bkt_borrow(b, (size_t)b->size + 1, sizeof *cards);
     *cards_p = cards;
-    if (cards == NULL) { /* the others must not wait */
-        dcomm_comm_abort(b->comm, dcomm_last_error());
+    if (cards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    DCOMMI_TRY(dcomm_allgather(b->comm, own, cards, sizeof *own, DCOMM_U8, NULL));
+    cards[b->size] = *own;
+    DCOMMI_TRY(dcomm_allgather(b->comm, &cards[b->size], cards, sizeof *own, DCOMM_U8, &opts));
     for (int r = 0; r < b->size; r++) {
         if (cards[r].status < 0) {
             cards[r].text[sizeof cards[r].text - 1] = 0;
@@ -44749,41 +45929,41 @@ static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt
 }
 
 /* Whether all ranks have come this far without an error. */
-static dcomm_status dcommi_bkt_all_good(const dcomm_buckets *b, dcomm_status status)
+static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = {.status = status}, *cards;
     snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     status = dcommi_bkt_exchange(b, &own, &cards);
-    dcommi_free(cards);
+    dcommi_bkt_give_back(b, cards);
     return status;
 }
 
 /* The first parameter in which a rank differs from rank 0: all ranks are here. */
-static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dcommi_bkt_card *cards)
+static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bkt_card *cards)
 {
     uint64_t least = cards[0].nparams;
     for (int r = 1; r < b->size; r++) {
         least = cards[r].nparams < least ? cards[r].nparams : least;
     }
-    uint64_t *hashes = dcommi_calloc(least, sizeof *hashes);
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    uint64_t *hashes = dcommi_bkt_borrow(b, least + 1, sizeof *hashes);
     dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
-    dcomm_status status = hashes != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    status = dcommi_bkt_all_good(b, status);
-    if (status < 0) {
-        dcommi_free(hashes);
-        return status;
+    if (hashes == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < least && b->rank == 0; i++) {
         hashes[i] = dcommi_bkt_param_hash(b, i);
     }
-    status = dcomm_broadcast(b->comm, hashes, hashes, least, DCOMM_U64, 0, NULL);
+    dcomm_status status = dcomm_broadcast(b->comm, hashes, hashes, least, DCOMM_U64, 0, &opts);
     for (size_t i = 0; i < least && status >= 0 && own.nparams == least; i++) {
         own.nparams = hashes[i] != dcommi_bkt_param_hash(b, i) ? i : least;
     }
-    dcommi_free(hashes);
     DCOMMI_TRY(status);
-    uint64_t first = own.nparams;
-    DCOMMI_TRY(dcomm_allreduce(b->comm, &first, &first, 1, DCOMM_U64, DCOMM_MIN, NULL));
+    hashes[least] = own.nparams;
+    DCOMMI_TRY(
+        dcomm_allreduce(b->comm, DCOMM_IN_PLACE, &hashes[least], 1, DCOMM_U64, DCOMM_MIN, &opts));
+    uint64_t first = hashes[least];
+    dcommi_bkt_give_back(b, hashes);
     dcommi_bkt_describe(b, first, own.text, sizeof own.text);
     status = dcommi_bkt_exchange(b, &own, &theirs);
     if (status >= 0) {
@@ -44799,19 +45979,41 @@ static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dco
                              " is not the same on all ranks: rank 0 has %.180s, rank %d has %.180s",
                              first, theirs[0].text, other, theirs[other].text);
     }
-    dcommi_free(theirs);
+    dcommi_bkt_give_back(b, theirs);
     return status;
+}
+
+/* The first option in which rank r differs from rank 0. */
+static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int r)
+{
+    static const char *const names[] = {
+#define DCOMMI_BKT_NAME(name, value) #name,
+        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
+#undef DCOMMI_BKT_NAME
+    };
+    const dcommi_bkt_card *x = &cards[0], *y = &cards[r];
+    for (int i = 0; i < DCOMMI_BKT_NOPTIONS; i++) {
+        if (x->options[i] != y->options[i]) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
+                               " on rank %d",
+                               names[i], x->options[i], y->options[i], r);
+        }
+    }
+    for (int i = 0; i < DCOMMI_BKT_NREALS; i++) {
+        if (dcommi_f64_bits(x->reals[i]) != dcommi_f64_bits(y->reals[i])) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: opts.%s is %.17g on rank 0 and %.17g on rank %d",
+                               names[DCOMMI_BKT_NOPTIONS + i], x->reals[i], y->reals[i], r);
+        }
+    }
+    return DCOMM_OK;
 }
 
 /* All ranks have registered the same, with the same options. `status` is what became of this
  * rank's registration. */
-static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status)
+static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 {
-    static const char *const names[] = {
-#define DCOMMI_BKT_NAME(name, value) #name,
-        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME)
-#undef DCOMMI_BKT_NAME
-    };
     dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
     snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     if (status >= 0) {
@@ -44820,7 +46022,13 @@ static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status
             DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE)
 #undef DCOMMI_BKT_VALUE
         };
+        const double reals[] = {
+#define DCOMMI_BKT_REAL(name, value) (value),
+            DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
+#undef DCOMMI_BKT_REAL
+        };
         memcpy(own.options, values, sizeof values);
+        memcpy(own.reals, reals, sizeof reals);
         for (size_t i = 0; i < b->nparams; i++) {
             own.hash = dcommi_mix(own.hash, dcommi_bkt_param_hash(b, i));
         }
@@ -44828,21 +46036,221 @@ static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status
     status = dcommi_bkt_exchange(b, &own, &cards);
     bool alike = true;
     for (int r = 1; r < b->size && status >= 0; r++) {
-        for (int i = 0; i < DCOMMI_BKT_NOPTIONS && status >= 0; i++) {
-            if (cards[r].options[i] != cards[0].options[i]) {
-                status = dcommi_fail(DCOMM_ERR_MISMATCH,
-                                     "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
-                                     " on rank %d",
-                                     names[i], cards[0].options[i], cards[r].options[i], r);
-            }
-        }
+        status = dcommi_bkt_compare_options(cards, r);
         alike = alike && cards[r].nparams == cards[0].nparams && cards[r].hash == cards[0].hash;
     }
     if (status >= 0 && !alike) {
         status = dcommi_bkt_name_difference(b, cards);
     }
-    dcommi_free(cards);
+    dcommi_bkt_give_back(b, cards);
     return status;
+}
+
+#endif
+/* ==== include/dcomm/impl/scan.h ============================================================ */
+/* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
+ */
+#ifndef DCOMMI_SCAN_H
+#define DCOMMI_SCAN_H
+
+
+#include <math.h>
+
+
+enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
+
+/* Whether any of a block has all bits of the exponent set: one load, one comparison each, which
+ * compilers vectorize. */
+#define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                  \
+    static size_t dcommi_scan_##NAME(const WORD *x, size_t count)          \
+    {                                                                      \
+        const WORD all = (WORD)(EXPONENT);                                 \
+        size_t at = 0;                                                     \
+        for (; count - at >= DCOMMI_SCAN_BLOCK; at += DCOMMI_SCAN_BLOCK) { \
+            WORD bad = 0;                                                  \
+            for (size_t i = 0; i < DCOMMI_SCAN_BLOCK; i++) {               \
+                bad |= (WORD)((x[at + i] & all) == all);                   \
+            }                                                              \
+            if (bad != 0) {                                                \
+                break;                                                     \
+            }                                                              \
+        }                                                                  \
+        while (at < count && (x[at] & all) != all) {                       \
+            at++;                                                          \
+        }                                                                  \
+        return at;                                                         \
+    }
+DCOMMI_SCAN(16f, uint16_t, 0x7c00)
+DCOMMI_SCAN(16b, uint16_t, 0x7f80)
+DCOMMI_SCAN(32, uint32_t, 0x7f800000)
+DCOMMI_SCAN(64, uint64_t, 0x7ff0000000000000)
+#undef DCOMMI_SCAN
+
+/* The number of the first element that is not finite; count: there is none. Integers are finite. */
+static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
+{
+    switch (dtype) {
+    case DCOMM_F64:
+        return dcommi_scan_64(x, count);
+    case DCOMM_F32:
+        return dcommi_scan_32(x, count);
+    case DCOMM_F16:
+        return dcommi_scan_16f(x, count);
+    case DCOMM_BF16:
+        return dcommi_scan_16b(x, count);
+    default:
+        return count;
+    }
+}
+
+static double dcommi_scan_value(const void *x, size_t i, dcomm_dtype dtype)
+{
+    switch (dtype) {
+    case DCOMM_F64:
+        return ((const double *)x)[i];
+    case DCOMM_F32:
+        return (double)((const float *)x)[i];
+    case DCOMM_F16:
+        return (double)dcommi_f16_to_f32(((const uint16_t *)x)[i]);
+    default:
+        return (double)dcommi_bf16_to_f32(((const uint16_t *)x)[i]);
+    }
+}
+
+/* Squares do not need the sign; by the shift an f16 is 2^-112 of itself, and infinity
+ * becomes 65536. */
+static inline double dcommi_scan_f16(uint16_t h)
+{
+    return (double)dcommi_f32_from_bits((uint32_t)(h & 0x7fffu) << 13) * 0x1p112;
+}
+
+static inline double dcommi_scan_bf16(uint16_t h)
+{
+    return (double)dcommi_f32_from_bits((uint32_t)h << 16);
+}
+
+static inline double dcommi_scan_plain(double x)
+{
+    return x;
+}
+
+/* In lanes whose number is fixed, so that the sum is the same on all machines. Squares of 32 bits
+ * and fewer are exact in f64, so it does not matter whether product and sum are one operation. */
+#define DCOMMI_SQUARES(NAME, TYPE, GET)                                    \
+    static double dcommi_squares_##NAME(const TYPE *x, size_t count)       \
+    {                                                                      \
+        double lane[DCOMMI_SCAN_LANES] = {0}, sum = 0;                     \
+        size_t at = 0;                                                     \
+        for (; count - at >= DCOMMI_SCAN_LANES; at += DCOMMI_SCAN_LANES) { \
+            for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                  \
+                double v = GET(x[at + (size_t)l]);                         \
+                lane[l] += v * v;                                          \
+            }                                                              \
+        }                                                                  \
+        for (int l = 0; at < count; l++, at++) {                           \
+            double v = GET(x[at]);                                         \
+            lane[l] += v * v;                                              \
+        }                                                                  \
+        for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                      \
+            sum += lane[l];                                                \
+        }                                                                  \
+        return sum;                                                        \
+    }
+DCOMMI_SQUARES(f64, double, dcommi_scan_plain)
+DCOMMI_SQUARES(f32, float, (double))
+DCOMMI_SQUARES(f16, uint16_t, dcommi_scan_f16)
+DCOMMI_SQUARES(bf16, uint16_t, dcommi_scan_bf16)
+#undef DCOMMI_SQUARES
+
+/* The sum of squares, not finite where an element is not. */
+static double dcommi_squares(const void *x, size_t count, dcomm_dtype dtype)
+{
+    switch (dtype) {
+    case DCOMM_F64:
+        return dcommi_squares_f64(x, count);
+    case DCOMM_F32:
+        return dcommi_squares_f32(x, count);
+    case DCOMM_F16:
+        return dcommi_scan(x, count, dtype) < count ? (double)INFINITY
+                                                    : dcommi_squares_f16(x, count);
+    case DCOMM_BF16:
+        return dcommi_squares_bf16(x, count);
+    default:
+        return 0;
+    }
+}
+
+#endif
+
+enum { DCOMMI_BKT_LOOK = 32768 }; /* bytes looked at and copied while they are in the first cache */
+
+/* Copy a gradient to its place, if that is elsewhere, and look at it; the number of its first
+ * element that is not finite, or its count. */
+static size_t dcommi_bkt_look(const dcommi_bkt_param *p, unsigned char *place)
+{
+    const unsigned char *from = p->grad != NULL ? p->grad : place;
+    size_t element = dcomm_dtype_size(p->dtype), block = DCOMMI_BKT_LOOK / element, bad = p->count;
+    for (size_t at = 0; at < p->count; at += block) {
+        size_t n = p->count - at < block ? p->count - at : block;
+        if (bad == p->count) {
+            size_t i = dcommi_scan(from + at * element, n, p->dtype);
+            bad = i < n ? at + i : bad;
+        }
+        if (from != place) {
+            memcpy(place + at * element, from + at * element, n * element);
+        }
+    }
+    return bad;
+}
+
+/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. */
+static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t index)
+{
+    unsigned char *place = dcommi_bkt_place(b, p);
+    uint64_t order = 1 + atomic_load_explicit(&b->marked, memory_order_relaxed);
+    pthread_mutex_lock(&b->lock);
+    if (b->seen.found == 0 || order < b->seen.found) {
+        b->seen.found = order;
+        b->seen.param = (uint64_t)(p - b->params);
+        b->seen.index = index;
+        b->seen.value = dcommi_f64_bits(dcommi_scan_value(place, index, p->dtype));
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (b->kinds[p->kind].codec != NULL) {
+        memset(place, 0, p->bytes); /* the step will not count, but residuals remain */
+    }
+}
+
+/* All buckets are started, so all gradients were looked at. With b->lock. */
+static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
+{
+    if (!b->watched || b->told) {
+        return DCOMM_OK;
+    }
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    if (b->opts.weighted && b->factor == 0) {
+        b->seen.found = 0; /* it was not sent */
+    }
+    b->seen.scale = dcommi_f64_bits(b->scale);
+    b->seen.good = b->good;
+    b->sights[b->size] = b->seen;
+    b->seen = (dcommi_bkt_sight){0};
+    b->told = true;
+    return dcomm_iallgather(b->comm, &b->sights[b->size], b->sights, sizeof *b->sights, DCOMM_U8,
+                            &opts, &b->sights_request);
+}
+
+/* The rank that had something earliest; -1: none. */
+static int dcommi_bkt_first_sight(const dcomm_buckets *b)
+{
+    int first = -1;
+    for (int r = 0; r < b->size; r++) {
+        uint64_t found = b->sights[r].found;
+        if (found > 0 && (first < 0 || found < b->sights[first].found)) {
+            first = r;
+        }
+    }
+    return first;
 }
 
 #endif
@@ -44895,12 +46303,14 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     }
     b->begin_at = dcommi_now();
     b->next = 0;
+    b->told = false;
+    b->seen = (dcommi_bkt_sight){0};
     b->cards_here = false;
     b->factor = 1;
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
-        memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
-        dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
+        b->card[1] = dcommi_f64_bits(b->step.weight);
+        dcomm_coll_opts opts = dcommi_bkt_patience(b);
         dcomm_status status =
             dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
@@ -44916,7 +46326,6 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
-        double weight;
         if (b->cards[2 * r] != b->steps) {
             dcommi_fail(DCOMM_ERR_MISMATCH,
                         "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
@@ -44924,11 +46333,18 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
                         b->rank, b->steps, r, b->cards[2 * r]);
             return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
         }
-        memcpy(&weight, &b->cards[2 * r + 1], sizeof weight);
-        sum += weight;
+        sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
+    }
+    double own = b->step.weight;
+    if (sum > DBL_MAX) { /* finite weights all the same */
+        own = ldexp(own, -64);
+        sum = 0;
+        for (int r = 0; r < b->size; r++) {
+            sum += ldexp(dcommi_f64_from_bits(b->cards[2 * r + 1]), -64);
+        }
     }
     b->cards_here = true;
-    b->factor = sum > 0 ? b->step.weight / sum : 0;
+    b->factor = sum > 0 ? own / sum : 0;
     return DCOMM_OK;
 }
 
@@ -44962,6 +46378,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     dcomm_coll_opts opts = b->opts.coll;
     opts.codec = b->kinds[k->kind].codec;
     opts.feedback = k->feedback;
+    opts.premul = b->opts.predivide ? 1.0 / b->size : 0;
     if (b->opts.weighted) {
         opts.premul = b->factor;
         if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
@@ -44998,13 +46415,17 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
         DCOMMI_TRY(dcommi_bkt_start(b, k));
         b->next++;
     }
+    if (b->next == b->layout.n) {
+        dcomm_status status = dcommi_bkt_tell(b);
+        return status < 0 ? dcommi_bkt_fail(b, status) : DCOMM_OK;
+    }
     return DCOMM_OK;
 }
 
 /* ---- marks ---- */
 
 /* Bring a gradient to its place in the bucket. */
-static void dcommi_bkt_pack(const dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
+static void dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
 {
     unsigned char *place = dcommi_bkt_place(b, p);
     if (p->bytes == 0) {
@@ -45012,6 +46433,11 @@ static void dcommi_bkt_pack(const dcomm_buckets *b, const dcommi_bkt_param *p, b
     }
     if (zero) {
         memset(place, 0, p->bytes);
+    } else if (b->watched && !p->aside) {
+        size_t bad = dcommi_bkt_look(p, place);
+        if (bad < p->count) {
+            dcommi_bkt_saw(b, p, bad);
+        }
     } else if (p->grad != NULL && p->grad != place) {
         memcpy(place, p->grad, p->bytes);
     }
@@ -45140,12 +46566,34 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     return status;
 }
 
+/* What the others have seen of their gradients. With no other thread in the step. */
+static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
+{
+    pthread_mutex_lock(&b->lock);
+    dcomm_status status = dcommi_bkt_launch(b); /* there may be no bucket */
+    pthread_mutex_unlock(&b->lock);
+    DCOMMI_TRY(status);
+    DCOMMI_TRY(dcomm_wait(&b->sights_request));
+    for (int r = 1; r < b->size; r++) {
+        const dcommi_bkt_sight *x = &b->sights[0], *y = &b->sights[r];
+        if (x->scale != y->scale || x->good != y->good) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: in step %" PRIu64 " the scaler is at %.17g after %" PRIu64
+                               " good steps on rank 0, and at %.17g after %" PRIu64 " on rank %d",
+                               b->steps, dcommi_f64_from_bits(x->scale), x->good,
+                               dcommi_f64_from_bits(y->scale), y->good, r);
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* After a failure: the memory of buckets is the library's until the engine has let go of it. */
 static void dcommi_bkt_drain(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
         dcomm_wait(&b->layout.buckets[i].request);
     }
+    dcomm_wait(&b->sights_request);
     dcomm_wait(&b->cards_request);
 }
 
@@ -45233,7 +46681,7 @@ static dcomm_status dcommi_bkt_wait_all(dcomm_buckets *b)
         status = dcommi_bkt_try_cards(b);
         pthread_mutex_unlock(&b->lock);
     }
-    return status;
+    return status >= 0 && b->watched ? dcommi_bkt_await_sights(b) : status;
 }
 
 #endif
@@ -45317,20 +46765,20 @@ static void dcommi_bkt_move_grads(const dcomm_buckets *b, const dcommi_bkt *k)
 static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
-    uint32_t *sequence = dcommi_calloc(b->nparams * 2, sizeof *sequence);
-    dcomm_status status = dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
-    if (status < 0) {
-        dcommi_free(sequence);
-        return status;
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    uint32_t *sequence = dcommi_bkt_borrow(b, b->nparams * 2, sizeof *sequence);
+    if (sequence == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
     if (b->rank == 0) {
         dcommi_bkt_seen(b, sequence);
     }
-    status = dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
+    dcomm_status status =
+        dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, &opts);
     if (status >= 0) {
         status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
     }
-    dcommi_free(sequence);
+    dcommi_bkt_give_back(b, sequence);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback !=
             NULL) { /* what a shard's owner has goes with its rank */
@@ -45517,11 +46965,11 @@ static int dcommi_bkt_by_time(const void *x, const void *y)
 /* One bucket, where it lies. */
 static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
 {
-    dcomm_coll_opts opts = b->opts.coll;
+    dcomm_coll_opts opts = b->opts.coll, patience = dcommi_bkt_patience(b);
     dcomm_request *request = NULL;
     opts.codec = b->kinds[k->kind].codec;
-    opts.premul = b->opts.weighted ? 1 : 0;
-    DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
+    opts.premul = b->opts.weighted || b->opts.predivide ? 1 : 0;
+    DCOMMI_TRY(dcomm_barrier(b->comm, &patience));
     double start = dcommi_now();
     DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
     DCOMMI_TRY(dcomm_wait(&request));
@@ -45546,22 +46994,58 @@ static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int round
     return DCOMM_OK;
 }
 
+/* What one rank cannot do, or does otherwise, is an error of all. *times_p is there if it is none.
+ */
+static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double **times_p)
+{
+    dcomm_status status = DCOMM_OK;
+    if (rounds < 1 || rounds > 10000) {
+        status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
+                             rounds);
+    } else if ((*times_p = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof **times_p)) == NULL) {
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_bkt_card own = {.status = status, .nparams = (uint64_t)rounds}, *cards;
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    for (int r = 1; r < b->size && status >= 0; r++) {
+        if (cards[r].nparams != cards[0].nparams) {
+            status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                 "dcomm_buckets_calibrate: %" PRIu64
+                                 " rounds on rank 0 and %" PRIu64 " on rank %d",
+                                 cards[0].nparams, cards[r].nparams, r);
+        }
+    }
+    dcommi_bkt_give_back(b, cards);
+    if (status < 0) {
+        dcommi_free(*times_p);
+    }
+    return status;
+}
+
+/* An error that the communicator does not survive is one that the buckets do not either. */
+static dcomm_status dcommi_bkt_over(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0 && dcomm_comm_status(b->comm) < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
+
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
 {
     DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_calibrate", b));
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_calibrate", b, b));
-    if (rounds < 1 || rounds > 10000) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
-                           rounds);
-    }
-    double *times = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof *times);
-    dcomm_status status = dcommi_bkt_all_good(b, times == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK);
-    for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
+    double *times = NULL;
+    DCOMMI_TRY(dcommi_bkt_over(b, dcommi_bkt_agree_rounds(b, rounds, &times)));
+    for (size_t i = 0; i < b->layout.n; i++) {
         if (b->layout.buckets[i].bytes > 0) {
             memset(b->layout.buckets[i].data, 0, b->layout.buckets[i].bytes);
         }
     }
-    status = status >= 0 ? dcommi_bkt_rounds(b, times, rounds) : status;
+    dcomm_status status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
     dcommi_free(times);
     return status;
 }
@@ -45840,12 +47324,17 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
+    for (dcommi_bkt_loan *loan; (loan = b->loans) != NULL;) {
+        b->loans = loan->next;
+        dcommi_free(loan);
+    }
     dcommi_free(b->kept);
     dcommi_free(b->kinds);
     dcommi_free(b->params);
     dcommi_free(b->names);
     dcommi_free(b->card);
     dcommi_free(b->cards);
+    dcommi_free(b->sights);
     if (b->has_lock) {
         pthread_mutex_destroy(&b->lock);
     }
@@ -46057,6 +47546,2551 @@ DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t 
 }
 
 #endif
+/* ==== include/dcomm/impl/scaler.h ========================================================== */
+/* scaler.h - the loss scale, and the verdict on each step. */
+#ifndef DCOMMI_SCALER_H
+#define DCOMMI_SCALER_H
+
+
+#define DCOMMI_SCALER_MAGIC UINT64_C(0x31656c6163736364) /* "dcscale1" */
+
+struct dcomm_scaler {
+    dcomm_buckets *b;
+    dcomm_scaler_opts opts; /* with the defaults filled in */
+    uint64_t steps, skipped, judged;
+};
+
+/* ---- life ---- */
+
+#define DCOMMI_SCALER_OPTIONS(X) \
+    X(scale)                     \
+    X(growth)                    \
+    X(backoff)                   \
+    X(interval)                  \
+    X(least)                     \
+    X(most)                      \
+    X(clip)                      \
+    X(leave)
+
+static dcomm_status dcommi_scaler_check(const dcomm_scaler_opts *o)
+{
+    const char *wrong = !(o->least > 0 && o->most <= DBL_MAX && o->least <= o->most)
+                            ? "opts.least is not above 0, or above opts.most"
+                        : !(o->scale >= o->least && o->scale <= o->most)
+                            ? "opts.scale is not between opts.least and opts.most"
+                        : !(o->growth >= 1 && o->growth <= DBL_MAX) ? "opts.growth is below 1"
+                        : !(o->backoff > 0 && o->backoff <= 1)
+                            ? "opts.backoff is not above 0 and at most 1"
+                        : !(o->clip >= 0 && o->clip <= DBL_MAX) ? "opts.clip is below 0"
+                                                                : NULL;
+    return wrong == NULL ? DCOMM_OK
+                         : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: %s", wrong);
+}
+
+static void dcommi_scaler_defaults(dcomm_scaler_opts *o)
+{
+    o->scale = o->scale == 0 ? 32768 : o->scale;
+    o->growth = o->growth == 0 ? 2 : o->growth;
+    o->backoff = o->backoff == 0 ? 0.5 : o->backoff;
+    o->interval = o->interval == 0 ? 2000 : o->interval;
+    o->least = o->least == 0 ? 0x1p-14 : o->least;
+    o->most = o->most == 0 ? 0x1p24 : o->most;
+}
+
+/* All ranks ask for the same, or none gets anything. */
+static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opts *o,
+                                        dcomm_status status)
+{
+    static const char *const names[] = {
+#define DCOMMI_SCALER_NAME(name) #name,
+        DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_NAME)
+#undef DCOMMI_SCALER_NAME
+    };
+    const double values[] = {
+#define DCOMMI_SCALER_VALUE(name) (double)o->name,
+        DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_VALUE)
+#undef DCOMMI_SCALER_VALUE
+    };
+    dcommi_bkt_card own = {.status = status}, *cards;
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        own.options[i] = dcommi_f64_bits(values[i]);
+    }
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    for (int r = 1; r < b->size && status >= 0; r++) {
+        for (size_t i = 0; i < sizeof names / sizeof *names && status >= 0; i++) {
+            if (cards[r].options[i] != cards[0].options[i]) {
+                status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                     "dcomm_scaler_create: opts.%s is %.17g on rank 0 and %.17g on "
+                                     "rank %d",
+                                     names[i], dcommi_f64_from_bits(cards[0].options[i]),
+                                     dcommi_f64_from_bits(cards[r].options[i]), r);
+            }
+        }
+    }
+    dcommi_bkt_give_back(b, cards);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
+                                           dcomm_scaler **s_p)
+{
+    if (s_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: s_p is NULL");
+    }
+    *s_p = NULL;
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_scaler_create", b));
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_create", b, b));
+    dcomm_scaler *s = dcommi_alloc(sizeof *s);
+    dcomm_scaler_opts o = opts != NULL ? *opts : (dcomm_scaler_opts){0};
+    dcommi_scaler_defaults(&o);
+    dcomm_status status = s == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_scaler_check(&o);
+    if (status >= 0 && b->watched) {
+        status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
+    }
+    if (status >= 0 && b->sights == NULL &&
+        (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    status = dcommi_bkt_over(b, dcommi_scaler_agree(b, &o, status));
+    if (status < 0) {
+        dcommi_free(s);
+        return status;
+    }
+    s->b = b;
+    s->opts = o;
+    s->judged = b->sent_steps;
+    b->watched = true;
+    b->scale = o.scale;
+    b->good = 0;
+    *s_p = s;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p)
+{
+    if (s_p == NULL || *s_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_buckets *b = (*s_p)->b;
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_destroy", b, b));
+    b->watched = false;
+    dcommi_free(*s_p);
+    *s_p = NULL;
+    return DCOMM_OK;
+}
+
+DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s)
+{
+    return s != NULL ? s->b->scale : 1;
+}
+
+/* ---- the verdict ---- */
+
+static inline bool dcommi_scaler_minds(const dcommi_bkt_param *p)
+{
+    return p->dtype <= DCOMM_BF16 && !p->aside;
+}
+
+/* What this rank owns of gradient i. */
+static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bkt_param *p,
+                                         size_t *first_p, size_t *count_p)
+{
+    unsigned char *grad = p->grad != NULL ? p->grad : dcommi_bkt_place(b, p);
+    dcommi_bkt_owned(b, p, first_p, count_p);
+    return *count_p > 0 ? grad + *first_p * dcomm_dtype_size(p->dtype) : NULL;
+}
+
+/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
+ * then. `factor` is multiplied in where it is not 0. */
+static double dcommi_scaler_sum(const dcomm_buckets *b, double factor, dcommi_bkt_sight *bad)
+{
+    double sum = 0;
+    for (size_t i = 0; i < b->nparams; i++) {
+        const dcommi_bkt_param *p = &b->params[i];
+        size_t first = 0, count = 0;
+        unsigned char *part =
+            dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        size_t element = dcomm_dtype_size(p->dtype), block = DCOMMI_BKT_LOOK / element;
+        for (size_t at = 0; part != NULL && at < count; at += block) {
+            size_t n = count - at < block ? count - at : block;
+            unsigned char *x = part + at * element;
+            double squares = dcommi_squares(x, n, p->dtype);
+            size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, p->dtype);
+            if (odd < n) {
+                *bad = (dcommi_bkt_sight){.found = 1,
+                                          .param = i,
+                                          .index = first + at + odd,
+                                          .value =
+                                              dcommi_f64_bits(dcommi_scan_value(x, odd, p->dtype))};
+                return 0;
+            }
+            sum += squares;
+            if (factor != 0) {
+                dcommi_host_scale(x, x, n, p->dtype, factor);
+            }
+        }
+    }
+    return sum;
+}
+
+/* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
+ * of any. */
+static dcomm_status dcommi_scaler_combine(dcomm_buckets *b, double *sum, dcommi_bkt_sight *bad)
+{
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    bad->scale = dcommi_f64_bits(*sum);
+    b->sights[b->size] = *bad;
+    DCOMMI_TRY(dcomm_allgather(b->comm, &b->sights[b->size], b->sights, sizeof *b->sights, DCOMM_U8,
+                               &opts));
+    *sum = 0;
+    *bad = (dcommi_bkt_sight){0};
+    for (int r = 0; r < b->size; r++) {
+        const dcommi_bkt_sight *theirs = &b->sights[r];
+        *sum += dcommi_f64_from_bits(theirs->scale);
+        if (theirs->found > 0 && (bad->found == 0 || theirs->param < bad->param ||
+                                  (theirs->param == bad->param && theirs->index < bad->index))) {
+            *bad = *theirs;
+        }
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_scaler_name(const dcomm_buckets *b, const dcommi_bkt_sight *sight,
+                               dcomm_scaler_verdict *v)
+{
+    v->skip = true;
+    v->param = b->nparams;
+    if (sight->found > 0) {
+        v->param = sight->param;
+        v->name = b->params[sight->param].name;
+        v->index = sight->index;
+        v->value = dcommi_f64_from_bits(sight->value);
+    }
+}
+
+/* Sum, norm and factor of a step whose gradients were finite; their sum may not be. */
+static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict *v)
+{
+    dcomm_buckets *b = s->b;
+    dcommi_bkt_sight bad = {0};
+    bool at_once = s->opts.clip == 0 && !s->opts.leave;
+    double sum = dcommi_scaler_sum(b, at_once ? 1 / v->scale : 0, &bad);
+    if (b->opts.sharded) {
+        DCOMMI_TRY(dcommi_bkt_over(b, dcommi_scaler_combine(b, &sum, &bad)));
+    }
+    if (bad.found > 0 || !(sum <= DBL_MAX)) {
+        dcommi_scaler_name(b, &bad, v);
+        return DCOMM_OK;
+    }
+    v->norm = sqrt(sum) / v->scale;
+    v->factor = 1 / v->scale;
+    if (s->opts.clip > 0 && v->norm > s->opts.clip) {
+        v->factor *= s->opts.clip / v->norm;
+    }
+    for (size_t i = 0; i < b->nparams && !at_once && !s->opts.leave; i++) {
+        const dcommi_bkt_param *p = &b->params[i];
+        size_t first, count;
+        unsigned char *part =
+            dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        if (part != NULL) {
+            dcommi_host_scale(part, part, count, p->dtype, v->factor);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* The scale moves by what all ranks know. */
+static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
+{
+    dcomm_buckets *b = s->b;
+    const dcomm_scaler_opts *o = &s->opts;
+    s->steps++;
+    s->skipped += v->skip;
+    if (v->skip) {
+        b->scale = fmax(b->scale * o->backoff, o->least);
+        b->good = 0;
+    } else if (++b->good >= o->interval) {
+        b->scale = fmin(b->scale * o->growth, o->most);
+        b->good = 0;
+    }
+}
+
+/* What codecs have sent was for nothing: residuals are as before it. */
+static dcomm_status dcommi_scaler_take_back(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        if (fb != NULL && fb->last != DCOMMI_FEEDBACK_NOTHING && !fb->opts.in_place) {
+            DCOMMI_TRY(dcomm_feedback_undo(fb));
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict)
+{
+    if (s == NULL || verdict == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_step: %s is NULL",
+                           s == NULL ? "s" : "verdict");
+    }
+    dcomm_buckets *b = s->b;
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_scaler_step", b));
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_step", b, b));
+    if (s->judged == b->sent_steps) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_scaler_step: no step has sent gradients since the last call");
+    }
+    s->judged = b->sent_steps;
+    dcomm_scaler_verdict v = {.scale = b->scale, .rank = dcommi_bkt_first_sight(b)};
+    for (int r = 0; r < b->size; r++) {
+        v.bad_ranks += b->sights[r].found > 0;
+    }
+    if (v.rank >= 0) {
+        dcommi_scaler_name(b, &b->sights[v.rank], &v);
+    } else {
+        DCOMMI_TRY(dcommi_scaler_measure(s, &v));
+    }
+    dcommi_scaler_move(s, &v);
+    v.next = b->scale;
+    if (v.skip) {
+        DCOMMI_TRY(dcommi_scaler_take_back(b));
+    }
+    *verdict = v;
+    return DCOMM_OK;
+}
+
+/* ---- the state ---- */
+
+DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info)
+{
+    if (s == NULL || info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_get_info: %s is NULL",
+                           s == NULL ? "s" : "info");
+    }
+    *info = (dcomm_scaler_info){s->b->scale, s->b->good, s->steps, s->skipped};
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes)
+{
+    if (s == NULL || bytes == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_save: %s is NULL",
+                           s == NULL ? "s" : "bytes");
+    }
+    const uint64_t words[] = {DCOMMI_SCALER_MAGIC, dcommi_f64_bits(s->b->scale), s->b->good,
+                              s->steps, s->skipped};
+    for (int i = 0; i < DCOMM_SCALER_BYTES; i++) {
+        ((unsigned char *)bytes)[i] = (unsigned char)(words[i / 8] >> i % 8 * 8);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes)
+{
+    if (s == NULL || bytes == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_load: %s is NULL",
+                           s == NULL ? "s" : "bytes");
+    }
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_load", s->b, s));
+    uint64_t words[DCOMM_SCALER_BYTES / 8] = {0};
+    for (int i = 0; i < DCOMM_SCALER_BYTES; i++) {
+        words[i / 8] |= (uint64_t)((const unsigned char *)bytes)[i] << i % 8 * 8;
+    }
+    double scale = dcommi_f64_from_bits(words[1]);
+    if (words[0] != DCOMMI_SCALER_MAGIC || !(scale > 0 && scale <= DBL_MAX) ||
+        words[4] > words[3] || words[2] > words[3]) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "dcomm_scaler_load: these bytes are not the state of a scaler");
+    }
+    s->b->scale = fmin(fmax(scale, s->opts.least), s->opts.most);
+    s->b->good = words[2];
+    s->steps = words[3];
+    s->skipped = words[4];
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/api_moe.h ========================================================= */
+/* api_moe.h - the public calls on experts. */
+#ifndef DCOMMI_API_MOE_H
+#define DCOMMI_API_MOE_H
+
+/* ==== include/dcomm/impl/moe_move.h ======================================================== */
+/* moe_move.h - rows on their way: packed, exchanged stage by stage, put where experts or tokens
+ * want them.
+ *
+ * Each way has communicators of its own. On those of the stage that a way begins with, exchanges
+ * start in the order of the caller's calls; on those of the other stage in the order in which the
+ * chunks were started, as they arrive: so every rank comes to the same order. */
+#ifndef DCOMMI_MOE_MOVE_H
+#define DCOMMI_MOE_MOVE_H
+
+/* ==== include/dcomm/impl/moe_route.h ======================================================= */
+/* moe_route.h - a step's routing: experts checked, capacity applied, counts exchanged. */
+#ifndef DCOMMI_MOE_ROUTE_H
+#define DCOMMI_MOE_ROUTE_H
+
+/* ==== include/dcomm/impl/moe_agree.h ======================================================= */
+/* moe_agree.h - what one rank finds wrong, all ranks say. */
+#ifndef DCOMMI_MOE_AGREE_H
+#define DCOMMI_MOE_AGREE_H
+
+/* ==== include/dcomm/impl/moe_types.h ======================================================= */
+/* moe_types.h - dispatch and combine as their parts see them.
+ *
+ * Rows move through one stage (flat) or two (hierarchical: to one rank of each host, and from there
+ * to the ranks inside). A stage has entries: copies of its source rows in the order in which they
+ * are sent. Forth, entries are gathered and exchanged; back, they are exchanged and summed into
+ * their source rows. The source rows of the first stage are the tokens, those of the second what
+ * the first has brought. */
+#ifndef DCOMMI_MOE_TYPES_H
+#define DCOMMI_MOE_TYPES_H
+
+
+enum { DCOMMI_MOE_FORTH, DCOMMI_MOE_BACK, DCOMMI_MOE_WAYS };
+
+/* Grows, and forgets what was in it. */
+typedef struct dcommi_moe_memory {
+    unsigned char *at;
+    size_t bytes;
+    bool registered;
+} dcommi_moe_memory;
+
+/* Tables of chunks and ranks are [chunks * n], in rows; `_at` counts from the chunk's first. */
+typedef struct dcommi_moe_stage {
+    dcomm_comm *comm[DCOMMI_MOE_WAYS]; /* one for each way, so that either goes in its own order */
+    int n;
+    bool weighted; /* its entries have weights, and are those that experts get */
+    size_t *send, *send_at, *recv, *recv_at;
+    size_t *send_first, *recv_first; /* [chunks + 1] rows before a chunk */
+    size_t *source_first;            /* [chunks + 1] source rows before a chunk */
+    uint32_t *from;                  /* [entries] source row */
+    float *weight;                   /* [entries] */
+    uint32_t *name; /* [entries] flat: token * k + j; hierarchical: its place in what was told */
+    size_t *start; /* [sources + 1] its entries in `entry`, in the order in which they are summed */
+    uint32_t *entry;
+    size_t from_room, start_room;
+    dcommi_moe_memory sent[DCOMMI_MOE_WAYS], received[DCOMMI_MOE_WAYS];
+} dcommi_moe_stage;
+
+/* A pass over a chunk: forth or back, with values or gradients. */
+typedef enum dcommi_moe_pass {
+    DCOMMI_MOE_DISPATCH,
+    DCOMMI_MOE_COMBINE,
+    DCOMMI_MOE_COMBINE_BACKWARD,
+    DCOMMI_MOE_DISPATCH_BACKWARD,
+    DCOMMI_MOE_PASSES
+} dcommi_moe_pass;
+
+typedef struct dcommi_moe_op {
+    bool started, done; /* in this step */
+    int stage;          /* whose exchange is under way */
+    dcomm_request *request;
+} dcommi_moe_op;
+
+/* What has been started one way, in that order. */
+typedef struct dcommi_moe_queue {
+    struct dcommi_moe_turn {
+        int pass, chunk;
+    } * turns;       /* [2 * chunks] */
+    size_t first, n; /* first: the first that has not begun its last exchange */
+} dcommi_moe_queue;
+
+struct dcomm_moe {
+    dcomm_comm *comm;                  /* its own: routing, and forth */
+    dcomm_comm *back;                  /* and back */
+    dcomm_comm *host[DCOMMI_MOE_WAYS]; /* the ranks of this host; NULL: no such form */
+    int rank, size, nhosts;
+    dcomm_moe_opts opts; /* without pointers */
+    dcomm_codec *codec;
+    size_t row, wire, stride; /* bytes of a row; of one that is dispatched; the larger of them */
+    void *workspace;          /* of the codec */
+    dcomm_status failed;
+    char message[DCOMMI_MESSAGE_MAX];
+
+    /* Experts stand in the order of their ranks: `place` is where expert e stands. */
+    int *owner;          /* [experts] */
+    int *expert_at;      /* [experts] */
+    uint32_t *place;     /* [experts] */
+    size_t *place_first; /* [size + 1] places of a rank */
+    /* Ranks of hosts. */
+    int *host_of, *seat; /* [size] seat: which of its host's */
+    int *host_ranks;     /* [size] in the order of hosts */
+    int *host_first;     /* [nhosts + 1] */
+    int *gate;           /* [nhosts] the rank of each host that this rank's rows go to */
+
+    /* The step. */
+    size_t tokens, steps;
+    bool hier;
+    size_t *chunk_first; /* [chunks + 1] tokens */
+    int32_t *slots;      /* [tokens * k] places; -1: none */
+    float *weights;
+    size_t slots_room, weights_room;
+    uint32_t *card, *cards; /* what ranks tell each other: head, counts [chunks * experts], and rows
+                               for each host [chunks * nhosts] */
+    size_t card_len;
+    uint32_t *seen;         /* [nhosts] */
+    size_t *cursor;         /* [experts + size] */
+    size_t *scaled;         /* [4 * size] counts and displacements in bytes */
+    size_t *seg_at;         /* [local experts * size] */
+    float *dots;            /* of the weighted stage's entries */
+    float *dots_back;       /* of this rank's own, where those of others are there */
+    uint32_t *told, *heard; /* hierarchical: for each entry the row it is of, and its weight */
+    size_t told_room, heard_room, dots_room, dots_back_room;
+    uint32_t *told_slot; /* [told] token * k + j */
+    size_t told_slot_room;
+    dcommi_moe_stage outer, inner;
+    dcommi_moe_memory batch[2], coded; /* batch: values, gradients */
+    size_t *batch_first;               /* [local experts + 1] */
+    dcommi_moe_op *ops;                /* [passes * chunks] */
+    dcommi_moe_queue queue[DCOMMI_MOE_WAYS];
+    int under_way; /* passes of chunks */
+    int at_work;   /* chunks that experts have and have not given back */
+
+    /* Books. */
+    dcomm_moe_stats stats;
+    uint64_t *by_place, *demand, *load, *rank_rows, *rank_bytes;
+    struct dcommi_moe_traffic *traffic; /* [size] */
+    double expert_s, left_at;           /* left_at 0: the experts are not at work */
+};
+
+#define DCOMMI_MOE_HEAD 4 /* words of a card: status, expert time (2), asked */
+
+/* ---- reading the cards ---- */
+
+static inline uint32_t *dcommi_moe_counts(const dcomm_moe *m, uint32_t *card, int chunk)
+{
+    return card + DCOMMI_MOE_HEAD + (size_t)chunk * m->opts.experts;
+}
+
+static inline uint32_t *dcommi_moe_card_of(const dcomm_moe *m, int rank)
+{
+    return m->cards + (size_t)rank * m->card_len;
+}
+
+/* Rows of a rank's tokens for an expert. */
+static inline size_t dcommi_moe_count(const dcomm_moe *m, int rank, int chunk, size_t place)
+{
+    return dcommi_moe_counts(m, dcommi_moe_card_of(m, rank), chunk)[place];
+}
+
+/* Rows of a rank's tokens for any expert of another. */
+static inline size_t dcommi_moe_between(const dcomm_moe *m, int from, int to, int chunk)
+{
+    size_t rows = 0;
+    for (size_t p = m->place_first[to]; p < m->place_first[to + 1]; p++) {
+        rows += dcommi_moe_count(m, from, chunk, p);
+    }
+    return rows;
+}
+
+/* Tokens of a rank for any expert of a host. */
+static inline uint32_t *dcommi_moe_unique(const dcomm_moe *m, uint32_t *card, int chunk)
+{
+    return dcommi_moe_counts(m, card, m->opts.chunks) + (size_t)chunk * (size_t)m->nhosts;
+}
+
+/* The rank of a host through which a rank's rows go. */
+static inline int dcommi_moe_gate(const dcomm_moe *m, int from, int host)
+{
+    int ranks = m->host_first[host + 1] - m->host_first[host];
+    return m->host_ranks[m->host_first[host] + m->seat[from] % ranks];
+}
+
+static inline dcommi_moe_stage *dcommi_moe_first(dcomm_moe *m)
+{
+    return m->hier ? &m->outer : &m->inner;
+}
+
+/* Rows arrive in the order of the batch: a rank with one expert needs no second place for them. */
+static inline bool dcommi_moe_direct(const dcomm_moe *m)
+{
+    return !m->hier && m->place_first[m->rank + 1] - m->place_first[m->rank] <= 1;
+}
+
+/* Rows that a chunk brings to the experts of this rank; 0: no such chunk. */
+static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
+{
+    const size_t *first = m->inner.recv_first;
+    return c >= 0 && c < m->opts.chunks ? first[c + 1] - first[c] : 0;
+}
+
+/* ---- memory ---- */
+
+static void dcommi_moe_release(dcommi_moe_memory *memory)
+{
+    if (memory->registered) {
+        void *at = memory->at;
+        dcomm_mem_free(&at);
+    } else {
+        dcommi_free(memory->at);
+    }
+    *memory = (dcommi_moe_memory){.at = NULL};
+}
+
+/* Room for so many bytes, an eighth more than asked for when it must grow: loads go up and down. */
+static dcomm_status dcommi_moe_reserve(const dcomm_moe *m, dcommi_moe_memory *memory, size_t bytes)
+{
+    if (bytes <= memory->bytes) {
+        return DCOMM_OK;
+    }
+    dcommi_moe_release(memory);
+    size_t wanted = bytes + bytes / 8;
+    void *at = NULL;
+    if (m->opts.registered && dcomm_mem_alloc(m->comm->context, wanted, &at) >= 0) {
+        memory->registered = true;
+    } else {
+        at = dcommi_alloc_raw(wanted);
+    }
+    if (at == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    uintptr_t begin = ((uintptr_t)at + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
+    uintptr_t end = ((uintptr_t)at + wanted) & ~(DCOMMI_HUGE_PAGE - 1);
+    if (!memory->registered && begin < end) {
+        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+    }
+    memory->at = at;
+    memory->bytes = wanted;
+    return DCOMM_OK;
+}
+
+#endif
+
+static dcomm_status dcommi_moe_broken(const dcomm_moe *m)
+{
+    return m->failed < 0 ? dcommi_fail(m->failed, "%s", m->message) : DCOMM_OK;
+}
+
+/* The step cannot go on: the others are told why, on every communicator that they may wait on. */
+static dcomm_status dcommi_moe_fail(dcomm_moe *m, dcomm_status status)
+{
+    if (m->failed < 0) {
+        return dcommi_moe_broken(m);
+    }
+    snprintf(m->message, sizeof m->message, "%s", dcommi_message);
+    m->failed = status;
+    dcomm_comm *all[] = {m->comm, m->back, m->host[0], m->host[1]};
+    for (int i = 0; i < 4; i++) {
+        if (all[i] != NULL) {
+            dcomm_comm_abort(all[i], m->message);
+        }
+    }
+    return dcommi_moe_broken(m);
+}
+
+static dcomm_status dcommi_moe_check(const char *what, dcomm_moe *m)
+{
+    if (m == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: m is NULL", what);
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_no_group(what));
+    return dcommi_moe_broken(m);
+}
+
+/* Every rank comes with what it has found; every rank leaves with the first error by rank. */
+static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, double timeout_s)
+{
+    typedef struct card {
+        int32_t status;
+        char text[DCOMMI_TEXT_MAX];
+    } card;
+    dcomm_coll_opts opts = {.timeout_s = timeout_s};
+    card own = {.status = status}, *cards = dcommi_calloc((size_t)comm->size, sizeof *cards);
+    if (cards == NULL) { /* the others must not wait */
+        dcomm_comm_abort(comm, dcomm_last_error());
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    status = dcomm_allgather(comm, &own, cards, sizeof own, DCOMM_U8, &opts);
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        if (cards[r].status < 0) {
+            cards[r].text[sizeof cards[r].text - 1] = 0;
+            status = dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r, cards[r].text);
+        }
+    }
+    dcommi_free(cards);
+    return status;
+}
+
+/* ---- options ---- */
+
+static uint64_t dcommi_moe_text_hash(const char *text)
+{
+    uint64_t h = 0;
+    for (; text != NULL && *text != 0; text++) {
+        h = dcommi_mix(h, (uint8_t)*text);
+    }
+    return h;
+}
+
+static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
+{
+    uint64_t h = 0;
+    for (size_t e = 0; e < m->opts.experts; e++) {
+        h = dcommi_mix(h, (uint64_t)m->owner[e]);
+    }
+    return h;
+}
+
+#define DCOMMI_MOE_OPTIONS(X)                                             \
+    X(experts, m->opts.experts)                                           \
+    X(hidden, m->opts.hidden)                                             \
+    X(k, m->opts.k)                                                       \
+    X(dtype, m->opts.dtype)                                               \
+    X(owner, dcommi_moe_owner_hash(m))                                    \
+    X(capacity, m->opts.capacity * 65536)                                 \
+    X(policy, m->opts.policy)                                             \
+    X(chunks, m->opts.chunks)                                             \
+    X(form, m->opts.form)                                                 \
+    X(codec, m->codec != NULL ? dcommi_moe_text_hash(m->codec->spec) : 0) \
+    X(codec_seed, m->opts.codec_seed)
+
+enum {
+#define DCOMMI_MOE_COUNT(name, value) +1
+    DCOMMI_MOE_NOPTIONS = 0 DCOMMI_MOE_OPTIONS(DCOMMI_MOE_COUNT)
+#undef DCOMMI_MOE_COUNT
+};
+
+/* All ranks have the same options; all have come this far without an error. */
+static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
+{
+    static const char *const names[] = {
+#define DCOMMI_MOE_NAME(name, value) #name,
+        DCOMMI_MOE_OPTIONS(DCOMMI_MOE_NAME)
+#undef DCOMMI_MOE_NAME
+    };
+    const uint64_t own[] = {
+#define DCOMMI_MOE_VALUE(name, value) (uint64_t)(value),
+        DCOMMI_MOE_OPTIONS(DCOMMI_MOE_VALUE)
+#undef DCOMMI_MOE_VALUE
+    };
+    uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
+    dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
+    if (status >= 0) {
+        status = dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL);
+    }
+    for (int r = 1; r < m->size && status >= 0; r++) {
+        for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
+            if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {
+                status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                     "dcomm_moe_create: opts.%s is not the same on rank 0 and "
+                                     "rank %d (%" PRIu64 " and %" PRIu64 ")",
+                                     names[i], r, all[i], all[r * DCOMMI_MOE_NOPTIONS + i]);
+            }
+        }
+    }
+    dcommi_free(all);
+    return status;
+}
+
+#endif
+/* ==== include/dcomm/impl/moe_price.h ======================================================= */
+/* moe_price.h - loads and bytes of a routing, and which form it takes. Everything is computed from
+ * what all ranks have, so that all come to the same answer. */
+#ifndef DCOMMI_MOE_PRICE_H
+#define DCOMMI_MOE_PRICE_H
+
+/* ==== include/dcomm/impl/moe_tables.h ====================================================== */
+/* moe_tables.h - from the counts that all ranks know to what each stage sends where, and which of
+ * its entries belong to which source row. */
+#ifndef DCOMMI_MOE_TABLES_H
+#define DCOMMI_MOE_TABLES_H
+
+/* ==== include/dcomm/impl/moe_rows.h ======================================================== */
+/* moe_rows.h - what is done to rows: gathered, weighted and summed, multiplied with each other.
+ * Sums are in f32, in the order of the list. */
+#ifndef DCOMMI_MOE_ROWS_H
+#define DCOMMI_MOE_ROWS_H
+
+
+/* ---- copying ---- */
+
+/* So many bytes are written past the caches: they would not stay there until they are read. */
+static inline bool dcommi_moe_past(size_t bytes)
+{
+    return bytes >= DCOMMI_STREAM_MIN && dcommi_isa_get() != DCOMMI_ISA_PORTABLE;
+}
+
+static inline void dcommi_moe_copy(unsigned char *dst, const unsigned char *src, size_t bytes,
+                                   bool past)
+{
+    if (past) {
+        dcommi_host_copy_past(dst, src, bytes);
+    } else if (bytes > 0) {
+        memcpy(dst, src, bytes);
+    }
+}
+
+/* dst[i] = src[from[i] - first]. */
+static void dcommi_moe_gather(unsigned char *dst, const unsigned char *src, const uint32_t *from,
+                              size_t first, size_t n, size_t bytes)
+{
+    bool past = bytes >= 1024 && dcommi_moe_past(n * bytes);
+    for (size_t i = 0; i < n; i++) {
+        dcommi_moe_copy(dst + i * bytes, src + (from[i] - first) * bytes, bytes, past);
+    }
+}
+
+/* ---- arithmetic on rows ---- */
+
+static inline float dcommi_moe_get_f32(const unsigned char *at, size_t i)
+{
+    float x;
+    memcpy(&x, at + 4 * i, sizeof x);
+    return x;
+}
+
+static inline void dcommi_moe_put_f32(unsigned char *at, size_t i, float x)
+{
+    memcpy(at + 4 * i, &x, sizeof x);
+}
+
+static inline float dcommi_moe_get_f16(const unsigned char *at, size_t i)
+{
+    uint16_t h;
+    memcpy(&h, at + 2 * i, sizeof h);
+    return dcommi_f16_to_f32(h);
+}
+
+static inline void dcommi_moe_put_f16(unsigned char *at, size_t i, float x)
+{
+    uint16_t h = dcommi_f32_to_f16(x);
+    memcpy(at + 2 * i, &h, sizeof h);
+}
+
+static inline float dcommi_moe_get_bf16(const unsigned char *at, size_t i)
+{
+    uint16_t h;
+    memcpy(&h, at + 2 * i, sizeof h);
+    return dcommi_bf16_to_f32(h);
+}
+
+static inline void dcommi_moe_put_bf16(unsigned char *at, size_t i, float x)
+{
+    uint16_t h = dcommi_f32_to_bf16(x);
+    memcpy(at + 2 * i, &h, sizeof h);
+}
+
+#define DCOMMI_MOE_BLOCK 256 /* elements summed before they are stored */
+#define DCOMMI_MOE_LANES 8   /* partial sums of a scalar product, whatever the instruction set */
+
+/* sum: dst = sum over i of weight[list[i]] * src[list[i] - base] (weight NULL: 1); an empty sum is
+ * 0. scale: dst = weight * src. dot: the scalar product. */
+#define DCOMMI_MOE_ARITHMETIC(T, SIZE)                                                             \
+    static void dcommi_moe_sum_##T(unsigned char *dst, const unsigned char *src, size_t hidden,    \
+                                   size_t base, const uint32_t *list, size_t n,                    \
+                                   const float *weight)                                            \
+    {                                                                                              \
+        float sum[DCOMMI_MOE_BLOCK];                                                               \
+        for (size_t at = 0; at < hidden; at += DCOMMI_MOE_BLOCK) {                                 \
+            size_t len = hidden - at < DCOMMI_MOE_BLOCK ? hidden - at : DCOMMI_MOE_BLOCK;          \
+            for (size_t k = 0; k < n; k++) {                                                       \
+                const unsigned char *row = src + (list[k] - base) * hidden * SIZE;                 \
+                float w = weight != NULL ? weight[list[k]] : 1;                                    \
+                for (size_t i = 0; i < len && k == 0; i++) {                                       \
+                    sum[i] = w * dcommi_moe_get_##T(row, at + i);                                  \
+                }                                                                                  \
+                for (size_t i = 0; i < len && k > 0; i++) {                                        \
+                    float product = w * dcommi_moe_get_##T(row, at + i);                           \
+                    sum[i] += product;                                                             \
+                }                                                                                  \
+            }                                                                                      \
+            for (size_t i = 0; i < len; i++) {                                                     \
+                dcommi_moe_put_##T(dst, at + i, n > 0 ? sum[i] : 0);                               \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    static void dcommi_moe_scale_##T(unsigned char *dst, const unsigned char *src, size_t hidden,  \
+                                     float weight)                                                 \
+    {                                                                                              \
+        for (size_t i = 0; i < hidden; i++) {                                                      \
+            dcommi_moe_put_##T(dst, i, weight *dcommi_moe_get_##T(src, i));                        \
+        }                                                                                          \
+    }                                                                                              \
+    static float dcommi_moe_dot_##T(const unsigned char *a, const unsigned char *b, size_t hidden) \
+    {                                                                                              \
+        float part[DCOMMI_MOE_LANES] = {0}, sum = 0;                                               \
+        for (size_t i = 0; i < hidden; i++) {                                                      \
+            float product = dcommi_moe_get_##T(a, i) * dcommi_moe_get_##T(b, i);                   \
+            part[i % DCOMMI_MOE_LANES] += product;                                                 \
+        }                                                                                          \
+        for (int l = 0; l < DCOMMI_MOE_LANES; l++) {                                               \
+            sum += part[l];                                                                        \
+        }                                                                                          \
+        return sum;                                                                                \
+    }
+
+DCOMMI_MOE_ARITHMETIC(f32, 4)
+DCOMMI_MOE_ARITHMETIC(f16, 2)
+DCOMMI_MOE_ARITHMETIC(bf16, 2)
+#undef DCOMMI_MOE_ARITHMETIC
+
+/* The source rows of chunk c from its entries; dst and src are the chunk's. */
+static void dcommi_moe_sum(const dcomm_moe *m, const dcommi_moe_stage *s, int c, unsigned char *dst,
+                           const unsigned char *src, bool weighted)
+{
+    size_t bytes = m->row, first = s->source_first[c], base = s->send_first[c];
+    const float *weight = weighted ? s->weight : NULL;
+    for (size_t r = first; r < s->source_first[c + 1]; r++) {
+        const uint32_t *list = s->entry + s->start[r];
+        size_t n = s->start[r + 1] - s->start[r];
+        unsigned char *to = dst + (r - first) * bytes;
+        if (n == 1 && (weight == NULL || weight[list[0]] == 1)) {
+            memcpy(to, src + (list[0] - base) * bytes, bytes);
+        } else if (m->opts.dtype == DCOMM_F32) {
+            dcommi_moe_sum_f32(to, src, m->opts.hidden, base, list, n, weight);
+        } else if (m->opts.dtype == DCOMM_F16) {
+            dcommi_moe_sum_f16(to, src, m->opts.hidden, base, list, n, weight);
+        } else {
+            dcommi_moe_sum_bf16(to, src, m->opts.hidden, base, list, n, weight);
+        }
+    }
+}
+
+static void dcommi_moe_scale(const dcomm_moe *m, unsigned char *dst, const unsigned char *src,
+                             float weight)
+{
+    switch (m->opts.dtype) {
+    case DCOMM_F16:
+        dcommi_moe_scale_f16(dst, src, m->opts.hidden, weight);
+        break;
+    case DCOMM_BF16:
+        dcommi_moe_scale_bf16(dst, src, m->opts.hidden, weight);
+        break;
+    default:
+        dcommi_moe_scale_f32(dst, src, m->opts.hidden, weight);
+        break;
+    }
+}
+
+static float dcommi_moe_dot(const dcomm_moe *m, const unsigned char *a, const unsigned char *b)
+{
+    switch (m->opts.dtype) {
+    case DCOMM_F16:
+        return dcommi_moe_dot_f16(a, b, m->opts.hidden);
+    case DCOMM_BF16:
+        return dcommi_moe_dot_bf16(a, b, m->opts.hidden);
+    default:
+        return dcommi_moe_dot_f32(a, b, m->opts.hidden);
+    }
+}
+
+#endif
+
+/* ---- room ---- */
+
+static dcomm_status dcommi_moe_stage_make(const dcomm_moe *m, dcommi_moe_stage *s,
+                                          dcomm_comm *forth, dcomm_comm *back)
+{
+    size_t chunks = (size_t)m->opts.chunks, cells = chunks * (size_t)forth->size;
+    s->comm[DCOMMI_MOE_FORTH] = forth;
+    s->comm[DCOMMI_MOE_BACK] = back;
+    s->n = forth->size;
+    size_t *all = dcommi_calloc(4 * cells + 3 * (chunks + 1), sizeof *all);
+    if (all == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    s->send = all;
+    s->send_at = all + cells;
+    s->recv = all + 2 * cells;
+    s->recv_at = all + 3 * cells;
+    s->send_first = all + 4 * cells;
+    s->recv_first = s->send_first + chunks + 1;
+    s->source_first = s->recv_first + chunks + 1;
+    return DCOMM_OK;
+}
+
+static void dcommi_moe_stage_free(dcommi_moe_stage *s)
+{
+    dcommi_free(s->send);
+    dcommi_free(s->from);
+    dcommi_free(s->start);
+    for (int way = 0; way < DCOMMI_MOE_WAYS; way++) {
+        dcommi_moe_release(&s->sent[way]);
+        dcommi_moe_release(&s->received[way]);
+    }
+}
+
+/* Displacements and firsts, and room for entries and lists; send and recv are filled in. */
+static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
+{
+    size_t n = (size_t)s->n;
+    for (int c = 0; c < m->opts.chunks; c++) {
+        size_t sent = 0, received = 0, row = (size_t)c * n;
+        for (size_t r = row; r < row + n; r++) {
+            s->send_at[r] = sent;
+            s->recv_at[r] = received;
+            sent += s->send[r];
+            received += s->recv[r];
+        }
+        s->send_first[c + 1] = s->send_first[c] + sent;
+        s->recv_first[c + 1] = s->recv_first[c] + received;
+    }
+    size_t entries = s->send_first[m->opts.chunks];
+    if (entries > UINT32_MAX || s->recv_first[m->opts.chunks] > UINT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_moe_route: rank %d sends %zu rows and gets %zu", m->rank, entries,
+                           s->recv_first[m->opts.chunks]);
+    }
+    if (entries > s->from_room) {
+        size_t room = entries + entries / 8;
+        dcommi_free(s->from);
+        s->from_room = 0;
+        s->from = dcommi_calloc(room, 4 * sizeof *s->from);
+        if (s->from == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        s->from_room = room;
+        s->name = s->from + room;
+        s->entry = s->from + 2 * room;
+        s->weight = (float *)(s->from + 3 * room);
+    }
+    return dcommi_grow((void **)&s->start, &s->start_room, sources + 1, sizeof *s->start);
+}
+
+/* The lists of entries by source row, each in the order of entries, from `from`. */
+static void dcommi_moe_stage_list(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
+{
+    size_t entries = s->send_first[m->opts.chunks], at = 0;
+    memset(s->start, 0, (sources + 1) * sizeof *s->start);
+    for (size_t e = 0; e < entries; e++) {
+        s->start[s->from[e] + 1]++;
+    }
+    for (size_t r = 1; r <= sources; r++) {
+        s->start[r] += s->start[r - 1];
+    }
+    for (size_t e = 0; e < entries; e++) {
+        s->entry[s->start[s->from[e]]++] = (uint32_t)e;
+    }
+    for (size_t r = 0; r < sources; r++) { /* each start has become the next one's */
+        size_t next = s->start[r];
+        s->start[r] = at;
+        at = next;
+    }
+    s->start[sources] = at;
+}
+
+/* ---- flat ---- */
+
+static dcomm_status dcommi_moe_flat_tables(dcomm_moe *m)
+{
+    dcommi_moe_stage *s = &m->inner;
+    size_t k = (size_t)m->opts.k, n = (size_t)m->size;
+    for (int c = 0; c < m->opts.chunks; c++) {
+        for (int r = 0; r < m->size; r++) {
+            s->send[(size_t)c * n + (size_t)r] = dcommi_moe_between(m, m->rank, r, c);
+            s->recv[(size_t)c * n + (size_t)r] = dcommi_moe_between(m, r, m->rank, c);
+        }
+    }
+    DCOMMI_TRY(dcommi_moe_stage_lay(m, s, m->tokens));
+    size_t listed = 0;
+    for (int c = 0; c < m->opts.chunks; c++) {
+        size_t at = s->send_first[c];
+        for (size_t p = 0; p < m->opts.experts; p++) {
+            m->cursor[p] = at;
+            at += dcommi_moe_count(m, m->rank, c, p);
+        }
+        s->source_first[c] = m->chunk_first[c];
+        for (size_t t = m->chunk_first[c]; t < m->chunk_first[c + 1]; t++) {
+            s->start[t] = listed;
+            for (size_t j = t * k; j < (t + 1) * k; j++) {
+                if (m->slots[j] >= 0) {
+                    size_t e = m->cursor[m->slots[j]]++;
+                    s->from[e] = (uint32_t)t;
+                    s->name[e] = (uint32_t)j;
+                    s->weight[e] = m->weights[j];
+                    s->entry[listed++] = (uint32_t)e;
+                }
+            }
+        }
+    }
+    s->start[m->tokens] = listed;
+    s->source_first[m->opts.chunks] = m->tokens;
+    return DCOMM_OK;
+}
+
+/* ---- hierarchical: to one rank of each host ---- */
+
+static void dcommi_moe_outer_counts(dcomm_moe *m)
+{
+    dcommi_moe_stage *s = &m->outer;
+    size_t n = (size_t)m->size;
+    int own = m->host_of[m->rank];
+    for (int c = 0; c < m->opts.chunks; c++) {
+        size_t *send = s->send + (size_t)c * n, *recv = s->recv + (size_t)c * n;
+        memset(send, 0, n * sizeof *send);
+        for (int h = 0; h < m->nhosts; h++) {
+            send[m->gate[h]] = dcommi_moe_unique(m, dcommi_moe_card_of(m, m->rank), c)[h];
+        }
+        for (int r = 0; r < m->size; r++) {
+            bool mine = dcommi_moe_gate(m, r, own) == m->rank;
+            recv[r] = mine ? dcommi_moe_unique(m, dcommi_moe_card_of(m, r), c)[own] : 0;
+        }
+    }
+}
+
+/* Where what is told of chunk c begins: words for each place, in the order of the gates, chunks,
+ * places. What a gate is told of one chunk lies in one piece. */
+static size_t dcommi_moe_told_before(const dcomm_moe *m, int host, int chunk)
+{
+    size_t rows = 0;
+    for (int r = 0; r < m->size; r++) {
+        bool before = m->gate[m->host_of[r]] < m->gate[host];
+        bool same = m->host_of[r] == host;
+        for (int c = 0; c < m->opts.chunks && (before || same); c++) {
+            rows += before || c < chunk ? dcommi_moe_between(m, m->rank, r, c) : 0;
+        }
+    }
+    return rows;
+}
+
+static dcomm_status dcommi_moe_outer_tables(dcomm_moe *m)
+{
+    dcommi_moe_stage *s = &m->outer;
+    size_t k = (size_t)m->opts.k, n = (size_t)m->size, listed = 0, told = 0;
+    dcommi_moe_outer_counts(m);
+    DCOMMI_TRY(dcommi_moe_stage_lay(m, s, m->tokens));
+    for (int c = 0; c < m->opts.chunks; c++) {
+        for (int r = 0; r < m->size; r++) {
+            told += dcommi_moe_between(m, m->rank, r, c);
+        }
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&m->told, &m->told_room, 2 * told, sizeof *m->told));
+    DCOMMI_TRY(dcommi_grow((void **)&m->told_slot, &m->told_slot_room, told, sizeof *m->told_slot));
+    size_t *gate_at = m->cursor + m->opts.experts; /* [size] next entry for each gate */
+    memset(m->seen, 0xff, (size_t)m->nhosts * sizeof *m->seen);
+    for (int c = 0; c < m->opts.chunks; c++) {
+        for (int h = 0; h < m->nhosts; h++) {
+            size_t at = dcommi_moe_told_before(m, h, c);
+            for (int i = m->host_first[h]; i < m->host_first[h + 1]; i++) {
+                int r = m->host_ranks[i];
+                for (size_t p = m->place_first[r]; p < m->place_first[r + 1]; p++) {
+                    m->cursor[p] = at;
+                    at += dcommi_moe_count(m, m->rank, c, p);
+                }
+            }
+            gate_at[m->gate[h]] = s->send_first[c] + s->send_at[(size_t)c * n + (size_t)m->gate[h]];
+        }
+        s->source_first[c] = m->chunk_first[c];
+        for (size_t t = m->chunk_first[c]; t < m->chunk_first[c + 1]; t++) {
+            s->start[t] = listed;
+            for (size_t j = t * k; j < (t + 1) * k; j++) {
+                if (m->slots[j] < 0) {
+                    continue;
+                }
+                int h = m->host_of[m->owner[m->expert_at[m->slots[j]]]], gate = m->gate[h];
+                if (m->seen[h] != (uint32_t)t) {
+                    m->seen[h] = (uint32_t)t;
+                    size_t e = gate_at[gate]++;
+                    s->from[e] = (uint32_t)t;
+                    s->entry[listed++] = (uint32_t)e;
+                }
+                size_t at = m->cursor[m->slots[j]]++;
+                m->told[2 * at] = (uint32_t)(gate_at[gate] - 1 - s->send_first[c] -
+                                             s->send_at[(size_t)c * n + (size_t)gate]);
+                memcpy(&m->told[2 * at + 1], &m->weights[j], sizeof m->weights[j]);
+                m->told_slot[at] = (uint32_t)j;
+            }
+        }
+    }
+    s->start[m->tokens] = listed;
+    s->source_first[m->opts.chunks] = m->tokens;
+    return DCOMM_OK;
+}
+
+/* ---- hierarchical: inside ---- */
+
+/* How much this rank is told by another as its gate, and tells it: rows, over all chunks. */
+static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate)
+{
+    size_t rows = 0;
+    int host = m->host_of[gate];
+    if (dcommi_moe_gate(m, from, host) != gate) {
+        return 0;
+    }
+    for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
+        for (int c = 0; c < m->opts.chunks; c++) {
+            rows += dcommi_moe_between(m, from, m->host_ranks[i], c);
+        }
+    }
+    return rows;
+}
+
+static void dcommi_moe_inner_counts(dcomm_moe *m)
+{
+    dcommi_moe_stage *s = &m->inner;
+    int host = m->host_of[m->rank];
+    const int *ranks = m->host_ranks + m->host_first[host];
+    for (int c = 0; c < m->opts.chunks; c++) {
+        size_t *send = s->send + c * s->n, *recv = s->recv + c * s->n;
+        memset(send, 0, (size_t)s->n * sizeof *send);
+        memset(recv, 0, (size_t)s->n * sizeof *recv);
+        for (int from = 0; from < m->size; from++) {
+            int gate = dcommi_moe_gate(m, from, host);
+            recv[m->seat[gate]] += dcommi_moe_between(m, from, m->rank, c);
+            for (int i = 0; i < s->n && gate == m->rank; i++) {
+                send[i] += dcommi_moe_between(m, from, ranks[i], c);
+            }
+        }
+    }
+}
+
+/* Entries are sent by rank, expert, and the rank that their tokens are of; what has been told lies
+ * by that rank, chunk, rank, expert. heard_at[from] is where what `from` told of this chunk is. */
+static dcomm_status dcommi_moe_inner_chunk(dcomm_moe *m, int c, size_t *heard_at)
+{
+    dcommi_moe_stage *s = &m->inner;
+    int host = m->host_of[m->rank];
+    size_t e = s->send_first[c];
+    for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
+        int to = m->host_ranks[i];
+        for (size_t p = m->place_first[to]; p < m->place_first[to + 1]; p++) {
+            for (int from = 0; from < m->size; from++) {
+                if (dcommi_moe_gate(m, from, host) != m->rank) {
+                    continue;
+                }
+                size_t rows = dcommi_moe_count(m, from, c, p);
+                size_t cell = (size_t)c * (size_t)m->size + (size_t)from;
+                size_t first = m->outer.recv_first[c] + m->outer.recv_at[cell];
+                for (size_t j = 0; j < rows; j++, e++) {
+                    size_t at = heard_at[from]++;
+                    if (m->heard[2 * at] >= m->outer.recv[cell]) {
+                        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                                           "moe: rank %d tells of row %u of %zu in chunk %d", from,
+                                           m->heard[2 * at], m->outer.recv[cell], c);
+                    }
+                    s->from[e] = (uint32_t)(first + m->heard[2 * at]);
+                    memcpy(&s->weight[e], &m->heard[2 * at + 1], sizeof s->weight[e]);
+                    s->name[e] = (uint32_t)at;
+                }
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Once the rows' experts have been heard of. */
+static dcomm_status dcommi_moe_inner_tables(dcomm_moe *m)
+{
+    dcommi_moe_stage *s = &m->inner;
+    size_t sources = m->outer.recv_first[m->opts.chunks], at = 0;
+    size_t *heard_at = m->cursor + m->opts.experts;
+    dcommi_moe_inner_counts(m);
+    DCOMMI_TRY(dcommi_moe_stage_lay(m, s, sources));
+    memcpy(s->source_first, m->outer.recv_first,
+           ((size_t)m->opts.chunks + 1) * sizeof *s->source_first);
+    for (int from = 0; from < m->size; from++) {
+        heard_at[from] = at;
+        at += dcommi_moe_told_between(m, from, m->rank);
+    }
+    for (int c = 0; c < m->opts.chunks; c++) {
+        DCOMMI_TRY(dcommi_moe_inner_chunk(m, c, heard_at));
+    }
+    dcommi_moe_stage_list(m, s, sources);
+    return DCOMM_OK;
+}
+
+/* ---- batches ---- */
+
+typedef void (*dcommi_moe_piece_fn)(void *user, size_t arrived, size_t place, size_t rows);
+
+/* A chunk's rows as they arrive at this rank, piece by piece, and where in the batch each belongs:
+ * rows from the chunk's first in both. */
+static void dcommi_moe_pieces(dcomm_moe *m, int c, dcommi_moe_piece_fn fn, void *user)
+{
+    size_t first = m->place_first[m->rank], n = m->place_first[m->rank + 1] - first, arrived = 0;
+    size_t *next = m->seg_at; /* [(local experts) * size] */
+    size_t at = 0;
+    for (size_t p = 0; p < n; p++) {
+        m->batch_first[p] = at;
+        for (int from = 0; from < m->size; from++) {
+            next[p * (size_t)m->size + (size_t)from] = at;
+            at += dcommi_moe_count(m, from, c, first + p);
+        }
+    }
+    m->batch_first[n] = at;
+    int host = m->hier ? m->host_of[m->rank] : -1;
+    for (int peer = 0; peer < m->inner.n; peer++) {
+        int gate = m->hier ? m->host_ranks[m->host_first[host] + peer] : peer;
+        for (size_t p = 0; p < n; p++) {
+            for (int from = 0; from < m->size; from++) {
+                bool through = m->hier ? dcommi_moe_gate(m, from, host) == gate : from == peer;
+                size_t rows = through ? dcommi_moe_count(m, from, c, first + p) : 0;
+                if (rows > 0) {
+                    fn(user, arrived, next[p * (size_t)m->size + (size_t)from], rows);
+                    arrived += rows;
+                }
+            }
+        }
+    }
+}
+
+#endif
+
+#include <math.h>
+
+/* ---- loads ---- */
+
+/* Rows by expert, of all ranks; by_place as a side effect. Returns how many there are. */
+static size_t dcommi_moe_totals(dcomm_moe *m, uint64_t *by_expert)
+{
+    size_t total = 0;
+    memset(m->by_place, 0, m->opts.experts * sizeof *m->by_place);
+    for (int r = 0; r < m->size; r++) {
+        for (int c = 0; c < m->opts.chunks; c++) {
+            const uint32_t *counts = dcommi_moe_counts(m, dcommi_moe_card_of(m, r), c);
+            for (size_t p = 0; p < m->opts.experts; p++) {
+                m->by_place[p] += counts[p];
+            }
+        }
+    }
+    for (size_t p = 0; p < m->opts.experts; p++) {
+        by_expert[m->expert_at[p]] = m->by_place[p];
+        total += (size_t)m->by_place[p];
+    }
+    return total;
+}
+
+static void dcommi_moe_weigh(dcomm_moe *m)
+{
+    dcomm_moe_stats *s = &m->stats;
+    size_t total = dcommi_moe_totals(m, m->load);
+    double mean = (double)total / (double)m->opts.experts, squares = 0;
+    s->rerouted = 0;
+    s->heaviest_rank = 0;
+    memset(m->rank_rows, 0, (size_t)m->size * sizeof *m->rank_rows);
+    for (size_t e = 0; e < m->opts.experts; e++) {
+        double off = (double)m->load[e] - mean;
+        squares += off * off;
+        m->rank_rows[m->owner[e]] += m->load[e];
+    }
+    for (int r = 0; r < m->size; r++) {
+        s->rerouted += dcommi_moe_card_of(m, r)[3];
+        s->heaviest_rank = m->rank_rows[r] > m->rank_rows[s->heaviest_rank] ? r : s->heaviest_rank;
+    }
+    s->dropped = s->asked - total;
+    s->drop_rate = s->asked > 0 ? (double)s->dropped / (double)s->asked : 0;
+    s->cv = mean > 0 ? sqrt(squares / (double)m->opts.experts) / mean : 0;
+}
+
+/* ---- bytes ---- */
+
+/* What passes between ranks of one dispatch, in rows: all of it, and what passes between hosts. */
+typedef struct dcommi_moe_traffic {
+    uint64_t in, out, host_in, host_out; /* of a rank */
+    uint64_t messages, host_messages;
+} dcommi_moe_traffic;
+
+static void dcommi_moe_pass_on(const dcomm_moe *m, dcommi_moe_traffic *t, int from, int to,
+                               uint64_t rows)
+{
+    if (from == to || rows == 0) {
+        return;
+    }
+    bool far = m->host_of[from] != m->host_of[to];
+    t[from].out += rows;
+    t[to].in += rows;
+    t[from].host_out += far ? rows : 0;
+    t[to].host_in += far ? rows : 0;
+    t[from].messages++;
+    t[from].host_messages += far;
+}
+
+static void dcommi_moe_flat_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
+{
+    memset(t, 0, (size_t)m->size * sizeof *t);
+    for (int from = 0; from < m->size; from++) {
+        for (int to = 0; to < m->size; to++) {
+            for (int c = 0; c < m->opts.chunks; c++) {
+                dcommi_moe_pass_on(m, t, from, to, dcommi_moe_between(m, from, to, c));
+            }
+        }
+    }
+}
+
+static void dcommi_moe_hier_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
+{
+    memset(t, 0, (size_t)m->size * sizeof *t);
+    for (int from = 0; from < m->size; from++) {
+        for (int to = 0; to < m->size; to++) {
+            int gate = dcommi_moe_gate(m, from, m->host_of[to]);
+            for (int c = 0; c < m->opts.chunks; c++) {
+                const uint32_t *unique = dcommi_moe_unique(m, dcommi_moe_card_of(m, from), c);
+                dcommi_moe_pass_on(m, t, from, to, gate == to ? unique[m->host_of[to]] : 0);
+                dcommi_moe_pass_on(m, t, gate, to, dcommi_moe_between(m, from, to, c));
+            }
+        }
+    }
+}
+
+/* The busiest host's port: rows that it sends or gets. */
+static uint64_t dcommi_moe_port_rows(const dcomm_moe *m, const dcommi_moe_traffic *t)
+{
+    uint64_t most = 0;
+    for (int h = 0; h < m->nhosts; h++) {
+        uint64_t in = 0, out = 0;
+        for (int i = m->host_first[h]; i < m->host_first[h + 1]; i++) {
+            in += t[m->host_ranks[i]].host_in;
+            out += t[m->host_ranks[i]].host_out;
+        }
+        most = in > most ? in : most;
+        most = out > most ? out : most;
+    }
+    return most;
+}
+
+/* ---- prices ---- */
+
+/* What is between the ranks of a host: the same on all ranks. */
+static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
+{
+    for (int h = 0; h < m->nhosts; h++) {
+        if (m->host_first[h + 1] - m->host_first[h] > 1) {
+            const int *ranks = m->host_ranks + m->host_first[h];
+            int depth = dcommi_terrain_depth(terrain, ranks[0], ranks[1]);
+            return dcommi_terrain_kind(terrain, depth);
+        }
+    }
+    return DCOMM_LINK_NEAR;
+}
+
+/* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
+ * busiest rank; the two one after the other, as the hierarchical form's are. */
+static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t)
+{
+    const dcommi_terrain *terrain = &m->comm->chooser->terrain[DCOMMI_MEMORY_ANY];
+    const dcommi_link *far = &terrain->link[DCOMM_LINK_HOST];
+    const dcommi_link *near = &terrain->link[dcommi_moe_near(m, terrain)];
+    int64_t wire = (int64_t)m->wire, network = 0, memory = 0;
+    int64_t port = (int64_t)dcommi_moe_port_rows(m, t) * wire;
+    for (int r = 0; r < m->size; r++) {
+        int64_t host_rows = (int64_t)(t[r].host_in > t[r].host_out ? t[r].host_in : t[r].host_out);
+        int64_t in = (int64_t)(t[r].in - t[r].host_in), out = (int64_t)(t[r].out - t[r].host_out);
+        int64_t started =
+            (int64_t)t[r].host_messages * (far->alpha + 2 * far->overhead) +
+            (int64_t)(t[r].messages - t[r].host_messages) * (near->alpha + 2 * near->overhead);
+        network = dcommi_max64(network, started + dcommi_curve_at(&far->message, host_rows * wire));
+        memory =
+            dcommi_max64(memory, dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
+                                     dcommi_curve_at(&terrain->copy, (in + out) * wire));
+    }
+    network = dcommi_max64(network, dcommi_curve_at(&far->shared, port));
+    network = dcommi_max64(network, dcommi_curve_at(&far->sustained, port));
+    return (double)(network + memory) * 1e-12;
+}
+
+/* Prices are not so exact that a little less meant anything. */
+#define DCOMMI_MOE_MARGIN 0.9
+
+static void dcommi_moe_choose(dcomm_moe *m)
+{
+    dcomm_moe_stats *s = &m->stats;
+    dcommi_moe_traffic *t = m->traffic;
+    s->flat_s = s->hier_s = 0;
+    m->hier = m->opts.form == DCOMM_MOE_HIER;
+    if (m->host[0] != NULL) {
+        dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
+        dcommi_moe_hier_traffic(m, t);
+        s->hier_s = dcommi_moe_price(m, t);
+        dcommi_moe_flat_traffic(m, t);
+        s->flat_s = dcommi_moe_price(m, t);
+        dcommi_comm_unlock(m->comm);
+        m->hier = m->hier ||
+                  (m->opts.form == DCOMM_MOE_AUTO && s->hier_s < DCOMMI_MOE_MARGIN * s->flat_s);
+    }
+    (m->hier ? dcommi_moe_hier_traffic : dcommi_moe_flat_traffic)(m, t);
+    s->hier = m->hier;
+    s->network_bytes = dcommi_moe_port_rows(m, t) * m->wire;
+    for (int r = 0; r < m->size; r++) {
+        m->rank_bytes[r] = (t[r].in > t[r].out ? t[r].in : t[r].out) * m->wire;
+    }
+}
+
+#endif
+
+/* ---- this rank's own ---- */
+
+static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *experts,
+                                    const float *weights)
+{
+    size_t k = (size_t)m->opts.k, n = tokens * k;
+    m->tokens = 0;
+    if (tokens > UINT32_MAX / k / 2) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: %zu tokens of %zu experts", tokens,
+                           k);
+    }
+    if (experts == NULL && tokens > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: experts is NULL for %zu tokens",
+                           tokens);
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&m->slots, &m->slots_room, n, sizeof *m->slots));
+    DCOMMI_TRY(dcommi_grow((void **)&m->weights, &m->weights_room, n, sizeof *m->weights));
+    for (size_t i = 0; i < n; i++) {
+        if (experts[i] < -1 || (experts[i] >= 0 && (size_t)experts[i] >= m->opts.experts)) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_moe_route: token %zu of rank %d goes to expert %d; there are "
+                               "%zu",
+                               i / k, m->rank, experts[i], m->opts.experts);
+        }
+        m->slots[i] = experts[i] < 0 ? -1 : (int32_t)m->place[experts[i]];
+        m->weights[i] = weights != NULL ? weights[i] : 1;
+    }
+    m->tokens = tokens;
+    return DCOMM_OK;
+}
+
+/* What this rank's slots ask for, on its card. */
+static void dcommi_moe_tally(dcomm_moe *m)
+{
+    size_t k = (size_t)m->opts.k;
+    memset(m->card + DCOMMI_MOE_HEAD, 0, (m->card_len - DCOMMI_MOE_HEAD) * sizeof *m->card);
+    memset(m->seen, 0xff, (size_t)m->nhosts * sizeof *m->seen);
+    for (int c = 0; c < m->opts.chunks; c++) {
+        m->chunk_first[c] = m->tokens * (size_t)c / (size_t)m->opts.chunks;
+        m->chunk_first[c + 1] = m->tokens * ((size_t)c + 1) / (size_t)m->opts.chunks;
+        uint32_t *counts = dcommi_moe_counts(m, m->card, c);
+        uint32_t *unique = dcommi_moe_unique(m, m->card, c);
+        for (size_t i = m->chunk_first[c] * k; i < m->chunk_first[c + 1] * k; i++) {
+            if (m->slots[i] >= 0) {
+                int host = m->host_of[m->owner[m->expert_at[m->slots[i]]]];
+                counts[m->slots[i]]++;
+                unique[host] += m->seen[host] != (uint32_t)(i / k);
+                m->seen[host] = (uint32_t)(i / k);
+            }
+        }
+    }
+}
+
+/* ---- exchange ---- */
+
+static dcomm_status dcommi_moe_exchange(dcomm_moe *m, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    m->card[0] = (uint32_t)status;
+    memcpy(m->card + 1, &m->expert_s, sizeof m->expert_s);
+    dcomm_status sent = dcomm_allgather(m->comm, m->card, m->cards, m->card_len, DCOMM_U32, &opts);
+    if (sent < 0) {
+        return dcommi_moe_fail(m, sent);
+    }
+    for (int r = 0; r < m->size; r++) {
+        if ((int32_t)dcommi_moe_card_of(m, r)[0] < 0) {
+            memcpy(dcommi_message, why, sizeof why);
+            return dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* ---- capacity ---- */
+
+/* Which of this rank's slots find room. An expert takes the first that come, by rank and token. */
+static void dcommi_moe_admit(dcomm_moe *m, size_t capacity)
+{
+    size_t *left = m->cursor; /* room that the ranks before leave */
+    for (size_t p = 0; p < m->opts.experts; p++) {
+        size_t before = 0;
+        for (int r = 0; r < m->rank; r++) {
+            for (int c = 0; c < m->opts.chunks; c++) {
+                before += dcommi_moe_count(m, r, c, p);
+            }
+        }
+        left[p] = before < capacity ? capacity - before : 0;
+    }
+    for (size_t i = 0; i < m->tokens * (size_t)m->opts.k; i++) {
+        int32_t p = m->slots[i];
+        if (p >= 0 && left[p]-- == 0) {
+            left[p] = 0;
+            m->slots[i] = -2 - p; /* beyond capacity */
+            m->stats.own_dropped++;
+        }
+    }
+}
+
+/* The seats that are free, expert by expert, are shared out to the slots that found no room, rank
+ * by rank: this rank's are left[place]. */
+static void dcommi_moe_seats(const dcomm_moe *m, size_t capacity, size_t *left)
+{
+    size_t over_before = 0, over_own = 0, free_before = 0;
+    for (size_t p = 0; p < m->opts.experts; p++) {
+        size_t at = 0;
+        for (int r = 0; r <= m->rank; r++) {
+            size_t asked = 0;
+            for (int c = 0; c < m->opts.chunks; c++) {
+                asked += dcommi_moe_count(m, r, c, p);
+            }
+            size_t fits = at < capacity ? capacity - at : 0;
+            size_t over = asked > fits ? asked - fits : 0;
+            over_before += r < m->rank ? over : 0;
+            over_own += r == m->rank ? over : 0;
+            at += asked;
+        }
+    }
+    for (size_t p = 0; p < m->opts.experts; p++) {
+        size_t load = (size_t)m->by_place[p] < capacity ? (size_t)m->by_place[p] : capacity;
+        size_t seats = capacity - load;
+        size_t begin = over_before > free_before ? over_before : free_before;
+        size_t end = over_before + over_own < free_before + seats ? over_before + over_own
+                                                                  : free_before + seats;
+        left[p] = end > begin ? end - begin : 0;
+        free_before += seats;
+    }
+}
+
+static bool dcommi_moe_has(const dcomm_moe *m, size_t token, int32_t place)
+{
+    for (int j = 0; j < m->opts.k; j++) {
+        if (m->slots[token * (size_t)m->opts.k + (size_t)j] == place) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Slots without room take the seats of this rank's share, fullest expert first. */
+static void dcommi_moe_reseat(dcomm_moe *m, size_t capacity)
+{
+    size_t *left = m->cursor, k = (size_t)m->opts.k;
+    dcommi_moe_seats(m, capacity, left);
+    for (size_t i = 0; i < m->tokens * k; i++) {
+        int32_t best = -1;
+        for (size_t p = 0; p < m->opts.experts && m->slots[i] < -1; p++) {
+            bool better = left[p] > 0 && (best < 0 || left[p] > left[best]);
+            best = better && !dcommi_moe_has(m, i / k, (int32_t)p) ? (int32_t)p : best;
+        }
+        if (best >= 0) {
+            left[best]--;
+            m->slots[i] = best;
+            m->stats.own_dropped--;
+            m->stats.own_rerouted++;
+        }
+    }
+}
+
+static dcomm_status dcommi_moe_limit(dcomm_moe *m)
+{
+    double share = (double)m->stats.asked / (double)m->opts.experts * m->opts.capacity;
+    size_t capacity = (size_t)share;
+    capacity += (double)capacity < share;
+    m->stats.capacity = capacity;
+    dcommi_moe_admit(m, capacity);
+    if (m->opts.policy == DCOMM_MOE_REROUTE) {
+        dcommi_moe_reseat(m, capacity);
+    }
+    dcommi_moe_tally(m);
+    m->card[3] = (uint32_t)m->stats.own_rerouted;
+    return dcommi_moe_exchange(m, DCOMM_OK);
+}
+
+/* ---- all of it ---- */
+
+/* Gates hear which of the rows that they get are for which experts, and with what weights. */
+static dcomm_status dcommi_moe_tell(dcomm_moe *m)
+{
+    size_t n = (size_t)m->size, sent = 0, received = 0;
+    size_t *send = m->scaled, *send_at = send + n, *recv = send + 2 * n, *recv_at = send + 3 * n;
+    for (int r = 0; r < m->size; r++) {
+        send[r] = 2 * dcommi_moe_told_between(m, m->rank, r);
+        recv[r] = 2 * dcommi_moe_told_between(m, r, m->rank);
+        send_at[r] = sent;
+        recv_at[r] = received;
+        sent += send[r];
+        received += recv[r];
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&m->heard, &m->heard_room, received, sizeof *m->heard));
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    return dcomm_alltoallv(m->comm, m->told, send, send_at, m->heard, recv, recv_at, DCOMM_U32,
+                           &opts);
+}
+
+static dcomm_status dcommi_moe_tables(dcomm_moe *m)
+{
+    dcommi_moe_stage *s = &m->inner;
+    s->comm[DCOMMI_MOE_FORTH] = m->hier ? m->host[DCOMMI_MOE_FORTH] : m->comm;
+    s->comm[DCOMMI_MOE_BACK] = m->hier ? m->host[DCOMMI_MOE_BACK] : m->back;
+    s->n = s->comm[0]->size;
+    if (!m->hier) {
+        return dcommi_moe_flat_tables(m);
+    }
+    DCOMMI_TRY(dcommi_moe_outer_tables(m));
+    DCOMMI_TRY(dcommi_moe_tell(m));
+    return dcommi_moe_inner_tables(m);
+}
+
+/* Buffers of the step, before any of them is in use. */
+static dcomm_status dcommi_moe_room(dcomm_moe *m)
+{
+    dcommi_moe_stage *stages[] = {&m->inner, &m->outer};
+    for (int i = 0; i < (m->hier ? 2 : 1); i++) {
+        dcommi_moe_stage *s = stages[i];
+        size_t sent = s->send_first[m->opts.chunks] * m->stride;
+        size_t received = s->recv_first[m->opts.chunks] * m->stride;
+        bool apart = !dcommi_moe_direct(m);
+        DCOMMI_TRY(dcommi_moe_reserve(m, &s->sent[DCOMMI_MOE_FORTH], sent));
+        DCOMMI_TRY(dcommi_moe_reserve(m, &s->received[DCOMMI_MOE_BACK], sent));
+        DCOMMI_TRY(dcommi_moe_reserve(m, &s->received[DCOMMI_MOE_FORTH],
+                                      apart || m->codec != NULL ? received : 0));
+        DCOMMI_TRY(dcommi_moe_reserve(m, &s->sent[DCOMMI_MOE_BACK], apart ? received : 0));
+    }
+    DCOMMI_TRY(dcommi_moe_reserve(m, &m->coded, m->codec != NULL ? m->tokens * m->wire : 0));
+    return dcommi_moe_reserve(m, &m->batch[0], m->inner.recv_first[m->opts.chunks] * m->row);
+}
+
+/* Those of gradients. */
+static dcomm_status dcommi_moe_gradient_room(dcomm_moe *m)
+{
+    size_t entries = m->inner.send_first[m->opts.chunks];
+    size_t told = m->hier ? m->told_slot_room : 0;
+    DCOMMI_TRY(dcommi_grow((void **)&m->dots, &m->dots_room, entries, sizeof *m->dots));
+    DCOMMI_TRY(dcommi_grow((void **)&m->dots_back, &m->dots_back_room, told, sizeof *m->dots_back));
+    return dcommi_moe_reserve(m, &m->batch[1], m->inner.recv_first[m->opts.chunks] * m->row);
+}
+
+static void dcommi_moe_begin_step(dcomm_moe *m)
+{
+    dcomm_moe_stats *s = &m->stats;
+    s->slowest_rank = -1;
+    s->slowest_s = 0;
+    s->permute_s = 0;
+    s->permute_bytes = 0;
+    for (int r = 0; r < m->size; r++) {
+        double seconds;
+        memcpy(&seconds, dcommi_moe_card_of(m, r) + 1, sizeof seconds);
+        if (seconds > s->slowest_s) {
+            s->slowest_s = seconds;
+            s->slowest_rank = r;
+        }
+    }
+    m->expert_s = m->left_at = 0;
+    m->at_work = 0;
+    memset(m->ops, 0, (size_t)m->opts.chunks * DCOMMI_MOE_PASSES * sizeof *m->ops);
+    for (int way = 0; way < DCOMMI_MOE_WAYS; way++) {
+        m->queue[way].first = m->queue[way].n = 0;
+    }
+    m->steps++;
+}
+
+static dcomm_status dcommi_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
+                                     const float *weights)
+{
+    if (m->under_way > 0) {
+        dcommi_fail(DCOMM_ERR_INVALID,
+                    "dcomm_moe_route: rank %d has not waited for all chunks of step %zu", m->rank,
+                    m->steps);
+        return dcommi_moe_fail(m, DCOMM_ERR_INVALID);
+    }
+    dcomm_status status = dcommi_moe_take(m, tokens, experts, weights);
+    m->stats.own_dropped = m->stats.own_rerouted = 0;
+    m->stats.capacity = SIZE_MAX;
+    m->card[3] = 0;
+    dcommi_moe_tally(m);
+    DCOMMI_TRY(dcommi_moe_exchange(m, status));
+    dcommi_moe_begin_step(m);
+    m->stats.asked = dcommi_moe_totals(m, m->demand);
+    if (m->opts.capacity > 0) {
+        DCOMMI_TRY(dcommi_moe_limit(m));
+    }
+    dcommi_moe_weigh(m);
+    dcommi_moe_choose(m);
+    status = dcommi_moe_tables(m);
+    status = status >= 0 ? dcommi_moe_room(m) : status;
+    return status < 0 ? dcommi_moe_fail(m, status) : DCOMM_OK;
+}
+
+#endif
+
+static inline dcommi_moe_op *dcommi_moe_op_of(const dcomm_moe *m, dcommi_moe_pass pass, int c)
+{
+    return &m->ops[(size_t)pass * (size_t)m->opts.chunks + (size_t)c];
+}
+
+static inline int dcommi_moe_way(dcommi_moe_pass pass)
+{
+    return pass == DCOMMI_MOE_DISPATCH || pass == DCOMMI_MOE_COMBINE_BACKWARD ? DCOMMI_MOE_FORTH
+                                                                              : DCOMMI_MOE_BACK;
+}
+
+static inline unsigned char *dcommi_moe_at(const dcomm_moe *m, const dcommi_moe_memory *memory,
+                                           const size_t *first, int c)
+{
+    return memory->at + first[c] * m->stride;
+}
+
+/* The memory of a batch is laid out by rows. */
+static inline unsigned char *dcommi_moe_batch_at(const dcomm_moe *m, dcommi_moe_pass pass, int c)
+{
+    int which = pass == DCOMMI_MOE_DISPATCH ? 0 : 1;
+    return m->batch[which].at + m->inner.recv_first[c] * m->row;
+}
+
+/* ---- exchanges ---- */
+
+/* Start to exchange a chunk's rows of `width` bytes. */
+static dcomm_status dcommi_moe_send(dcomm_moe *m, dcommi_moe_stage *s, int way, int c,
+                                    const void *in, void *out, size_t width,
+                                    dcomm_request **request_p)
+{
+    size_t n = (size_t)s->n, row = (size_t)c * n;
+    const size_t *tables[] = {s->send + row, s->send_at + row, s->recv + row, s->recv_at + row};
+    for (int i = 0; i < 4; i++) {
+        const size_t *from = tables[way == DCOMMI_MOE_FORTH ? i : (i + 2) % 4];
+        for (size_t r = 0; r < n; r++) {
+            m->scaled[(size_t)i * n + r] = from[r] * width;
+        }
+    }
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    return dcomm_ialltoallv(s->comm[way], in, m->scaled, m->scaled + n, out, m->scaled + 2 * n,
+                            m->scaled + 3 * n, DCOMM_U8, &opts, request_p);
+}
+
+static inline size_t dcommi_moe_width(const dcomm_moe *m, dcommi_moe_pass pass)
+{
+    return pass == DCOMMI_MOE_DISPATCH ? m->wire : m->row;
+}
+
+/* ---- forth ---- */
+
+static inline void dcommi_moe_permuted(dcomm_moe *m, dcommi_moe_pass pass, double start,
+                                       size_t bytes)
+{
+    if (pass == DCOMMI_MOE_DISPATCH) {
+        m->stats.permute_s += dcommi_now() - start;
+        m->stats.permute_bytes += bytes;
+    }
+}
+
+/* The scalar products of a chunk's gradients and what its experts gave, for each entry. */
+static void dcommi_moe_take_dots(dcomm_moe *m, int c, const unsigned char *source)
+{
+    const dcommi_moe_stage *s = &m->inner;
+    const unsigned char *given = dcommi_moe_at(m, &s->received[DCOMMI_MOE_BACK], s->send_first, c);
+    for (size_t e = s->send_first[c]; e < s->send_first[c + 1]; e++) {
+        m->dots[m->hier ? s->name[e] : e] =
+            dcommi_moe_dot(m, source + (s->from[e] - s->source_first[c]) * m->row,
+                           given + (e - s->send_first[c]) * m->row);
+    }
+}
+
+/* Pack a stage's entries of a chunk from its source rows, and send them. */
+static dcomm_status dcommi_moe_forth(dcomm_moe *m, dcommi_moe_stage *s, dcommi_moe_pass pass, int c,
+                                     const unsigned char *source)
+{
+    dcommi_moe_op *op = dcommi_moe_op_of(m, pass, c);
+    size_t width = dcommi_moe_width(m, pass), first = s->send_first[c];
+    unsigned char *to = dcommi_moe_at(m, &s->sent[DCOMMI_MOE_FORTH], s->send_first, c);
+    unsigned char *out = dcommi_moe_at(m, &s->received[DCOMMI_MOE_FORTH], s->recv_first, c);
+    if (s->weighted && pass == DCOMMI_MOE_COMBINE_BACKWARD) {
+        dcommi_moe_take_dots(m, c, source);
+        for (size_t e = first; e < s->send_first[c + 1]; e++) {
+            dcommi_moe_scale(m, to + (e - first) * width,
+                             source + (s->from[e] - s->source_first[c]) * width, s->weight[e]);
+        }
+    } else {
+        size_t entries = s->send_first[c + 1] - first;
+        double start = dcommi_now();
+        dcommi_moe_gather(to, source, s->from + first, s->source_first[c], entries, width);
+        dcommi_moe_permuted(m, pass, start, entries * width);
+    }
+    if (s->weighted && dcommi_moe_direct(m) && width == m->row) {
+        out = dcommi_moe_batch_at(m, pass, c);
+    }
+    return dcommi_moe_send(m, s, DCOMMI_MOE_FORTH, c, to, out, width, &op->request);
+}
+
+/* Encode the rows of a chunk's tokens that go anywhere. */
+static dcomm_status dcommi_moe_encode(dcomm_moe *m, int c, const float *x)
+{
+    const dcommi_moe_stage *s = dcommi_moe_first(m);
+    size_t hidden = m->opts.hidden, bytes = 0;
+    for (size_t t = m->chunk_first[c]; t < m->chunk_first[c + 1]; t++) {
+        dcomm_codec_key key = {.seed = m->opts.codec_seed,
+                               .step = m->steps,
+                               .first = (uint64_t)t * hidden,
+                               .rank = (uint32_t)m->rank};
+        if (s->start[t] == s->start[t + 1]) {
+            continue;
+        }
+        dcomm_status status =
+            dcomm_encode(m->codec, x + t * hidden, hidden, &key, m->coded.at + t * m->wire, m->wire,
+                         &bytes, m->workspace, NULL);
+        if (status < 0) {
+            return dcommi_fail(status, "dcomm_moe_dispatch_start: token %zu of rank %d: %.300s", t,
+                               m->rank, dcommi_message);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* ---- batches ---- */
+
+typedef struct dcommi_moe_put {
+    const dcomm_moe *m;
+    unsigned char *arrived, *batch;
+    bool back, coded, past;
+    dcomm_status status;
+} dcommi_moe_put;
+
+static void dcommi_moe_put_piece(void *user, size_t arrived, size_t place, size_t rows)
+{
+    dcommi_moe_put *p = user;
+    const dcomm_moe *m = p->m;
+    size_t row = m->row;
+    if (p->back) {
+        dcommi_moe_copy(p->arrived + arrived * row, p->batch + place * row, rows * row, p->past);
+    } else if (!p->coded) {
+        dcommi_moe_copy(p->batch + place * row, p->arrived + arrived * row, rows * row, p->past);
+    } else {
+        for (size_t i = 0; i < rows && p->status >= 0; i++) {
+            p->status = dcomm_decode(m->codec, p->arrived + (arrived + i) * m->wire, m->wire,
+                                     (float *)(p->batch + (place + i) * row), m->opts.hidden);
+        }
+    }
+}
+
+static dcomm_status dcommi_moe_place(dcomm_moe *m, dcommi_moe_pass pass, int c,
+                                     unsigned char *batch, bool back)
+{
+    dcommi_moe_stage *s = &m->inner;
+    dcommi_moe_memory *memory = back ? &s->sent[DCOMMI_MOE_BACK] : &s->received[DCOMMI_MOE_FORTH];
+    dcommi_moe_put put = {.m = m,
+                          .arrived = dcommi_moe_at(m, memory, s->recv_first, c),
+                          .batch = batch,
+                          .back = back,
+                          .past = dcommi_moe_past(dcommi_moe_chunk_rows(m, c) * m->row),
+                          .coded = pass == DCOMMI_MOE_DISPATCH && m->codec != NULL};
+    bool direct = dcommi_moe_direct(m) && !put.coded;
+    if (direct) { /* for what it says of the batch alone */
+        put.arrived = batch;
+    }
+    double start = dcommi_now();
+    dcommi_moe_pieces(m, c, dcommi_moe_put_piece, &put);
+    if (!direct && !put.coded) {
+        dcommi_moe_permuted(m, pass, start, (s->recv_first[c + 1] - s->recv_first[c]) * m->row);
+    }
+    return put.status;
+}
+
+/* ---- back ---- */
+
+static dcomm_status dcommi_moe_back(dcomm_moe *m, dcommi_moe_stage *s, dcommi_moe_pass pass, int c,
+                                    const void *in)
+{
+    dcommi_moe_op *op = dcommi_moe_op_of(m, pass, c);
+    unsigned char *out = dcommi_moe_at(m, &s->received[DCOMMI_MOE_BACK], s->send_first, c);
+    return dcommi_moe_send(m, s, DCOMMI_MOE_BACK, c, in, out, m->row, &op->request);
+}
+
+/* ---- from stage to stage ---- */
+
+/* The first exchange of a chunk is over: the second. */
+static dcomm_status dcommi_moe_second(dcomm_moe *m, dcommi_moe_pass pass, int c)
+{
+    dcommi_moe_stage *o = &m->outer, *i = &m->inner;
+    dcommi_moe_op_of(m, pass, c)->stage = 1;
+    if (dcommi_moe_way(pass) == DCOMMI_MOE_FORTH) {
+        return dcommi_moe_forth(m, i, pass, c,
+                                dcommi_moe_at(m, &o->received[DCOMMI_MOE_FORTH], o->recv_first, c));
+    }
+    unsigned char *sums = dcommi_moe_at(m, &o->sent[DCOMMI_MOE_BACK], o->recv_first, c);
+    dcommi_moe_sum(m, i, c, sums, dcommi_moe_at(m, &i->received[DCOMMI_MOE_BACK], i->send_first, c),
+                   pass == DCOMMI_MOE_COMBINE);
+    return dcommi_moe_back(m, o, pass, c, sums);
+}
+
+/* Begin second exchanges as first ones are over; where `upto` is not NULL, wait for those up to its
+ * own. */
+static dcomm_status dcommi_moe_advance(dcomm_moe *m, int way, const dcommi_moe_op *upto)
+{
+    dcommi_moe_queue *q = &m->queue[way];
+    while (q->first < q->n && (upto == NULL || upto->stage == 0)) {
+        struct dcommi_moe_turn turn = q->turns[q->first];
+        dcommi_moe_op *op = dcommi_moe_op_of(m, (dcommi_moe_pass)turn.pass, turn.chunk);
+        dcomm_status status = upto != NULL ? dcomm_wait(&op->request) : dcomm_test(&op->request);
+        if (status == DCOMM_IN_PROGRESS) {
+            return DCOMM_OK;
+        }
+        DCOMMI_TRY(status);
+        q->first++;
+        DCOMMI_TRY(dcommi_moe_second(m, (dcommi_moe_pass)turn.pass, turn.chunk));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_moe_move_on(dcomm_moe *m)
+{
+    DCOMMI_TRY(dcommi_moe_advance(m, DCOMMI_MOE_FORTH, NULL));
+    return dcommi_moe_advance(m, DCOMMI_MOE_BACK, NULL);
+}
+
+static void dcommi_moe_started(dcomm_moe *m, dcommi_moe_pass pass, int c)
+{
+    dcommi_moe_queue *q = &m->queue[dcommi_moe_way(pass)];
+    dcommi_moe_op *op = dcommi_moe_op_of(m, pass, c);
+    op->started = true;
+    m->under_way++;
+    if (m->hier) {
+        q->turns[q->n].pass = (int)pass;
+        q->turns[q->n++].chunk = c;
+    } else {
+        op->stage = 1;
+    }
+}
+
+static dcomm_status dcommi_moe_finish(dcomm_moe *m, dcommi_moe_pass pass, int c)
+{
+    dcommi_moe_op *op = dcommi_moe_op_of(m, pass, c);
+    DCOMMI_TRY(dcommi_moe_move_on(m));
+    DCOMMI_TRY(dcommi_moe_advance(m, dcommi_moe_way(pass), op));
+    DCOMMI_TRY(dcomm_wait(&op->request));
+    op->done = true;
+    m->under_way--;
+    return DCOMM_OK;
+}
+
+/* ---- gradients of weights ---- */
+
+/* Gates send the scalar products of chunk c back to the ranks whose tokens they are of. */
+static dcomm_status dcommi_moe_return_dots(dcomm_moe *m, int c)
+{
+    size_t n = (size_t)m->size, heard = 0;
+    size_t *send = m->scaled, *send_at = send + n, *recv = send + 2 * n, *recv_at = send + 3 * n;
+    int host = m->host_of[m->rank];
+    memset(recv, 0, 2 * n * sizeof *recv);
+    for (int from = 0; from < m->size; from++) {
+        send[from] = 0;
+        send_at[from] = heard;
+        if (dcommi_moe_gate(m, from, host) != m->rank) {
+            continue;
+        }
+        for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
+            for (int b = 0; b < c; b++) {
+                send_at[from] += dcommi_moe_between(m, from, m->host_ranks[i], b);
+            }
+            send[from] += dcommi_moe_between(m, from, m->host_ranks[i], c);
+        }
+        heard += dcommi_moe_told_between(m, from, m->rank);
+    }
+    for (int h = 0; h < m->nhosts; h++) {
+        recv_at[m->gate[h]] = dcommi_moe_told_before(m, h, c);
+        for (int i = m->host_first[h]; i < m->host_first[h + 1]; i++) {
+            recv[m->gate[h]] += dcommi_moe_between(m, m->rank, m->host_ranks[i], c);
+        }
+    }
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    return dcomm_alltoallv(m->comm, m->dots, send, send_at, m->dots_back, recv, recv_at, DCOMM_F32,
+                           &opts);
+}
+
+static dcomm_status dcommi_moe_give_dots(dcomm_moe *m, int c, float *dweights)
+{
+    size_t k = (size_t)m->opts.k;
+    if (m->hier) {
+        DCOMMI_TRY(dcommi_moe_return_dots(m, c));
+    }
+    if (dweights == NULL || m->chunk_first[c] == m->chunk_first[c + 1]) {
+        return DCOMM_OK;
+    }
+    memset(dweights + m->chunk_first[c] * k, 0,
+           (m->chunk_first[c + 1] - m->chunk_first[c]) * k * sizeof *dweights);
+    const dcommi_moe_stage *s = &m->inner;
+    for (size_t e = s->send_first[c]; e < s->send_first[c + 1] && !m->hier; e++) {
+        dweights[s->name[e]] = m->dots[e];
+    }
+    for (int h = 0; h < m->nhosts && m->hier; h++) {
+        size_t at = dcommi_moe_told_before(m, h, c);
+        for (int i = m->host_first[h]; i < m->host_first[h + 1]; i++) {
+            size_t end = at + dcommi_moe_between(m, m->rank, m->host_ranks[i], c);
+            for (; at < end; at++) {
+                dweights[m->told_slot[at]] = m->dots_back[at];
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+/* ---- life ---- */
+
+static dcomm_status dcommi_moe_check_opts(const dcomm_moe *m, const dcomm_moe_opts *o)
+{
+    size_t most = (size_t)INT32_MAX;
+    const char *wrong = o->experts < 1 || o->experts > most / 8 / (size_t)m->size ? "experts"
+                        : o->hidden < 1 || o->hidden > most / 8                   ? "hidden"
+                        : o->k < 1 || o->k > DCOMM_MOE_K_MAX                      ? "k"
+                        : o->dtype != DCOMM_F32 && o->dtype != DCOMM_F16 && o->dtype != DCOMM_BF16
+                            ? "dtype"
+                        : !(o->capacity >= 0 && o->capacity <= 1e9) ? "capacity"
+                        : (unsigned)o->policy > DCOMM_MOE_REROUTE   ? "policy"
+                        : o->chunks < 0 || o->chunks > 1024         ? "chunks"
+                        : (unsigned)o->form > DCOMM_MOE_HIER        ? "form"
+                        : !(o->timeout_s >= 0)                      ? "timeout_s"
+                                                                    : NULL;
+    if (wrong != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_moe_create: opts.%s is none that there is (experts %zu, hidden "
+                           "%zu, k %d, dtype %d, capacity %g, policy %d, chunks %d, form %d)",
+                           wrong, o->experts, o->hidden, o->k, (int)o->dtype, o->capacity,
+                           (int)o->policy, o->chunks, (int)o->form);
+    }
+    for (size_t e = 0; e < o->experts && o->owner != NULL; e++) {
+        if (o->owner[e] < 0 || o->owner[e] >= m->size) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_moe_create: opts.owner[%zu] is %d, which is not one of the "
+                               "%d ranks",
+                               e, o->owner[e], m->size);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_moe_take_codec(dcomm_moe *m, const char *spec)
+{
+    dcomm_codec_info info;
+    m->row = m->wire = m->stride = m->opts.hidden * dcomm_dtype_size(m->opts.dtype);
+    if (spec == NULL || strcmp(spec, "none") == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcomm_codec_create(spec, &m->codec));
+    DCOMMI_TRY(dcomm_codec_get_info(m->codec, m->opts.hidden, &info));
+    if (m->opts.dtype != DCOMM_F32 || !info.exact_bytes || info.linear || m->codec->automatic) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_moe_create: opts.codec \"%.80s\" is not for rows of %s: rows are "
+                           "of f32, and its wires all of one length",
+                           spec, dcomm_dtype_name(m->opts.dtype));
+    }
+    m->wire = info.max_bytes;
+    m->stride = m->wire > m->row ? m->wire : m->row;
+    m->workspace = dcommi_alloc_raw(dcomm_codec_workspace_bytes(m->codec, m->opts.hidden));
+    return m->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static void dcommi_moe_order_experts(dcomm_moe *m, const int *owner)
+{
+    size_t at = 0, experts = m->opts.experts;
+    for (size_t e = 0; e < experts; e++) {
+        m->owner[e] = owner != NULL ? owner[e] : (int)(e * (size_t)m->size / experts);
+    }
+    for (int r = 0; r < m->size; r++) {
+        m->place_first[r] = at;
+        for (size_t e = 0; e < experts; e++) {
+            if (m->owner[e] == r) {
+                m->place[e] = (uint32_t)at;
+                m->expert_at[at++] = (int)e;
+            }
+        }
+    }
+    m->place_first[m->size] = at;
+}
+
+static void dcommi_moe_order_hosts(dcomm_moe *m)
+{
+    int at = 0;
+    for (int h = 0; h < m->nhosts; h++) {
+        m->host_first[h] = at;
+        for (int r = 0; r < m->size; r++) {
+            if (m->host_of[r] == h) {
+                m->seat[r] = at - m->host_first[h];
+                m->host_ranks[at++] = r;
+            }
+        }
+    }
+    m->host_first[m->nhosts] = at;
+    for (int h = 0; h < m->nhosts; h++) {
+        m->gate[h] = dcommi_moe_gate(m, m->rank, h);
+    }
+}
+
+static dcomm_status dcommi_moe_tables_make(dcomm_moe *m, const int *owner)
+{
+    size_t n = (size_t)m->size, experts = m->opts.experts, chunks = (size_t)m->opts.chunks;
+    struct {
+        void **at;
+        size_t n, size;
+    } all[] = {
+        {(void **)&m->owner, experts, sizeof *m->owner},
+        {(void **)&m->expert_at, experts, sizeof *m->expert_at},
+        {(void **)&m->place, experts, sizeof *m->place},
+        {(void **)&m->place_first, n + 1, sizeof *m->place_first},
+        {(void **)&m->host_of, n, sizeof *m->host_of},
+        {(void **)&m->seat, n, sizeof *m->seat},
+        {(void **)&m->host_ranks, n, sizeof *m->host_ranks},
+        {(void **)&m->host_first, n + 1, sizeof *m->host_first},
+        {(void **)&m->gate, n, sizeof *m->gate},
+        {(void **)&m->seen, n, sizeof *m->seen},
+        {(void **)&m->cursor, experts + n, sizeof *m->cursor},
+        {(void **)&m->scaled, 4 * n, sizeof *m->scaled},
+        {(void **)&m->chunk_first, chunks + 1, sizeof *m->chunk_first},
+        {(void **)&m->ops, DCOMMI_MOE_PASSES * chunks, sizeof *m->ops},
+        {(void **)&m->queue[0].turns, 2 * chunks, sizeof *m->queue[0].turns},
+        {(void **)&m->queue[1].turns, 2 * chunks, sizeof *m->queue[1].turns},
+        {(void **)&m->by_place, experts, sizeof *m->by_place},
+        {(void **)&m->demand, experts, sizeof *m->demand},
+        {(void **)&m->load, experts, sizeof *m->load},
+        {(void **)&m->rank_rows, n, sizeof *m->rank_rows},
+        {(void **)&m->rank_bytes, n, sizeof *m->rank_bytes},
+        {(void **)&m->traffic, n, sizeof *m->traffic},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if ((*all[i].at = dcommi_calloc(all[i].n, all[i].size)) == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    for (int r = 0; r < m->size; r++) {
+        m->host_of[r] = dcomm_comm_host(m->comm, r);
+        m->nhosts = m->host_of[r] >= m->nhosts ? m->host_of[r] + 1 : m->nhosts;
+    }
+    dcommi_moe_order_experts(m, owner);
+    dcommi_moe_order_hosts(m);
+    size_t local = m->place_first[m->rank + 1] - m->place_first[m->rank];
+    m->card_len = DCOMMI_MOE_HEAD + chunks * (experts + (size_t)m->nhosts);
+    m->card = dcommi_calloc(m->card_len, sizeof *m->card);
+    m->cards = dcommi_calloc(n * m->card_len, sizeof *m->cards);
+    m->seg_at = dcommi_calloc(local * n, sizeof *m->seg_at);
+    m->batch_first = dcommi_calloc(local + 1, sizeof *m->batch_first);
+    if (m->card == NULL || m->cards == NULL || m->seg_at == NULL || m->batch_first == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcommi_moe_stage_make(m, &m->inner, m->comm, m->comm));
+    m->inner.weighted = true;
+    return dcommi_moe_stage_make(m, &m->outer, m->comm, m->comm);
+}
+
+static dcomm_status dcommi_moe_prepare(dcomm_moe *m, const dcomm_moe_opts *opts)
+{
+    DCOMMI_TRY(dcommi_moe_check_opts(m, opts));
+    m->opts = *opts;
+    m->opts.owner = NULL;
+    m->opts.codec = NULL;
+    m->opts.chunks = opts->chunks > 0 ? opts->chunks : 1;
+    DCOMMI_TRY(dcommi_moe_take_codec(m, opts->codec));
+    DCOMMI_TRY(dcommi_moe_tables_make(m, opts->owner));
+    if (opts->form == DCOMM_MOE_HIER && (m->nhosts == 1 || m->nhosts == m->size)) {
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "dcomm_moe_create: opts.form is DCOMM_MOE_HIER, and %d ranks on %d hosts "
+            "have no hierarchy",
+            m->size, m->nhosts);
+    }
+    return DCOMM_OK;
+}
+
+/* Collective, on its own communicator. */
+static dcomm_status dcommi_moe_make(dcomm_moe *m, const dcomm_moe_opts *opts)
+{
+    DCOMMI_TRY(dcommi_moe_all_good(m->comm, dcommi_moe_prepare(m, opts), 0));
+    DCOMMI_TRY(dcommi_moe_agree(m));
+    DCOMMI_TRY(dcomm_comm_dup(m->comm, &m->back));
+    m->outer.comm[DCOMMI_MOE_FORTH] = m->comm;
+    m->outer.comm[DCOMMI_MOE_BACK] = m->back;
+    bool tiers = m->nhosts > 1 && m->nhosts < m->size;
+    for (int way = 0; way < DCOMMI_MOE_WAYS && tiers && opts->form != DCOMM_MOE_FLAT; way++) {
+        DCOMMI_TRY(dcomm_comm_split(m->comm, m->host_of[m->rank], m->seat[m->rank], &m->host[way]));
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_moe_free(dcomm_moe *m)
+{
+    void *all[] = {
+        m->owner,          m->expert_at,  m->place,       m->place_first, m->host_of,
+        m->seat,           m->host_ranks, m->host_first,  m->gate,        m->seen,
+        m->cursor,         m->scaled,     m->chunk_first, m->ops,         m->queue[0].turns,
+        m->queue[1].turns, m->by_place,   m->demand,      m->load,        m->rank_rows,
+        m->rank_bytes,     m->traffic,    m->card,        m->cards,       m->seg_at,
+        m->batch_first,    m->slots,      m->weights,     m->dots,        m->dots_back,
+        m->told,           m->heard,      m->told_slot,   m->workspace};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        dcommi_free(all[i]);
+    }
+    dcommi_moe_stage_free(&m->inner);
+    dcommi_moe_stage_free(&m->outer);
+    dcommi_moe_release(&m->batch[0]);
+    dcommi_moe_release(&m->batch[1]);
+    dcommi_moe_release(&m->coded);
+    dcomm_codec_destroy(&m->codec);
+    dcommi_free(m);
+}
+
+DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
+                                        dcomm_moe **m_p)
+{
+    if (comm == NULL || opts == NULL || m_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_create: %s is NULL",
+                           comm == NULL   ? "comm"
+                           : opts == NULL ? "opts"
+                                          : "m_p");
+    }
+    *m_p = NULL;
+    dcomm_comm *own = NULL;
+    DCOMMI_TRY(dcomm_comm_dup(comm, &own));
+    dcomm_moe *m = dcommi_alloc(sizeof *m);
+    if (m == NULL) {
+        dcomm_comm_abort(own, "no memory for experts");
+        dcomm_comm_destroy(&own);
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "dcomm_moe_create: no memory");
+    }
+    m->comm = own;
+    m->rank = own->rank;
+    m->size = own->size;
+    dcomm_status status = dcommi_moe_make(m, opts);
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcomm_moe_destroy(&m);
+        return dcommi_fail(status, "%s", why);
+    }
+    *m_p = m;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p)
+{
+    if (m_p == NULL || *m_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcomm_moe *m = *m_p;
+    *m_p = NULL;
+    if (m->under_way > 0) {
+        dcommi_fail(DCOMM_ERR_ABORTED, "rank %d destroyed its experts in the middle of a step",
+                    m->rank);
+        dcommi_moe_fail(m, DCOMM_ERR_ABORTED);
+    }
+    for (int i = 0; m->ops != NULL && i < DCOMMI_MOE_PASSES * m->opts.chunks; i++) {
+        dcomm_wait(&m->ops[i].request);
+    }
+    dcomm_status status = DCOMM_OK;
+    dcomm_comm **all[] = {&m->host[0], &m->host[1], &m->back, &m->comm};
+    for (int i = 0; i < 4; i++) {
+        dcomm_status one = dcomm_comm_destroy(all[i]);
+        status = status >= 0 ? one : status;
+    }
+    dcommi_moe_free(m);
+    return status;
+}
+
+/* ---- a step ---- */
+
+static const char *const dcommi_moe_pass_names[DCOMMI_MOE_PASSES] = {
+    "dcomm_moe_dispatch", "dcomm_moe_combine", "dcomm_moe_combine_backward",
+    "dcomm_moe_dispatch_backward"};
+
+static void dcommi_moe_enter(dcomm_moe *m)
+{
+    m->expert_s += m->left_at > 0 ? dcommi_now() - m->left_at : 0;
+}
+
+/* Returns the status; what is under way cannot go on after an error. */
+static dcomm_status dcommi_moe_leave(dcomm_moe *m, dcomm_status status)
+{
+    m->left_at = m->at_work > 0 ? dcommi_now() : 0;
+    return status < 0 ? dcommi_moe_fail(m, status) : DCOMM_OK;
+}
+
+/* A pass may start after the one before it is over, once in a step. */
+static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int c,
+                                         const void *rows, size_t nrows)
+{
+    const char *name = dcommi_moe_pass_names[pass];
+    if (c < 0 || c >= m->opts.chunks) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d of %d", name, m->rank, c,
+                           m->opts.chunks);
+    }
+    bool first = pass == DCOMMI_MOE_DISPATCH;
+    if (m->steps == 0 || dcommi_moe_op_of(m, pass, c)->started ||
+        (!first && !dcommi_moe_op_of(m, pass - 1, c)->done)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d %s", name, m->rank, c,
+                           m->steps == 0 ? "comes before any dcomm_moe_route"
+                           : dcommi_moe_op_of(m, pass, c)->started
+                               ? "has been started in this step"
+                               : "has not come through what is before it");
+    }
+    if (rows == NULL && nrows > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d has %zu rows at NULL",
+                           name, m->rank, c, nrows);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good)
+{
+    if (c < 0 || c >= m->opts.chunks || !dcommi_moe_op_of(m, pass, c)->started ||
+        dcommi_moe_op_of(m, pass, c)->done) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s_wait: rank %d: chunk %d of %d has not been started, or waited for "
+                           "already",
+                           dcommi_moe_pass_names[pass], m->rank, c, m->opts.chunks);
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_INVALID, "%s_wait: rank %d: where to write is NULL",
+                              dcommi_moe_pass_names[pass], m->rank);
+}
+
+static inline size_t dcommi_moe_chunk_tokens(const dcomm_moe *m, int c)
+{
+    return c >= 0 && c < m->opts.chunks ? m->chunk_first[c + 1] - m->chunk_first[c] : 0;
+}
+
+static dcomm_status dcommi_moe_start_forth(dcomm_moe *m, dcommi_moe_pass pass, int c, const void *x)
+{
+    DCOMMI_TRY(dcommi_moe_may_start(m, pass, c, x, dcommi_moe_chunk_tokens(m, c)));
+    size_t width = dcommi_moe_width(m, pass);
+    const unsigned char *source = x;
+    if (pass == DCOMMI_MOE_COMBINE_BACKWARD) {
+        DCOMMI_TRY(dcommi_moe_gradient_room(m));
+    } else if (m->codec != NULL) {
+        DCOMMI_TRY(dcommi_moe_encode(m, c, x));
+        source = m->coded.at;
+    }
+    source = source != NULL ? source + m->chunk_first[c] * width : NULL;
+    DCOMMI_TRY(dcommi_moe_forth(m, dcommi_moe_first(m), pass, c, source));
+    dcommi_moe_started(m, pass, c);
+    return dcommi_moe_move_on(m);
+}
+
+static dcomm_status dcommi_moe_wait_forth(dcomm_moe *m, dcommi_moe_pass pass, int c,
+                                          dcomm_moe_batch *batch)
+{
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL));
+    DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
+    unsigned char *rows = dcommi_moe_batch_at(m, pass, c);
+    DCOMMI_TRY(dcommi_moe_place(m, pass, c, rows, false));
+    size_t first = m->place_first[m->rank];
+    batch->nrows = dcommi_moe_chunk_rows(m, c);
+    batch->rows = batch->nrows > 0 ? rows : NULL;
+    batch->nexperts = m->place_first[m->rank + 1] - first;
+    batch->experts = m->expert_at + first;
+    batch->first = m->batch_first;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_moe_start_back(dcomm_moe *m, dcommi_moe_pass pass, int c,
+                                          const void *rows)
+{
+    DCOMMI_TRY(dcommi_moe_may_start(m, pass, c, rows, dcommi_moe_chunk_rows(m, c)));
+    dcommi_moe_stage *s = &m->inner;
+    const void *in = rows;
+    if (!dcommi_moe_direct(m)) {
+        in = dcommi_moe_at(m, &s->sent[DCOMMI_MOE_BACK], s->recv_first, c);
+        DCOMMI_TRY(dcommi_moe_place(m, pass, c, (unsigned char *)(uintptr_t)rows, true));
+    }
+    DCOMMI_TRY(dcommi_moe_back(m, s, pass, c, in));
+    dcommi_moe_started(m, pass, c);
+    return dcommi_moe_move_on(m);
+}
+
+static dcomm_status dcommi_moe_wait_back(dcomm_moe *m, dcommi_moe_pass pass, int c, void *y)
+{
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0));
+    DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
+    dcommi_moe_stage *s = dcommi_moe_first(m);
+    if (dcommi_moe_chunk_tokens(m, c) > 0) {
+        dcommi_moe_sum(m, s, c, (unsigned char *)y + m->chunk_first[c] * m->row,
+                       dcommi_moe_at(m, &s->received[DCOMMI_MOE_BACK], s->send_first, c),
+                       s->weighted && pass == DCOMMI_MOE_COMBINE);
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
+                                       const float *weights)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_route", m));
+    return dcommi_moe_route(m, tokens, experts, weights);
+}
+
+DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_start", m));
+    dcommi_moe_enter(m);
+    return dcommi_moe_leave(m, dcommi_moe_start_forth(m, DCOMMI_MOE_DISPATCH, c, x));
+}
+
+DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_batch *batch)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_wait", m));
+    dcommi_moe_enter(m);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch);
+    m->at_work++;
+    return dcommi_moe_leave(m, status);
+}
+
+DCOMM_API dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_start", m));
+    dcommi_moe_enter(m);
+    m->at_work--;
+    return dcommi_moe_leave(m, dcommi_moe_start_back(m, DCOMMI_MOE_COMBINE, c, rows));
+}
+
+DCOMM_API dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_wait", m));
+    dcommi_moe_enter(m);
+    return dcommi_moe_leave(m, dcommi_moe_wait_back(m, DCOMMI_MOE_COMBINE, c, y));
+}
+
+DCOMM_API dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c, const void *dy)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_start", m));
+    return dcommi_moe_leave(m, dcommi_moe_start_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, dy));
+}
+
+DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, float *dweights,
+                                                       dcomm_moe_batch *batch)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_wait", m));
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch);
+    status = status >= 0 ? dcommi_moe_give_dots(m, c, dweights) : status;
+    return dcommi_moe_leave(m, status);
+}
+
+DCOMM_API dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c, const void *rows)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_backward_start", m));
+    return dcommi_moe_leave(m, dcommi_moe_start_back(m, DCOMMI_MOE_DISPATCH_BACKWARD, c, rows));
+}
+
+DCOMM_API dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c, void *dx)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_backward_wait", m));
+    return dcommi_moe_leave(m, dcommi_moe_wait_back(m, DCOMMI_MOE_DISPATCH_BACKWARD, c, dx));
+}
+
+DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m)
+{
+    DCOMMI_TRY(dcommi_moe_check("dcomm_moe_progress", m));
+    dcommi_moe_enter(m);
+    dcomm_status status = dcomm_context_progress(m->comm->context);
+    status = status >= 0 ? dcommi_moe_move_on(m) : status;
+    return dcommi_moe_leave(m, status);
+}
+
+/* ---- what there is ---- */
+
+DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats)
+{
+    if (m == NULL || stats == NULL || m->steps == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_get_stats: %s",
+                           m == NULL       ? "m is NULL"
+                           : stats == NULL ? "stats is NULL"
+                                           : "nothing has been routed yet");
+    }
+    *stats = m->stats;
+    stats->demand = m->demand;
+    stats->load = m->load;
+    stats->rank_rows = m->rank_rows;
+    stats->rank_bytes = m->rank_bytes;
+    return DCOMM_OK;
+}
+
+#endif
 #endif
 #endif
 
@@ -46130,9 +50164,12 @@ static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint
     }
     cudaError_t error =
         dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream));
-    return error == cudaSuccess ? DCOMM_OK
-                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
-                                                   call, cudaGetErrorString(error));
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
+        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
+                                cudaGetErrorString(error));
+    }
+    return DCOMM_OK;
 }
 
 static bool dcommi_cuda_aligned(const void *p, size_t to)
@@ -46461,27 +50498,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_piece_store(void *to, uint64_t at,
     }
 }
 
-/* Element `i`, by itself. */
-template <class E, int KIND>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_one(const dcommi_cuda_fold &p, uint64_t i)
-{
-    typedef typename E::stored stored;
-    typename E::acc acc = E::from(static_cast<const stored *>(p.src.at[0])[i]);
-    for (uint32_t s = 1; s < p.src.n; s++) {
-        acc = dcommi_cuda_op<E, KIND>(acc, E::from(static_cast<const stored *>(p.src.at[s])[i]));
-    }
-    if (KIND == DCOMMI_CUDA_SUM && p.divisor > 1) {
-        acc = E::divide(acc, p.divisor);
-    }
-    static_cast<stored *>(p.dst)[i] = dcommi_cuda_end<E, KIND>(acc, p);
-}
-
-/* Pieces at, at + 256, ... of operand s: ALL of them are there, or some. */
+/* Pieces at, at + 256, ... of operand s, counted from element `base`: ALL of them are there, or
+ * some.
+ */
 template <class E, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t at,
-                                              dcommi_cuda_piece<E, WHOLE> piece[WIDE])
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t base,
+                                              uint64_t at, dcommi_cuda_piece<E, WHOLE> piece[WIDE])
 {
-    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + p.head;
+    const typename E::stored *from = static_cast<const typename E::stored *>(p.src.at[s]) + base;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -46494,14 +50518,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_
 }
 
 template <class E, int KIND, bool WHOLE, int WIDE, bool ALL>
-DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t at)
+DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint64_t base,
+                                                uint64_t at)
 {
     typedef dcommi_cuda_piece<E, WHOLE> piece;
     piece now[WIDE], next[WIDE];
     typename E::acc acc[WIDE][piece::N];
-    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, at, now);
+    dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 0, base, at, now);
     if (p.src.n > 1) {
-        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, at, next);
+        dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, 1, base, at, next);
     }
 #pragma unroll
     for (int i = 0; i < WIDE * piece::N; i++) {
@@ -46514,7 +50539,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
             now[u] = next[u];
         }
         if (s + 1 < p.src.n) {
-            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, at, next);
+            dcommi_cuda_fold_load<E, WHOLE, WIDE, ALL>(p, s + 1, base, at, next);
         }
 #pragma unroll
         for (int i = 0; i < WIDE * piece::N; i++) {
@@ -46529,7 +50554,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
             acc[u][e] = E::divide(acc[u][e], p.divisor);
         }
     }
-    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + p.head;
+    typename E::stored *to = static_cast<typename E::stored *>(p.dst) + base;
 #pragma unroll
     for (int u = 0; u < WIDE; u++) {
         const uint64_t i = at + (unsigned)u * DCOMMI_CUDA_FOLD_THREADS;
@@ -46557,17 +50582,17 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_FOLD_THREADS, 3)
     const int n = dcommi_cuda_piece<E, WHOLE>::N;
     const uint64_t first = (uint64_t)blockIdx.x * (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide);
     if (first + (uint64_t)(DCOMMI_CUDA_FOLD_THREADS * wide) <= p.pieces) {
-        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, first + threadIdx.x);
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, true>(p, p.head, first + threadIdx.x);
     } else {
-        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, first + threadIdx.x);
+        dcommi_cuda_fold_pieces<E, KIND, WHOLE, wide, false>(p, p.head, first + threadIdx.x);
     }
     if (WHOLE && blockIdx.x == gridDim.x - 1) {
         if (threadIdx.x < p.head) {
-            dcommi_cuda_fold_one<E, KIND>(p, threadIdx.x);
+            dcommi_cuda_fold_pieces<E, KIND, false, 1, true>(p, 0, threadIdx.x);
         }
-        const uint64_t rest = p.head + p.pieces * (uint64_t)n + threadIdx.x;
-        if (rest < p.count) {
-            dcommi_cuda_fold_one<E, KIND>(p, rest);
+        const uint64_t rest = p.head + p.pieces * (uint64_t)n;
+        if (rest + threadIdx.x < p.count) {
+            dcommi_cuda_fold_pieces<E, KIND, false, 1, true>(p, rest, threadIdx.x);
         }
     }
 }
@@ -46727,10 +50752,20 @@ extern "C" dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t coun
 
 #endif
 /* ==== kernels/cuda_codec.cuh =============================================================== */
-/* cuda_codec.cuh - the codec calls of cuda.h: arguments are checked, and kernels chosen by the
- * codec's layout. */
+/* cuda_codec.cuh - the codec calls of cuda.h. */
 #ifndef DCOMMI_CUDA_CODEC_H
 #define DCOMMI_CUDA_CODEC_H
+
+/* ==== kernels/cuda_topk_run.cuh ============================================================ */
+/* cuda_topk_run.cuh - the calls of cuda.h for sparse codecs: workspaces, and launches in order. */
+#ifndef DCOMMI_CUDA_TOPK_RUN_H
+#define DCOMMI_CUDA_TOPK_RUN_H
+
+/* ==== kernels/cuda_job.cuh ================================================================= */
+/* cuda_job.cuh - what the codec calls of cuda.h are made of: arguments are checked, and kernels of
+ * dense codecs chosen by their layout. */
+#ifndef DCOMMI_CUDA_JOB_H
+#define DCOMMI_CUDA_JOB_H
 
 /* ==== kernels/cuda_cast.cuh ================================================================ */
 /* cuda_cast.cuh - casts to f16 and bf16, of an array or of a sum of casts, with or without
@@ -46754,6 +50789,133 @@ extern "C" dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t coun
 #ifndef DCOMMI_CUDA_ENCODE_H
 #define DCOMMI_CUDA_ENCODE_H
 
+/* ==== kernels/cuda_ledger.cuh ============================================================== */
+/* cuda_ledger.cuh - the sums of a ledger, of what a thread encodes while it has it.
+ *
+ * The CPU adds elements in eight lanes one after the other, which no device can do in parallel.
+ * Here a thread adds its own, warps and blocks add theirs pairwise, and blocks' sums are added in
+ * the order of a tree that depends on the lengths alone: the same sums from run to run, which
+ * differ from the CPU's by the rounding of f64 sums, and counts that do not differ. */
+#ifndef DCOMMI_CUDA_LEDGER_H
+#define DCOMMI_CUDA_LEDGER_H
+
+
+#define DCOMMI_CUDA_LEDGER_THREADS 256u
+#define DCOMMI_CUDA_LEDGER_BLOCKS 128u /* whose sums one block adds in the end */
+
+struct dcommi_cuda_tally {
+    double sum[DCOMMI_LEDGER_SUMS];
+    uint64_t seen;
+};
+
+/* Sums of sums: of `n` blocks to those of this launch, or to the caller's ledger. */
+struct dcommi_cuda_ledger_sum {
+    const dcommi_cuda_tally *from;
+    dcommi_cuda_tally *to;
+    dcomm_cuda_ledger *ledger; /* NULL: `to` */
+    uint64_t n;
+};
+
+/* One element: x, what arrives of it, and with feedback what is held back; see tally_loops.h. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_tally_one(dcommi_cuda_tally *t, float x, float y, bool feedback,
+                                              float next)
+{
+    const float e = __fsub_rn(y, x);
+    if ((dcommi_f32_bits(e) & 0x7f800000u) != 0x7f800000u) {
+        const double a = (double)x, b = (double)y, d = (double)e;
+        t->sum[DCOMMI_LEDGER_XX] = __fma_rn(a, a, t->sum[DCOMMI_LEDGER_XX]);
+        t->sum[DCOMMI_LEDGER_YY] = __fma_rn(b, b, t->sum[DCOMMI_LEDGER_YY]);
+        t->sum[DCOMMI_LEDGER_XY] = __fma_rn(a, b, t->sum[DCOMMI_LEDGER_XY]);
+        t->sum[DCOMMI_LEDGER_EE] = __fma_rn(d, d, t->sum[DCOMMI_LEDGER_EE]);
+        t->sum[DCOMMI_LEDGER_SIGNED] = __dadd_rn(t->sum[DCOMMI_LEDGER_SIGNED], x > 0   ? d
+                                                                               : x < 0 ? -d
+                                                                                       : 0);
+        t->sum[DCOMMI_LEDGER_X] = __dadd_rn(t->sum[DCOMMI_LEDGER_X], x < 0 ? -a : a);
+        t->seen++;
+    }
+    const float all = __fadd_rn(y, next);
+    if (feedback && (dcommi_f32_bits(all) & 0x7f800000u) != 0x7f800000u) {
+        const double a = (double)all, r = (double)next;
+        t->sum[DCOMMI_LEDGER_ENCODED] = __fma_rn(a, a, t->sum[DCOMMI_LEDGER_ENCODED]);
+        t->sum[DCOMMI_LEDGER_RESIDUAL] = __fma_rn(r, r, t->sum[DCOMMI_LEDGER_RESIDUAL]);
+    }
+}
+
+/* The block's sums, complete in thread 0; all threads call it. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_tally_block(dcommi_cuda_tally *t)
+{
+    __shared__ dcommi_cuda_tally room[32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (unsigned far = 1; far < 32; far *= 2) {
+#pragma unroll
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            t->sum[s] = __dadd_rn(t->sum[s], __shfl_xor_sync(0xffffffffu, t->sum[s], far));
+        }
+        t->seen += __shfl_xor_sync(0xffffffffu, t->seen, far);
+    }
+    if (lane == 0) {
+        room[warp] = *t;
+    }
+    __syncthreads();
+    for (unsigned w = 1; threadIdx.x == 0 && w < blockDim.x / 32; w++) {
+#pragma unroll
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            t->sum[s] = __dadd_rn(t->sum[s], room[w].sum[s]);
+        }
+        t->seen += room[w].seen;
+    }
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
+    dcommi_cuda_ledger_kernel(const __grid_constant__ dcommi_cuda_ledger_sum p)
+{
+    dcommi_cuda_tally t = {};
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n;
+         i += (uint64_t)gridDim.x * blockDim.x) {
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            t.sum[s] = __dadd_rn(t.sum[s], p.from[i].sum[s]);
+        }
+        t.seen += p.from[i].seen;
+    }
+    dcommi_cuda_tally_block(&t);
+    if (threadIdx.x == 0 && p.ledger == NULL) {
+        p.to[blockIdx.x] = t;
+    } else if (threadIdx.x == 0) {
+        for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
+            p.ledger->sums[s] = __dadd_rn(p.ledger->sums[s], t.sum[s]);
+        }
+        p.ledger->count += t.seen;
+    }
+}
+
+/* Room for the sums of `blocks`, and for those of the launch that adds them. */
+static size_t dcommi_cuda_ledger_bytes(uint64_t blocks)
+{
+    return (size_t)(blocks + DCOMMI_CUDA_LEDGER_BLOCKS) * sizeof(dcommi_cuda_tally);
+}
+
+/* What `blocks` blocks have left at `room` to the ledger. */
+static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tally *room,
+                                              uint64_t blocks, dcomm_cuda_ledger *ledger,
+                                              void *stream)
+{
+    dcommi_cuda_ledger_sum p = {room, room + blocks, NULL, blocks};
+    if (blocks > DCOMMI_CUDA_LEDGER_THREADS) {
+        const dcomm_status status =
+            dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel, DCOMMI_CUDA_LEDGER_BLOCKS,
+                               DCOMMI_CUDA_LEDGER_THREADS, p, stream);
+        if (status != DCOMM_OK) {
+            return status;
+        }
+        p.from = p.to;
+        p.n = DCOMMI_CUDA_LEDGER_BLOCKS;
+    }
+    p.ledger = ledger;
+    return dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel, 1, DCOMMI_CUDA_LEDGER_THREADS, p,
+                              stream);
+}
+
+#endif
 /* ==== kernels/cuda_measure.cuh ============================================================= */
 /* cuda_measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
  * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
@@ -47466,6 +51628,7 @@ struct dcommi_cuda_bucket {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
     uint32_t bucket, team; /* elements; lanes, of small buckets */
     float most;            /* the largest number, in steps */
@@ -47679,14 +51842,65 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
 
 /* ---- the kernel ---- */
 
-/* Codes of the thread's elements, and what they leave. */
+/* A sum that is infinite becomes the largest number. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
+{
+    const uint32_t bits = dcommi_f32_bits(sum);
+    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
+}
+
+/* What clipped numbers lose stays behind, beside what their codes left in p.next. The inputs are
+ * read again, for there are no registers to keep them; r: the residuals, which p.next may be. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                           const float r[DCOMMI_CUDA_OWN])
+{
+    float v[DCOMMI_CUDA_OWN];
+    bool bad = false;
+    dcommi_cuda_input<FORMAT, SUMS>(p, at, left, v, &bad);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const bool odd = (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u;
+        const float sum = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
+        const uint32_t bits = dcommi_f32_bits(sum);
+        if (DCOMMI_CUDA_OFF(e) < left && (bits & 0x7fffffffu) > 0x7f000000u) {
+            float *next = p.next + at + DCOMMI_CUDA_OFF(e);
+            const float clipped = dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f000000u);
+            *next = __fadd_rn(*next, __fsub_rn(sum, clipped));
+        }
+    }
+}
+
+/* A ledger's sums of the thread's elements, of which `next` is left. The input is read again, which
+ * the first cache still has. */
 template <int FORMAT>
+DCOMMI_CUDA_INLINE void
+dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, float step,
+                      bool poisoned, const dcommi_cuda_codes<FORMAT> &codes,
+                      const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
+{
+    float y[DCOMMI_CUDA_OWN];
+    dcommi_cuda_decode_own<FORMAT, true>(codes, step, y);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        if (DCOMMI_CUDA_OFF(e) < left) {
+            dcommi_cuda_tally_one(tally, p.x[at + DCOMMI_CUDA_OFF(e)],
+                                  poisoned ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : y[e],
+                                  p.residual != NULL, next[e]);
+        }
+    }
+}
+
+/* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
+template <int FORMAT, bool SUMS, bool LEDGER>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
-                                        uint32_t left, const dcommi_cuda_scale &scale,
-                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN])
+                                        uint32_t left, const dcommi_cuda_scale &scale, bool clean,
+                                        bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN],
+                                        dcommi_cuda_tally *tally)
 {
     dcommi_cuda_codes<FORMAT> codes;
-    const bool feedback = p.residual != NULL;
+    const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
+    float r[DCOMMI_CUDA_OWN];
     if (p.how.stochastic) {
         codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
                          : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
@@ -47697,6 +51911,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (feedback && poisoned) {
         dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
     }
+    if (excess) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+    }
     if (feedback) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
     }
@@ -47705,13 +51922,24 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (rest) {
         dcommi_cuda_rest_store<FORMAT>(p.wire, end, left, codes);
     }
+    if (excess) {
+        dcommi_cuda_excess<FORMAT, SUMS>(p, at, left, r);
+    }
+    if (LEDGER && excess) {
+        dcommi_cuda_own_load(p.next + at, left, p.pairs, v);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
+    }
 }
 
-template <int FORMAT, bool SUMS, bool BLOCK>
+/* LEDGER: of an array, never of wires. */
+template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
 static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK  ? 1
-                                                                               : SUMS ? 5
-                                                                                      : 6)
+__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
+                                                                               : LEDGER ? 4
+                                                                               : SUMS   ? 5
+                                                                                        : 6)
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
@@ -47789,6 +52017,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     dcommi_cuda_scale scale;
     scale.step = poisoned ? 0 : step;
     scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    dcommi_cuda_tally tally = {};
     for (unsigned i = 0; i < pieces; i++) {
         const uint64_t here = at + (uint64_t)i * piece;
         const uint32_t left = dcommi_cuda_left(here, end);
@@ -47796,7 +52025,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
             dcommi_cuda_found again = {};
             dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
         }
-        dcommi_cuda_put<FORMAT>(p, here, end, left, scale, poisoned, rest, v);
+        dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
+                                              &tally);
     }
     if (lane == 0 && begin < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
@@ -47804,6 +52034,12 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     }
     if (clean) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (SUMS) {
         if (rest && threadIdx.x == 0) {
@@ -47817,43 +52053,56 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
 
 /* ---- launchers ---- */
 
-template <int FORMAT, bool SUMS>
-static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+/* Lanes that hold a bucket; 0: a block does. */
+static unsigned dcommi_cuda_encode_team(size_t bucket)
 {
-    const uint64_t buckets = p->count / p->bucket + (p->count % p->bucket != 0 ? 1 : 0);
-    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
-    if (lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0) {
-        const unsigned each = DCOMMI_CUDA_ENCODE_THREADS / lanes;
-        p->team = lanes;
-        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false>,
-                                  (buckets + each - 1) / each, DCOMMI_CUDA_ENCODE_THREADS, *p,
-                                  stream);
-    }
-    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
-    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
-    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true>, buckets, threads,
-                              *p, stream);
+    const size_t lanes = bucket / DCOMMI_CUDA_OWN;
+    return lanes <= DCOMMI_CUDA_WARP && (lanes & (lanes - 1)) == 0 ? (unsigned)lanes : 0;
 }
 
-template <bool SUMS>
+static uint64_t dcommi_cuda_encode_blocks(uint64_t count, size_t bucket)
+{
+    const uint64_t buckets = count / bucket + (count % bucket != 0 ? 1 : 0);
+    const unsigned team = dcommi_cuda_encode_team(bucket);
+    const unsigned each = team > 0 ? DCOMMI_CUDA_ENCODE_THREADS / team : 1;
+    return (buckets + each - 1) / each;
+}
+
+template <int FORMAT, bool SUMS, bool LEDGER>
+static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
+{
+    const uint64_t blocks = dcommi_cuda_encode_blocks(p->count, p->bucket);
+    p->team = dcommi_cuda_encode_team(p->bucket);
+    if (p->team > 0) {
+        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
+                                  blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
+    }
+    const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
+    unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
+    threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER>, blocks,
+                              threads, *p, stream);
+}
+
+template <bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
                                               void *stream)
 {
     switch (format) {
     case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS, LEDGER>(call, p, stream);
     case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS, LEDGER>(call, p, stream);
     default:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS>(call, p, stream);
+        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS, LEDGER>(call, p, stream);
     }
 }
 
@@ -47887,9 +52136,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {
-                /* No number of a wire is NaN, so x was, and stays what it was. */
-                v[e] =
-                    dcommi_f32_from_bits(dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]) | 0x400000u);
+                /* Where x was NaN it stays what it was; else the wire is corrupt. */
+                const uint32_t x = dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]);
+                v[e] = dcommi_f32_from_bits(dcommi_f32_isnan(x) ? x | 0x400000u : DCOMMI_F32_NAN);
             }
         }
         dcommi_cuda_own_store(p.x + at, left, p.pairs, v);
@@ -47943,6 +52192,7 @@ struct dcommi_cuda_cast {
     float *next; /* what decoding writes, too */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count;
     float factor;
     uint32_t limit; /* |x| from here on, as bits, would become infinite */
@@ -48018,14 +52268,6 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
-/* x + r, where an infinite one becomes the largest number. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_cast_sum(float x, float r)
-{
-    const float sum = __fadd_rn(x, r);
-    const uint32_t bits = dcommi_f32_bits(sum);
-    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
-}
-
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -48056,7 +52298,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             /* What a clipped number loses stays behind: its sum is taken again, for there is no
              * register to keep it. */
             if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
-                y = dcommi_cuda_cast_sum(odd ? 0 : x, r[e]);
+                y = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : x, r[e]));
             }
             r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }
@@ -48067,13 +52309,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
     }
 }
 
-template <bool HALF, bool SUMS>
+/* LEDGER: of an array, never of wires. */
+template <bool HALF, bool SUMS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
     dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_CAST_THREADS + threadIdx.x;
     const uint64_t at = own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
-    if (at >= p.count) {
+    if (!LEDGER && at >= p.count) {
         return;
     }
     const uint32_t left = dcommi_cuda_left(at, p.count);
@@ -48097,6 +52340,21 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
         dcommi_cuda_cast_own<HALF, true>(p, at, left, v, r, row, &found);
     } else {
         dcommi_cuda_cast_own<HALF, false>(p, at, left, v, r, row, &found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally tally = {};
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
+            if (DCOMMI_CUDA_OFF(e) < left) {
+                dcommi_cuda_tally_one(&tally, v[e], dcommi_cuda_uncast<HALF>(h), p.residual != NULL,
+                                      r[e]);
+            }
+        }
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (p.residual != NULL) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, r);
@@ -48141,26 +52399,31 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
 
 /* ---- launchers ---- */
 
-static dcomm_status dcommi_cuda_cast_launch(const char *call, bool half, bool sums,
-                                            const dcommi_cuda_cast &p, void *stream)
+static uint64_t dcommi_cuda_cast_blocks(uint64_t count)
 {
     const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
-    void (*kernel)(dcommi_cuda_cast) =
-        half   ? sums ? dcommi_cuda_cast_kernel<true, true> : dcommi_cuda_cast_kernel<true, false>
-          : sums ? dcommi_cuda_cast_kernel<false, true>
-               : dcommi_cuda_cast_kernel<false, false>;
-    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+    return count / tile + (count % tile != 0 ? 1 : 0);
+}
+
+template <bool HALF>
+static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const dcommi_cuda_cast &p,
+                                            void *stream)
+{
+    void (*kernel)(dcommi_cuda_cast) = sums ? dcommi_cuda_cast_kernel<HALF, true, false>
+                                       : p.tally != NULL
+                                           ? dcommi_cuda_cast_kernel<HALF, false, true>
+                                           : dcommi_cuda_cast_kernel<HALF, false, false>;
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+                              DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
 static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
                                               const dcommi_cuda_cast &p, void *stream)
 {
-    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    const uint64_t blocks = p.count / tile + (p.count % tile != 0 ? 1 : 0);
     void (*kernel)(dcommi_cuda_cast) =
         half ? dcommi_cuda_uncast_kernel<true> : dcommi_cuda_uncast_kernel<false>;
-    return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_CAST_THREADS, p, stream);
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+                              DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
 #endif
@@ -48182,6 +52445,7 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* where a ledger is wanted */
 };
 
 static bool dcommi_cuda_casts(const dcomm_codec_layout &layout)
@@ -48212,6 +52476,7 @@ static dcomm_status dcommi_cuda_array(const char *call, const char *name, const 
     return DCOMM_OK;
 }
 
+/* All but the layout, and x. */
 static dcomm_status dcommi_cuda_job_make(dcommi_cuda_job *job, const char *call,
                                          const dcomm_codec *codec, const float *residual,
                                          float *next, size_t count, void *wire, size_t capacity,
@@ -48224,14 +52489,16 @@ static dcomm_status dcommi_cuda_job_make(dcommi_cuda_job *job, const char *call,
     job->next = next;
     job->wire = static_cast<unsigned char *>(wire);
     job->report = report;
-    DCOMMI_CUDA_TRY(dcommi_cuda_layout(call, codec, &job->layout));
+    if (codec == NULL) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: codec is NULL", call);
+    }
     const size_t need = dcomm_codec_max_bytes(codec, count);
     if (need == SIZE_MAX || capacity < need) {
         return dcommi_cuda_fail(DCOMM_ERR_INVALID,
                                 "%s: %s writes %zu bytes for %zu elements, and capacity is %zu",
                                 call, dcomm_codec_spec(codec), need, count, capacity);
     }
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "wire", wire, count, 4));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "wire", wire, need, 4));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "residual", residual, 0, sizeof(float)));
     return dcommi_cuda_array(call, "next", next, residual != NULL ? count : 0, sizeof(float));
@@ -48343,8 +52610,10 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
         if (in != NULL) {
             p.in = *in;
         }
-        return dcommi_cuda_cast_launch(job.call, job.layout.format == DCOMM_FORMAT_F16, in != NULL,
-                                       p, stream);
+        p.tally = job.tally;
+        return job.layout.format == DCOMM_FORMAT_F16
+                   ? dcommi_cuda_cast_launch<true>(job.call, in != NULL, p, stream)
+                   : dcommi_cuda_cast_launch<false>(job.call, in != NULL, p, stream);
     }
     const int format = (int)job.layout.format;
     dcommi_cuda_bucket p = dcommi_cuda_bucket();
@@ -48357,6 +52626,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.next = job.next;
     p.wire = job.wire;
     p.report = job.report;
+    p.tally = job.tally;
     p.count = job.count;
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
     p.bucket = (uint32_t)job.layout.bucket;
@@ -48366,65 +52636,19 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.pass = job.layout.nonfinite == 2;
     p.pairs = pairs;
     p.wire_pairs = dcommi_cuda_aligned(job.wire, 8);
-    return in != NULL ? dcommi_cuda_encode_format<true>(job.call, format, &p, stream)
-                      : dcommi_cuda_encode_format<false>(job.call, format, &p, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
-                                          const float *residual, float *next, size_t count,
-                                          const dcomm_codec_key *key, void *wire, size_t capacity,
-                                          void *, dcomm_cuda_report *report, void *stream)
-{
-    dcommi_cuda_job job;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode", codec, residual, next, count,
-                                         wire, capacity, report));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
-    job.x = x;
-    return dcommi_cuda_job_run(job, NULL, 1, key, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
-                                          const size_t *bytes, size_t n, float factor,
-                                          const float *residual, float *next, size_t count,
-                                          const dcomm_codec_key *key, void *wire, size_t capacity,
-                                          void *, dcomm_cuda_report *report, void *stream)
-{
-    dcommi_cuda_job job;
-    dcommi_cuda_operands in;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_recode", codec, residual, next, count,
-                                         wire, capacity, report));
-    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(job.call, wires, n, 4, count == 0, &in));
-    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(job.call, codec, bytes, n, count));
-    if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
-    }
-    return dcommi_cuda_job_run(job, &in, factor, key, stream);
-}
-
-extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *, size_t)
-{
-    return 0; /* buckets stay in registers */
-}
-
-extern "C" size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *, size_t)
-{
-    return 0;
+    return in != NULL ? dcommi_cuda_encode_format<true, false>(job.call, format, &p, stream)
+           : job.tally != NULL
+               ? dcommi_cuda_encode_format<false, true>(job.call, format, &p, stream)
+               : dcommi_cuda_encode_format<false, false>(job.call, format, &p, stream);
 }
 
 /* ---- decoding ---- */
 
-static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *codec,
-                                       const void *const *wires, const size_t *bytes, size_t n,
-                                       float *x, size_t count, bool add, dcomm_cuda_report *report,
-                                       void *stream)
+/* The sum of dense wires, or onto x. */
+static dcomm_status dcommi_cuda_decode_run(const char *call, const dcomm_codec_layout &layout,
+                                           const dcommi_cuda_operands &in, float *x, size_t count,
+                                           bool add, dcomm_cuda_report *report, void *stream)
 {
-    dcomm_codec_layout layout;
-    dcommi_cuda_operands in;
-    DCOMMI_CUDA_TRY(dcommi_cuda_layout(call, codec, &layout));
-    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, count == 0, &in));
-    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, n, count));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, add ? "acc" : "x", x, count, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     if (count == 0) {
         return DCOMM_OK;
     }
@@ -48447,20 +52671,1821 @@ static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *code
     return dcommi_cuda_decode_format(call, (int)layout.format, p, stream);
 }
 
-extern "C" dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
-                                              const size_t *bytes, size_t n, float *x, size_t count,
+#endif
+/* ==== kernels/cuda_sparse.cuh ============================================================== */
+/* cuda_sparse.cuh - decoding sparse wires: their elements are scattered, wire after wire.
+ *
+ * A block has 65,536 elements, and so an entry of a wire's ends; a warp has 8192 of them, and so as
+ * many bits of a bitmap. Which of the values is a bitmap's first of a block, a launch before this
+ * one finds out. What no encoder writes is reported, and leads nowhere outside the array. */
+#ifndef DCOMMI_CUDA_SPARSE_H
+#define DCOMMI_CUDA_SPARSE_H
+
+/* ==== kernels/cuda_topk.cuh ================================================================ */
+/* cuda_topk.cuh - what the kernels of top-k share: their arguments, their state in device memory,
+ * and how blocks work together.
+ *
+ * The launches are always the same, whatever the data; what they have to do, they find in a state
+ * in the workspace:
+ * - begin: a threshold that some more than k elements should reach, from the last call's outcome
+ *   or from a sample; of the codec threshold, gather takes the sample, whose choice is exact.
+ * - scan: the one pass over the input. Elements that reach the threshold are the candidates; those
+ *   of a tile lie together and in order, tiles lie as they come. With a residual, the pass also
+ *   adds it and stores what stays behind.
+ * - digit, three times: the k-th magnitude of the candidates, by digits.
+ * - count: how many of each tile are sent, and so where they go.
+ * - emit: the wire.
+ * Where the threshold has misled, so that there are too few candidates or more than there is room
+ * for, digit, count and emit read all elements instead: that costs time, never exactness.
+ *
+ * Magnitudes are compared as the bits of |x|, as in cpu_topk.h, whose bytes these are. */
+#ifndef DCOMMI_CUDA_TOPK_H
+#define DCOMMI_CUDA_TOPK_H
+
+
+#define DCOMMI_CUDA_TOPK_TILE 8192u /* elements that a block scans, and a warp sends */
+#define DCOMMI_CUDA_TOPK_WARPS 8u   /* of blocks that count and emit: a group of tiles */
+#define DCOMMI_CUDA_TOPK_GROUP (DCOMMI_CUDA_TOPK_TILE * DCOMMI_CUDA_TOPK_WARPS)
+#define DCOMMI_CUDA_TOPK_THREADS (DCOMMI_CUDA_WARP * DCOMMI_CUDA_TOPK_WARPS)
+#define DCOMMI_CUDA_TOPK_BINS 4096u
+#define DCOMMI_CUDA_ABS 0x7fffffffu
+#define DCOMMI_CUDA_INF 0x7f800000u
+#define DCOMMI_CUDA_NORMAL 0x00800000u /* of the least number that is no denormal */
+
+static_assert(DCOMMI_CUDA_TOPK_GROUP == DCOMMI_SPARSE_BLOCK, "a group is a block of offsets");
+
+/* In the workspace. The first four outlive a call. */
+struct dcommi_cuda_topk_state {
+    uint32_t known, count, wanted, guess; /* known: what MAGIC is, if `guess` is good for these */
+    uint32_t threshold;                   /* of the scan */
+    uint32_t have;                        /* candidates */
+    /* The choice: of `items` magnitudes, those within low to high are left, of which the `need`
+     * largest are wanted. In the end low is high, and `need` of those that equal it are sent. */
+    uint32_t low, high, need, items;
+    uint32_t full; /* items are all elements, not the candidates */
+    uint32_t kept;
+    uint32_t ticket; /* blocks of this launch that are through */
+    dcomm_cuda_report coded;
+};
+
+#define DCOMMI_CUDA_TOPK_MAGIC 0x746f706bu
+
+struct dcommi_cuda_topk {
+    const float *x, *residual;
+    float *next;
+    unsigned char *wire;
+    dcomm_cuda_report *report;
+    uint32_t count, wanted, most; /* elements; what is aimed at; what is sent at most */
+    uint32_t room;                /* for candidates */
+    uint32_t lines, rank;         /* of the sample; rank 0: there is none */
+    int values;                   /* dcomm_codec_format */
+    uint64_t value_bytes;         /* of coded values */
+    bool exact, pass, vectors;    /* vectors: arrays are aligned to 16 */
+    bool first;                   /* digit: of a choice */
+    dcommi_cuda_topk_state *state;
+    uint32_t *hist;         /* BINS, zero between launches */
+    uint2 *tile;            /* x: where its candidates begin, y: how many they are */
+    uint2 *found;           /* of a tile: above the k-th magnitude, and equal to it */
+    uint2 *group;           /* likewise of all groups before this one */
+    uint32_t *bits, *index; /* of candidates */
+    uint32_t *value, *at;   /* of what is sent, where values are coded; else NULL */
+};
+
+/* ---- warps and blocks ---- */
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_lane(void)
+{
+    return threadIdx.x % DCOMMI_CUDA_WARP;
+}
+
+/* The sum over the lanes up to this one. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_warp_prefix(uint32_t v)
+{
+    for (unsigned far = 1; far < DCOMMI_CUDA_WARP; far *= 2) {
+        const uint32_t other = __shfl_up_sync(DCOMMI_CUDA_ALL, v, far);
+        v += dcommi_cuda_lane() >= far ? other : 0;
+    }
+    return v;
+}
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_warp_sum(uint32_t v)
+{
+    for (unsigned far = DCOMMI_CUDA_WARP / 2; far > 0; far /= 2) {
+        v += __shfl_xor_sync(DCOMMI_CUDA_ALL, v, far);
+    }
+    return v;
+}
+
+/* The sum over the threads of the block before this one. Room for a number of each warp. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_before(uint32_t v, uint32_t *room)
+{
+    const uint32_t upto = dcommi_cuda_warp_prefix(v), warp = threadIdx.x / DCOMMI_CUDA_WARP;
+    uint32_t before = upto - v;
+    __syncthreads(); /* what was there has been read */
+    if (dcommi_cuda_lane() == DCOMMI_CUDA_WARP - 1) {
+        room[warp] = upto;
+    }
+    __syncthreads();
+    for (uint32_t w = 0; w < warp; w++) {
+        before += room[w];
+    }
+    return before;
+}
+
+/* Whether this is the last block of the launch to get here: it sees what all others have written,
+ * when it passes by the first cache. */
+DCOMMI_CUDA_INLINE bool dcommi_cuda_last_block(uint32_t *ticket, uint32_t *room)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *room = atomicInc(ticket, gridDim.x - 1);
+    }
+    __syncthreads();
+    __threadfence();
+    return *room == gridDim.x - 1;
+}
+
+/* ---- digits ---- */
+
+/* A bin of magnitudes: from the choice's `low` on, of 2^width. */
+struct dcommi_cuda_bin {
+    uint32_t low, width;
+};
+
+/* Whether a choice begins with bins that widen with the distance from its low end: the k-th is near
+ * it where it is a threshold. There are 128 bins for each power of two. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_bin_of(uint32_t d, bool widening, uint32_t width)
+{
+    if (!widening) {
+        return d >> width;
+    }
+    const uint32_t log2 = d < 128 ? 7 : 31 - (uint32_t)__clz((int)d);
+    return d < 128 ? d : (log2 - 7) * 128 + (d >> (log2 - 7));
+}
+
+DCOMMI_CUDA_INLINE dcommi_cuda_bin dcommi_cuda_bin_at(uint32_t bin, bool widening, uint32_t width)
+{
+    dcommi_cuda_bin b;
+    if (!widening) {
+        b.low = bin << width;
+        b.width = width;
+    } else if (bin < 128) {
+        b.low = bin;
+        b.width = 0;
+    } else {
+        b.width = bin / 128 - 1;
+        b.low = (128 + bin % 128) << b.width;
+    }
+    return b;
+}
+
+/* So that no more than BINS of 2^width cover `span`. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_bin_width(uint32_t span)
+{
+    const uint32_t log2 = 32 - (uint32_t)__clz((int)span);
+    return log2 > 12 ? log2 - 12 : 0;
+}
+
+struct dcommi_cuda_picked {
+    uint32_t before[32];
+    uint32_t bin, need;
+};
+
+/* The bin that the need-th largest is in, and which of that bin it is. All threads of the block
+ * call this, and `bins` are in shared memory. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_pick(const uint32_t *bins, uint32_t need,
+                                         dcommi_cuda_picked *picked)
+{
+    const uint32_t each = DCOMMI_CUDA_TOPK_BINS / blockDim.x;
+    const uint32_t end = DCOMMI_CUDA_TOPK_BINS - threadIdx.x * each;
+    uint32_t own = 0;
+    for (uint32_t i = 1; i <= each; i++) {
+        own += bins[end - i];
+    }
+    const uint32_t before = dcommi_cuda_block_before(own, picked->before);
+    if (before < need && need - before <= own) {
+        uint32_t left = need - before, bin = end - 1;
+        for (; bins[bin] < left; bin--) {
+            left -= bins[bin];
+        }
+        picked->bin = bin;
+        picked->need = left;
+    }
+    __syncthreads();
+}
+
+/* ---- elements ---- */
+
+DCOMMI_CUDA_INLINE bool dcommi_cuda_odd(uint32_t bits)
+{
+    return (bits & DCOMMI_CUDA_ABS) >= DCOMMI_CUDA_INF;
+}
+
+/* What element i counts as, after the scan. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_again(const dcommi_cuda_topk &p, uint32_t i)
+{
+    if (p.residual == NULL) {
+        const uint32_t b = dcommi_f32_bits(dcommi_cuda_load<float>(p.x + i));
+        return !p.pass && dcommi_cuda_odd(b) ? 0 : b;
+    }
+    const float sum = __ldcg(p.next + i);
+    if (p.pass) {
+        const float x = dcommi_cuda_load<float>(p.x + i);
+        if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
+            return dcommi_f32_bits(dcommi_cuda_add(x, sum));
+        }
+    }
+    return dcommi_f32_bits(sum);
+}
+
+/* Candidates of a tile, or all its elements. */
+struct dcommi_cuda_items {
+    uint32_t begin, n;
+    bool full;
+};
+
+DCOMMI_CUDA_INLINE dcommi_cuda_items dcommi_cuda_items_of(const dcommi_cuda_topk &p, uint32_t tile)
+{
+    dcommi_cuda_items items;
+    const uint64_t begin = (uint64_t)tile * DCOMMI_CUDA_TOPK_TILE;
+    items.full = p.state->full != 0;
+    items.begin = (uint32_t)begin;
+    items.n = 0;
+    if (begin < p.count && items.full) {
+        items.n = p.count - items.begin < DCOMMI_CUDA_TOPK_TILE ? p.count - items.begin
+                                                                : DCOMMI_CUDA_TOPK_TILE;
+    } else if (begin < p.count) {
+        items.begin = p.tile[tile].x;
+        items.n = p.tile[tile].y;
+    }
+    return items;
+}
+
+#endif
+
+#define DCOMMI_CUDA_MAP_WORDS (DCOMMI_CUDA_TOPK_TILE / 32 / DCOMMI_CUDA_WARP) /* of a lane */
+
+struct dcommi_cuda_scatter {
+    const unsigned char *wire;
+    const float *decoded; /* coded values; else NULL */
+    float *x;
+    dcomm_cuda_report *report;
+    uint32_t count, least, most; /* elements; of a wire */
+    uint64_t bytes, max_bytes;
+    uint64_t value_bytes; /* of coded values */
+    int values;           /* dcomm_codec_format */
+    bool add, pass;
+    uint32_t *ticket;
+    uint32_t *rank; /* of each block: which value its first is */
+};
+
+/* Where the parts of a wire are, as far as its head can be trusted. */
+struct dcommi_cuda_sparse {
+    bool good;
+    uint32_t kept;
+    dcommi_sparse_form form;
+    const unsigned char *index;
+};
+
+DCOMMI_CUDA_INLINE dcommi_cuda_sparse dcommi_cuda_sparse_open(const dcommi_cuda_scatter &p)
+{
+    dcommi_cuda_sparse w;
+    w.kept = *reinterpret_cast<const uint32_t *>(p.wire);
+    w.good = w.kept >= p.least && w.kept <= p.most;
+    w.kept = w.good ? w.kept : 0;
+    w.form = dcommi_sparse_form_of(p.count, w.kept);
+    const uint64_t values = p.decoded != NULL              ? p.value_bytes
+                            : p.values == DCOMM_FORMAT_F32 ? 4 * (uint64_t)w.kept
+                                                           : 2 * (uint64_t)w.kept;
+    const uint64_t bytes = DCOMMI_SPARSE_HEAD + values + dcommi_sparse_index_bytes(p.count, w.kept);
+    w.good = w.good && (p.bytes == bytes || p.bytes == p.max_bytes);
+    w.index = p.wire + DCOMMI_SPARSE_HEAD + values;
+    return w;
+}
+
+/* 32 bits at an even address. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_get32(const unsigned char *from)
+{
+    const uint16_t *half = reinterpret_cast<const uint16_t *>(from);
+    return half[0] | (uint32_t)half[1] << 16;
+}
+
+/* The word of a bitmap that has element 32 * i; those behind its end are 0. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_map_word(const unsigned char *map, uint64_t i,
+                                                 uint32_t count)
+{
+    const uint64_t bytes = count / 8 + (count % 8 != 0 ? 1 : 0), at = 4 * i;
+    if (at + 4 <= bytes) {
+        return dcommi_cuda_get32(map + at);
+    }
+    uint32_t word = 0;
+    for (uint32_t b = 0; b < 4 && at + b < bytes; b++) {
+        word |= (uint32_t)map[at + b] << 8 * b;
+    }
+    return word;
+}
+
+/* ---- ranks in a bitmap ---- */
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_rank_kernel(const __grid_constant__ dcommi_cuda_scatter p)
+{
+    __shared__ uint32_t room[DCOMMI_CUDA_TOPK_WARPS], last;
+    const dcommi_cuda_sparse w = dcommi_cuda_sparse_open(p);
+    if (!w.good || w.form != DCOMMI_SPARSE_BITMAP) {
+        return;
+    }
+    uint32_t own = 0;
+    bool bad = false;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
+        const uint64_t i = (uint64_t)blockIdx.x * (DCOMMI_CUDA_TOPK_GROUP / 32) +
+                           k * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
+        const uint32_t word = dcommi_cuda_map_word(w.index, i, p.count);
+        own += (uint32_t)__popc(word);
+        bad = bad || (i == p.count / 32 && word >> p.count % 32 != 0);
+    }
+    own = dcommi_cuda_warp_sum(own);
+    if (dcommi_cuda_lane() == 0) {
+        room[threadIdx.x / DCOMMI_CUDA_WARP] = own;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (uint32_t v = 1; v < DCOMMI_CUDA_TOPK_WARPS; v++) {
+            own += room[v];
+        }
+        p.rank[blockIdx.x] = own;
+    }
+    if (dcommi_cuda_last_block(p.ticket, &last)) {
+        const uint32_t groups = gridDim.x, each = (groups + blockDim.x - 1) / blockDim.x;
+        const uint32_t from = threadIdx.x * each, to = from + each < groups ? from + each : groups;
+        own = 0;
+        for (uint32_t g = from; g < to; g++) {
+            own += __ldcg(p.rank + g);
+        }
+        uint32_t before = dcommi_cuda_block_before(own, room);
+        bad = bad || (threadIdx.x == blockDim.x - 1 && before + own != w.kept);
+        for (uint32_t g = from; g < to; g++) {
+            own = __ldcg(p.rank + g);
+            p.rank[g] = before;
+            before += own;
+        }
+    }
+    if (bad) {
+        dcommi_cuda_report_corrupt(p.report);
+    }
+}
+
+/* ---- the elements ---- */
+
+/* Value number `at` to element `index`. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_one(const dcommi_cuda_scatter &p, uint32_t at,
+                                                uint32_t index, bool *bad)
+{
+    const unsigned char *values = p.wire + DCOMMI_SPARSE_HEAD;
+    float value;
+    if (p.decoded != NULL) {
+        value = p.decoded[at];
+    } else if (p.values == DCOMM_FORMAT_F32) {
+        value = reinterpret_cast<const float *>(values)[at];
+    } else {
+        const uint16_t h = reinterpret_cast<const uint16_t *>(values)[at];
+        value = p.values == DCOMM_FORMAT_BF16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+    }
+    *bad = *bad || (!p.pass && dcommi_cuda_odd(dcommi_f32_bits(value)));
+    p.x[index] = p.add ? dcommi_f32_canonical(__fadd_rn(p.x[index], value)) : value;
+}
+
+/* The elements of this block, whose offsets are numbers from .. to. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_block(const dcommi_cuda_scatter &p,
+                                                  const dcommi_cuda_sparse &w, bool *bad)
+{
+    const uint64_t blocks = dcommi_sparse_blocks(p.count), b = blockIdx.x;
+    if (b >= blocks) {
+        return;
+    }
+    const uint16_t *offset = reinterpret_cast<const uint16_t *>(w.index + 4 * blocks);
+    const uint32_t from = b > 0 ? dcommi_cuda_get32(w.index + 4 * (b - 1)) : 0;
+    const uint32_t end = dcommi_cuda_get32(w.index + 4 * b);
+    if (from > end || end > w.kept || (b == blocks - 1 && end != w.kept)) {
+        *bad = true;
+        return;
+    }
+    for (uint64_t at = (uint64_t)from + threadIdx.x; at < end; at += blockDim.x) {
+        const uint64_t index = b * DCOMMI_SPARSE_BLOCK + offset[at];
+        if (index >= p.count || (at > from && offset[at] <= offset[at - 1])) {
+            *bad = true;
+        } else {
+            dcommi_cuda_scatter_one(p, (uint32_t)at, (uint32_t)index, bad);
+        }
+    }
+}
+
+/* The elements of this warp. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
+                                                const dcommi_cuda_sparse &w, uint32_t *room,
+                                                bool *bad)
+{
+    const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP;
+    const uint64_t first =
+        ((uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp) * (DCOMMI_CUDA_TOPK_TILE / 32);
+    uint32_t own = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
+        const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
+        own += (uint32_t)__popc(dcommi_cuda_map_word(w.index, i, p.count));
+    }
+    own = dcommi_cuda_warp_sum(own);
+    if (dcommi_cuda_lane() == 0) {
+        room[warp] = own;
+    }
+    __syncthreads();
+    uint32_t at = p.rank[blockIdx.x];
+    for (uint32_t v = 0; v < warp; v++) {
+        at += room[v];
+    }
+#pragma unroll 1
+    for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
+        const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
+        uint32_t word = dcommi_cuda_map_word(w.index, i, p.count);
+        const uint32_t bits = (uint32_t)__popc(word), upto = dcommi_cuda_warp_prefix(bits);
+        uint32_t mine = at + upto - bits;
+        at += __shfl_sync(DCOMMI_CUDA_ALL, upto, DCOMMI_CUDA_WARP - 1);
+        for (; word != 0; word &= word - 1, mine++) {
+            const uint64_t index = 32 * i + (uint32_t)__ffs((int)word) - 1;
+            if (index < p.count && mine < w.kept) {
+                dcommi_cuda_scatter_one(p, mine, (uint32_t)index, bad);
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_scatter_kernel(const __grid_constant__ dcommi_cuda_scatter p)
+{
+    __shared__ uint32_t room[DCOMMI_CUDA_TOPK_WARPS];
+    const dcommi_cuda_sparse w = dcommi_cuda_sparse_open(p);
+    bool bad = false;
+    if (!w.good) {
+        bad = blockIdx.x == 0 && threadIdx.x == 0;
+    } else if (w.form == DCOMMI_SPARSE_BLOCKS) {
+        dcommi_cuda_scatter_block(p, w, &bad);
+    } else if (w.form == DCOMMI_SPARSE_BITMAP) {
+        dcommi_cuda_scatter_map(p, w, room, &bad);
+    } else { /* fewer than two for each block of elements */
+        const uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+        const uint32_t index = at < w.kept ? dcommi_cuda_get32(w.index + 4 * at) : 0;
+        if (at < w.kept &&
+            (index >= p.count || (at > 0 && index <= dcommi_cuda_get32(w.index + 4 * (at - 1))))) {
+            bad = true;
+        } else if (at < w.kept) {
+            dcommi_cuda_scatter_one(p, (uint32_t)at, index, &bad);
+        }
+    }
+    if (bad) {
+        dcommi_cuda_report_corrupt(p.report);
+    }
+}
+
+#endif
+/* ==== kernels/cuda_topk_scan.cuh =========================================================== */
+/* cuda_topk_scan.cuh - top-k's threshold, and the one pass over the input. */
+#ifndef DCOMMI_CUDA_TOPK_SCAN_H
+#define DCOMMI_CUDA_TOPK_SCAN_H
+
+
+#define DCOMMI_CUDA_TOPK_BEGIN_THREADS 1024u
+#define DCOMMI_CUDA_TOPK_LINES 1024u /* of the sample for a threshold that may mislead */
+#define DCOMMI_CUDA_TOPK_DRAWN \
+    (DCOMMI_CUDA_TOPK_LINES * DCOMMI_TOPK_LINE / DCOMMI_CUDA_TOPK_BEGIN_THREADS)
+#define DCOMMI_CUDA_TOPK_SCAN_THREADS 512u
+#define DCOMMI_CUDA_TOPK_OWN (DCOMMI_CUDA_TOPK_TILE / DCOMMI_CUDA_TOPK_SCAN_THREADS)
+#define DCOMMI_CUDA_TOPK_ROWS (DCOMMI_CUDA_TOPK_OWN / 4)
+
+/* ---- the threshold ---- */
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_sample(const dcommi_cuda_topk &p, uint32_t i)
+{
+    const uint64_t at =
+        dcommi_topk_sample_at(i / DCOMMI_TOPK_LINE, p.lines, p.count) + i % DCOMMI_TOPK_LINE;
+    const float sum = p.residual == NULL ? p.x[at] : __fadd_rn(p.x[at], p.residual[at]);
+    return dcommi_f32_bits(sum) & DCOMMI_CUDA_ABS;
+}
+
+/* One block: the state, and a threshold that a sample suggests where the last call left none. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
+    dcommi_cuda_topk_begin_kernel(const __grid_constant__ dcommi_cuda_topk p)
+{
+    __shared__ uint32_t bins[DCOMMI_CUDA_TOPK_BINS];
+    __shared__ dcommi_cuda_picked picked;
+    dcommi_cuda_topk_state *s = p.state;
+    const bool known = s->known == DCOMMI_CUDA_TOPK_MAGIC && s->count == p.count &&
+                       s->wanted == p.wanted && p.exact;
+    __syncthreads(); /* all have read what is set below */
+    uint32_t low = 0, need = p.rank;
+    if (p.exact && p.rank > 0 && !known) {
+        uint32_t key[DCOMMI_CUDA_TOPK_DRAWN];
+#pragma unroll
+        for (uint32_t j = 0; j < DCOMMI_CUDA_TOPK_DRAWN; j++) {
+            const uint32_t i = j * DCOMMI_CUDA_TOPK_BEGIN_THREADS + threadIdx.x;
+            key[j] = i < p.lines * DCOMMI_TOPK_LINE ? dcommi_cuda_topk_sample(p, i) : UINT32_MAX;
+        }
+        for (uint32_t width = 19;; width = 7) { /* twice: the lowest bits do not matter */
+            for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
+                bins[b] = 0;
+            }
+            __syncthreads();
+#pragma unroll
+            for (uint32_t j = 0; j < DCOMMI_CUDA_TOPK_DRAWN; j++) {
+                const uint32_t bin = (key[j] - low) >> width;
+                if (key[j] >= low && bin < DCOMMI_CUDA_TOPK_BINS) {
+                    atomicAdd(&bins[bin], 1u);
+                }
+            }
+            __syncthreads();
+            dcommi_cuda_pick(bins, need, &picked);
+            low += picked.bin << width;
+            need = picked.need;
+            if (width == 7) {
+                break;
+            }
+        }
+    }
+    for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
+        p.hist[b] = 0;
+    }
+    if (threadIdx.x == 0) {
+        s->threshold = p.rank == 0 ? 0 : known ? s->guess : low;
+        s->threshold = s->threshold < DCOMMI_CUDA_INF ? s->threshold : DCOMMI_CUDA_INF;
+        s->known = 0;
+        s->have = 0;
+        s->full = 0;
+        s->ticket = 0;
+        s->coded = dcomm_cuda_report();
+        /* The choice from the sample of the codec threshold. */
+        s->low = p.rank == 0 ? DCOMMI_CUDA_NORMAL : 0;
+        s->high = p.rank == 0 ? DCOMMI_CUDA_NORMAL : DCOMMI_CUDA_ABS;
+        s->need = p.rank;
+        s->items = p.lines * DCOMMI_TOPK_LINE;
+    }
+}
+
+/* The sample of the codec threshold. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_topk_gather_kernel(const __grid_constant__ dcommi_cuda_topk p)
+{
+    const uint32_t i = blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
+    if (i < p.lines * DCOMMI_TOPK_LINE) {
+        p.bits[i] = dcommi_cuda_topk_sample(p, i);
+    }
+}
+
+/* ---- the scan ---- */
+
+/* Four neighbours, of which those below `left` exist. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_quad_load(const float *x, uint32_t left, bool vectors,
+                                              float v[4])
+{
+    if (left >= 4 && vectors) {
+        const float4 quad = dcommi_cuda_load<float4>(x);
+        v[0] = quad.x;
+        v[1] = quad.y;
+        v[2] = quad.z;
+        v[3] = quad.w;
+    } else {
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            v[c] = c < left ? dcommi_cuda_load<float>(x + c) : 0;
+        }
+    }
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_quad_store(float *x, uint32_t left, bool vectors,
+                                               const float v[4])
+{
+    if (left >= 4 && vectors) {
+        float4 quad;
+        quad.x = v[0];
+        quad.y = v[1];
+        quad.z = v[2];
+        quad.w = v[3];
+        dcommi_cuda_store<float4>(x, quad);
+    } else {
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            if (c < left) {
+                dcommi_cuda_store<float>(x + c, v[c]);
+            }
+        }
+    }
+}
+
+/* What an element counts as. */
+template <bool ADDS>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, float x, float r,
+                                                  uint32_t i, dcommi_cuda_found *found)
+{
+    uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
+    if (dcommi_cuda_odd(b)) {
+        if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
+            found->nonfinite++;
+            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
+        } else {
+            found->clipped++;
+            b--;
+        }
+    }
+    return b;
+}
+
+/* What comes after the scan. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint32_t threshold)
+{
+    dcommi_cuda_topk_state *s = p.state;
+    const uint32_t have = __ldcg(&s->have);
+    const uint32_t most = p.exact ? p.wanted : p.most;
+    const bool few = p.exact && have < p.wanted, full = few || have > p.room;
+    const bool all = !p.exact && have <= most;
+    if (threadIdx.x == 0) {
+        s->full = full;
+        s->items = full ? p.count : have;
+        s->kept = have < most && !few ? have : most;
+        s->low = few ? 0 : threshold;
+        s->high = all ? threshold : DCOMMI_CUDA_ABS;
+        s->need = all ? UINT32_MAX : most;
+    }
+    /* The sums have to be in one place. */
+    for (uint32_t j = threadIdx.x; full && p.residual != NULL && j < have && j < p.room;
+         j += blockDim.x) {
+        const uint32_t b = __ldcg(p.bits + j);
+        if (!dcommi_cuda_odd(b)) {
+            p.next[__ldcg(p.index + j)] = dcommi_f32_from_bits(b);
+        }
+    }
+}
+
+/* ADDS: there is a residual. */
+template <bool ADDS>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
+    dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
+{
+    __shared__ uint32_t room[DCOMMI_CUDA_TOPK_SCAN_THREADS / DCOMMI_CUDA_WARP];
+    __shared__ uint32_t begin, last;
+    const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP, warps = blockDim.x / DCOMMI_CUDA_WARP;
+    const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_TILE +
+                           warp * (DCOMMI_CUDA_TOPK_OWN * DCOMMI_CUDA_WARP) +
+                           dcommi_cuda_lane() * 4;
+    const uint32_t threshold = p.exact                             ? p.state->threshold
+                               : p.state->low < DCOMMI_CUDA_NORMAL ? DCOMMI_CUDA_NORMAL
+                               : p.state->low < DCOMMI_CUDA_INF    ? p.state->low
+                                                                   : DCOMMI_CUDA_INF;
+    float v[DCOMMI_CUDA_TOPK_OWN], r[DCOMMI_CUDA_TOPK_OWN];
+    dcommi_cuda_found found = {};
+    uint32_t mask = 0, counts = 0; /* counts: of a row, in eight bits */
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
+        const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
+        const uint32_t left = dcommi_cuda_left(at, p.count);
+        dcommi_cuda_quad_load(p.x + at, left, p.vectors, v + 4 * k);
+        if (ADDS) {
+            dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
+        }
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
+        const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
+        const uint32_t left = dcommi_cuda_left(at, p.count);
+        uint32_t row = 0;
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            float *e = &v[4 * k + c], *rest = &r[4 * k + c];
+            if (c < left) {
+                const uint32_t b =
+                    dcommi_cuda_topk_take<ADDS>(p, *e, *rest, (uint32_t)at + c, &found);
+                const bool candidate = (b & DCOMMI_CUDA_ABS) >= threshold;
+                row |= (candidate ? 1u : 0u) << c;
+                *e = dcommi_f32_from_bits(b);
+                *rest = dcommi_cuda_odd(b) ? *rest : candidate ? 0 : *e;
+            }
+        }
+        if (ADDS) {
+            dcommi_cuda_quad_store(p.next + at, left, p.vectors, r + 4 * k);
+        }
+        mask |= row << 4 * k;
+        counts |= (uint32_t)__popc(row) << 8 * k;
+    }
+    if (found.nonfinite > 0 || found.clipped > 0) {
+        dcommi_cuda_report_add(p.report, found);
+    }
+    /* At most 128 in a row of a warp: the sums of four rows do not meet. */
+    const uint32_t upto = dcommi_cuda_warp_prefix(counts), before = upto - counts;
+    const uint32_t sums = __shfl_sync(DCOMMI_CUDA_ALL, upto, DCOMMI_CUDA_WARP - 1);
+    if (dcommi_cuda_lane() == 0) {
+        room[warp] = (sums & 0xff) + (sums >> 8 & 0xff) + (sums >> 16 & 0xff) + (sums >> 24);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t all = 0;
+        for (uint32_t w = 0; w < warps; w++) {
+            const uint32_t own = room[w];
+            room[w] = all;
+            all += own;
+        }
+        uint2 tile;
+        tile.x = begin = all > 0 ? atomicAdd(&p.state->have, all) : 0;
+        tile.y = all;
+        p.tile[blockIdx.x] = tile;
+    }
+    __syncthreads();
+    uint32_t to = begin + room[warp];
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
+        uint32_t own = to + (before >> 8 * k & 0xff);
+        to += sums >> 8 * k & 0xff;
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            if ((mask >> (4 * k + c) & 1) != 0) {
+                const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP + c;
+                if (own < p.room) {
+                    p.bits[own] = dcommi_f32_bits(v[4 * k + c]);
+                    p.index[own] = (uint32_t)at;
+                } else if (ADDS && !dcommi_cuda_odd(dcommi_f32_bits(v[4 * k + c]))) {
+                    p.next[at] = v[4 * k + c];
+                }
+                own++;
+            }
+        }
+    }
+    if (dcommi_cuda_last_block(&p.state->ticket, &last)) {
+        dcommi_cuda_topk_decide(p, threshold);
+    }
+}
+
+#endif
+/* ==== kernels/cuda_topk_select.cuh ========================================================= */
+/* cuda_topk_select.cuh - top-k's choice among the candidates, and the wire. */
+#ifndef DCOMMI_CUDA_TOPK_SELECT_H
+#define DCOMMI_CUDA_TOPK_SELECT_H
+
+
+/* ---- the k-th magnitude ---- */
+
+/* One digit: how many of the items that are left fall into each bin, and then only those of the bin
+ * that the k-th is in are left. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_topk_digit_kernel(const __grid_constant__ dcommi_cuda_topk p)
+{
+    __shared__ uint32_t bins[DCOMMI_CUDA_TOPK_BINS];
+    __shared__ dcommi_cuda_picked picked;
+    __shared__ uint32_t last;
+    dcommi_cuda_topk_state *s = p.state;
+    const uint32_t low = s->low, span = s->high - low, items = s->items, need = s->need;
+    const bool full = s->full != 0;
+    const uint32_t width = dcommi_cuda_bin_width(span);
+    if (span == 0) {
+        return;
+    }
+    for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
+        bins[b] = 0;
+    }
+    __syncthreads();
+    uint32_t run = 0, of = 0; /* items of one bin in a row are counted together */
+#pragma unroll 4
+    for (uint64_t j = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; j < items;
+         j += (uint64_t)gridDim.x * blockDim.x) {
+        const uint32_t b = full ? dcommi_cuda_topk_again(p, (uint32_t)j) : p.bits[j];
+        const uint32_t d = (b & DCOMMI_CUDA_ABS) - low;
+        if (d <= span) {
+            const uint32_t bin = dcommi_cuda_bin_of(d, p.first, width);
+            if (bin != of && run > 0) {
+                atomicAdd(&bins[of], run);
+                run = 0;
+            }
+            of = bin;
+            run++;
+        }
+    }
+    if (run > 0) {
+        atomicAdd(&bins[of], run);
+    }
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
+        if (bins[b] > 0) {
+            atomicAdd(&p.hist[b], bins[b]);
+        }
+    }
+    if (!dcommi_cuda_last_block(&s->ticket, &last)) {
+        return;
+    }
+    for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
+        bins[b] = __ldcg(p.hist + b);
+        p.hist[b] = 0;
+    }
+    __syncthreads();
+    dcommi_cuda_pick(bins, need, &picked);
+    if (threadIdx.x == 0) {
+        const dcommi_cuda_bin bin = dcommi_cuda_bin_at(picked.bin, p.first, width);
+        const uint32_t past = (1u << bin.width) - 1, above = span - bin.low;
+        s->low = low + bin.low;
+        s->high = low + bin.low + (past < above ? past : above);
+        s->need = picked.need;
+    }
+}
+
+/* ---- where elements go ---- */
+
+/* Like the last threshold, but so that about twice as many as are wanted reach it: magnitudes may
+ * shrink a little from call to call. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_guess(uint32_t threshold, uint32_t kth, uint32_t have,
+                                                   uint32_t wanted)
+{
+    const uint32_t gap = kth - threshold, least = 4096;
+    const uint32_t spare = have > wanted ? have - wanted : 1;
+    const double by = (double)wanted / (double)spare;
+    const double wish = (double)gap * (by < 0.25 ? 0.25 : by > 4 ? 4 : by);
+    const uint32_t down = wish < (double)least ? least : (uint32_t)wish;
+    return kth > down ? kth - down : 0;
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_topk_count_kernel(const __grid_constant__ dcommi_cuda_topk p)
+{
+    __shared__ uint32_t above[DCOMMI_CUDA_TOPK_WARPS], equal[DCOMMI_CUDA_TOPK_WARPS];
+    __shared__ uint32_t room[DCOMMI_CUDA_TOPK_WARPS], last;
+    dcommi_cuda_topk_state *s = p.state;
+    const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP, kth = s->low;
+    const uint32_t tile = blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp;
+    const dcommi_cuda_items items = dcommi_cuda_items_of(p, tile);
+    uint2 own;
+    own.x = 0;
+    own.y = 0;
+#pragma unroll 4
+    for (uint32_t j = dcommi_cuda_lane(); j < items.n; j += DCOMMI_CUDA_WARP) {
+        const uint32_t b =
+            items.full ? dcommi_cuda_topk_again(p, items.begin + j) : p.bits[items.begin + j];
+        own.x += (b & DCOMMI_CUDA_ABS) > kth ? 1u : 0u;
+        own.y += (b & DCOMMI_CUDA_ABS) == kth ? 1u : 0u;
+    }
+    own.x = dcommi_cuda_warp_sum(own.x);
+    own.y = dcommi_cuda_warp_sum(own.y);
+    if (dcommi_cuda_lane() == 0) {
+        p.found[tile] = own;
+        above[warp] = own.x;
+        equal[warp] = own.y;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (uint32_t w = 1; w < DCOMMI_CUDA_TOPK_WARPS; w++) {
+            own.x += above[w];
+            own.y += equal[w];
+        }
+        p.group[blockIdx.x] = own;
+    }
+    if (!dcommi_cuda_last_block(&s->ticket, &last)) {
+        return;
+    }
+    const uint32_t groups = gridDim.x, each = (groups + blockDim.x - 1) / blockDim.x;
+    const uint32_t from = threadIdx.x * each, to = from + each < groups ? from + each : groups;
+    own.x = 0;
+    own.y = 0;
+    for (uint32_t g = from; g < to; g++) {
+        const uint2 of = __ldcg(p.group + g);
+        own.x += of.x;
+        own.y += of.y;
+    }
+    own.x = dcommi_cuda_block_before(own.x, room);
+    own.y = dcommi_cuda_block_before(own.y, room);
+    for (uint32_t g = from; g < to; g++) {
+        const uint2 of = __ldcg(p.group + g);
+        p.group[g] = own;
+        own.x += of.x;
+        own.y += of.y;
+    }
+    if (threadIdx.x == 0) {
+        if (p.exact && s->full == 0) {
+            s->guess = dcommi_cuda_topk_guess(s->threshold, kth, s->have, p.wanted);
+            s->count = p.count;
+            s->wanted = p.wanted;
+            s->known = DCOMMI_CUDA_TOPK_MAGIC;
+        }
+        if (p.report != NULL) {
+            p.report->kept = s->kept;
+        }
+    }
+}
+
+/* ---- the wire ---- */
+
+/* 32 bits at an even address. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_put32(unsigned char *to, uint32_t v)
+{
+    if (reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+        *reinterpret_cast<uint32_t *>(to) = v;
+    } else {
+        reinterpret_cast<uint16_t *>(to)[0] = (uint16_t)v;
+        reinterpret_cast<uint16_t *>(to)[1] = (uint16_t)(v >> 16);
+    }
+}
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_flushed(uint32_t bits)
+{
+    return (bits & DCOMMI_CUDA_INF) == 0 ? bits & 0x80000000u : bits;
+}
+
+/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_topk_half(uint32_t bits, bool bf16, uint32_t *clipped)
+{
+    const float x = dcommi_f32_from_bits(dcommi_cuda_flushed(bits));
+    uint16_t h = bf16 ? dcommi_f32_to_bf16(x) : dcommi_f32_to_f16(x);
+    if ((h & 0x7fff) == (bf16 ? 0x7f80 : 0x7c00) && !dcommi_cuda_odd(bits)) {
+        ++*clipped;
+        h--;
+    }
+    return h;
+}
+
+/* Value number `at`; what is left of it stays behind. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_topk_put(const dcommi_cuda_topk &p, uint32_t at, uint32_t bits,
+                                             uint32_t index, bool full, uint32_t *clipped)
+{
+    unsigned char *values = p.wire + DCOMMI_SPARSE_HEAD;
+    uint32_t left = 0;
+    if (p.value != NULL) {
+        p.value[at] = bits;
+        p.at[at] = index;
+        return;
+    }
+    if (p.values == DCOMM_FORMAT_F32) {
+        const uint32_t flushed = dcommi_cuda_flushed(bits);
+        reinterpret_cast<uint32_t *>(values)[at] = flushed;
+        left = flushed == bits ? 0 : bits;
+    } else {
+        const bool bf16 = p.values == DCOMM_FORMAT_BF16;
+        const uint16_t h = dcommi_cuda_topk_half(bits, bf16, clipped);
+        reinterpret_cast<uint16_t *>(values)[at] = h;
+        const float sent = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+        left = dcommi_f32_bits(__fsub_rn(dcommi_f32_from_bits(bits), sent));
+    }
+    /* The scan left a zero there if it was a candidate, or what the residual was. */
+    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || left != 0)) {
+        p.next[index] = dcommi_f32_from_bits(left);
+    }
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_topk_emit_kernel(const __grid_constant__ dcommi_cuda_topk p)
+{
+    __shared__ uint32_t map[DCOMMI_CUDA_TOPK_WARPS][DCOMMI_CUDA_TOPK_TILE / 32];
+    const dcommi_cuda_topk_state *s = p.state;
+    const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP, lane = dcommi_cuda_lane();
+    const uint32_t tile = blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp;
+    const uint32_t kth = s->low, need = s->need, kept = s->kept;
+    const dcommi_cuda_items items = dcommi_cuda_items_of(p, tile);
+    const dcommi_sparse_form form = dcommi_sparse_form_of(p.count, kept);
+    const uint64_t values = p.value != NULL                ? p.value_bytes
+                            : p.values == DCOMM_FORMAT_F32 ? 4 * (uint64_t)kept
+                                                           : 2 * (uint64_t)kept;
+    unsigned char *out = p.wire + DCOMMI_SPARSE_HEAD + values;
+    unsigned char *offsets =
+        out + (form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(p.count) : 0);
+    /* What goes before this tile. */
+    uint2 own = p.group[blockIdx.x];
+    for (uint32_t w = 0; w < warp; w++) {
+        const uint2 of = p.found[blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + w];
+        own.x += of.x;
+        own.y += of.y;
+    }
+    if (form == DCOMMI_SPARSE_BITMAP) {
+        for (uint32_t i = lane; i < DCOMMI_CUDA_TOPK_TILE / 32; i += DCOMMI_CUDA_WARP) {
+            map[warp][i] = 0;
+        }
+        __syncwarp();
+    }
+    uint32_t clipped = 0;
+    const uint32_t below = (1u << lane) - 1;
+    for (uint32_t from = 0; from < items.n; from += DCOMMI_CUDA_WARP) {
+        const uint32_t j = items.begin + from + lane;
+        const bool there = from + lane < items.n;
+        uint32_t bits = 0, index = j;
+        if (there && items.full) {
+            bits = dcommi_cuda_topk_again(p, j);
+        } else if (there) {
+            bits = p.bits[j];
+            index = p.index[j];
+        }
+        const uint32_t key = bits & DCOMMI_CUDA_ABS;
+        const bool more = there && key > kth, ties = there && key == kth;
+        const uint32_t all_more = __ballot_sync(DCOMMI_CUDA_ALL, more);
+        const uint32_t all_ties = __ballot_sync(DCOMMI_CUDA_ALL, ties);
+        const uint32_t equal = own.y + (uint32_t)__popc(all_ties & below);
+        const uint32_t at =
+            own.x + (uint32_t)__popc(all_more & below) + (equal < need ? equal : need);
+        own.x += (uint32_t)__popc(all_more);
+        own.y += (uint32_t)__popc(all_ties);
+        if (more || (ties && equal < need)) {
+            dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            if (form == DCOMMI_SPARSE_FLAT) {
+                dcommi_cuda_put32(out + 4 * (uint64_t)at, index);
+            } else if (form == DCOMMI_SPARSE_BLOCKS) {
+                reinterpret_cast<uint16_t *>(offsets)[at] = (uint16_t)index;
+            } else {
+                atomicOr(&map[warp][index % DCOMMI_CUDA_TOPK_TILE / 32], 1u << index % 32);
+            }
+        } else if (there && !items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
+            p.next[index] = dcommi_f32_from_bits(bits);
+        }
+    }
+    if (clipped > 0 && p.report != NULL) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&p.report->clipped),
+                  (unsigned long long)clipped);
+    }
+    if (form == DCOMMI_SPARSE_BITMAP) {
+        const uint64_t bytes = p.count / 8 + (p.count % 8 != 0 ? 1 : 0);
+        __syncwarp();
+        for (uint32_t i = lane; i < DCOMMI_CUDA_TOPK_TILE / 16; i += DCOMMI_CUDA_WARP) {
+            const uint64_t to = (uint64_t)tile * (DCOMMI_CUDA_TOPK_TILE / 8) + 2 * i;
+            const uint32_t half = map[warp][i / 2] >> i % 2 * 16;
+            if (to + 1 < bytes) {
+                *reinterpret_cast<uint16_t *>(out + to) = (uint16_t)half;
+            } else if (to < bytes) {
+                out[to] = (unsigned char)half;
+            }
+        }
+    }
+    if (lane == 0 && warp == DCOMMI_CUDA_TOPK_WARPS - 1 && form == DCOMMI_SPARSE_BLOCKS) {
+        dcommi_cuda_put32(out + 4 * (uint64_t)blockIdx.x, own.x + (own.y < need ? own.y : need));
+    }
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) {
+        dcommi_cuda_put32(p.wire, kept);
+    }
+}
+
+/* Of coded values: what they lost stays behind. */
+struct dcommi_cuda_topk_lost {
+    dcommi_cuda_topk topk;
+    const float *sent; /* as decoded; NULL: without a residual */
+};
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_topk_lost_kernel(const __grid_constant__ dcommi_cuda_topk_lost p)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
+    const dcommi_cuda_topk &t = p.topk;
+    if (i < t.wanted && p.sent != NULL) {
+        t.next[t.at[i]] = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+    }
+    if (i == 0 && t.report != NULL && t.state->coded.clipped > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&t.report->clipped),
+                  (unsigned long long)t.state->coded.clipped);
+    }
+}
+
+#endif
+
+#define DCOMMI_CUDA_TOPK_DIGITS 3 /* that the k-th magnitude has, at most */
+#define DCOMMI_CUDA_TOPK_DIGIT_BLOCKS 512u
+
+/* Whether it is one, and then what it is. */
+static bool dcommi_cuda_is_sparse(const dcomm_codec *codec, size_t count,
+                                  dcomm_sparse_layout *layout)
+{
+    dcomm_codec_info info;
+    return codec != NULL && count <= UINT32_MAX &&
+           dcomm_codec_get_info(codec, count, &info) == DCOMM_OK && info.sparse &&
+           dcomm_codec_get_sparse_layout(codec, count, layout) == DCOMM_OK;
+}
+
+static bool dcommi_cuda_coded(const dcomm_sparse_layout &layout)
+{
+    return layout.values.format < DCOMM_FORMAT_F16;
+}
+
+static uint64_t dcommi_cuda_coded_bytes(const dcomm_sparse_layout &layout)
+{
+    return dcommi_cuda_coded(layout)
+               ? dcommi_wire_codes(layout.most, dcommi_format_bits[(int)layout.values.format]) +
+                     4 * ((layout.most + layout.values.bucket - 1) / layout.values.bucket)
+               : 0;
+}
+
+static uint64_t dcommi_cuda_groups(size_t count)
+{
+    return dcommi_sparse_blocks(count);
+}
+
+/* ---- workspaces ---- */
+
+/* Parts of a workspace, one behind the other; without one, how long it is. */
+struct dcommi_cuda_parts {
+    unsigned char *base;
+    size_t at;
+    template <class T> T *take(uint64_t n)
+    {
+        T *part = base != NULL ? reinterpret_cast<T *>(base + at) : NULL;
+        at += (size_t)((n * sizeof(T) + 63) / 64 * 64);
+        return part;
+    }
+};
+
+static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t count,
+                                     void *workspace, dcommi_cuda_topk *p)
+{
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    const uint64_t groups = dcommi_cuda_groups(count);
+    const uint64_t room =
+        4 * (uint64_t)layout.most + count / DCOMMI_TOPK_SAMPLE + DCOMMI_CUDA_TOPK_TILE;
+    p->room = (uint32_t)(room < count ? room : count);
+    p->state = parts.take<dcommi_cuda_topk_state>(1);
+    p->hist = parts.take<uint32_t>(DCOMMI_CUDA_TOPK_BINS);
+    p->tile = parts.take<uint2>(groups * DCOMMI_CUDA_TOPK_WARPS);
+    p->found = parts.take<uint2>(groups * DCOMMI_CUDA_TOPK_WARPS);
+    p->group = parts.take<uint2>(groups);
+    p->bits = parts.take<uint32_t>(p->room);
+    p->index = parts.take<uint32_t>(p->room);
+    if (dcommi_cuda_coded(layout)) {
+        p->value = parts.take<uint32_t>(layout.most);
+        p->at = parts.take<uint32_t>(layout.most);
+    }
+    return parts.at;
+}
+
+static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_t count,
+                                        void *workspace, dcommi_cuda_scatter *p)
+{
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    if (dcommi_sparse_form_of(count, layout.most) == DCOMMI_SPARSE_BITMAP) {
+        p->ticket = parts.take<uint32_t>(1);
+        p->rank = parts.take<uint32_t>(dcommi_cuda_groups(count));
+    }
+    p->decoded = dcommi_cuda_coded(layout) ? parts.take<float>(layout.most) : NULL;
+    return parts.at;
+}
+
+static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *workspace,
+                                                size_t bytes)
+{
+    if (bytes > 0 && (workspace == NULL || !dcommi_cuda_aligned(workspace, 64))) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: workspace is %s; %zu bytes are needed",
+                                call, workspace == NULL ? "NULL" : "not aligned to 64", bytes);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
+{
+    cudaError_t error = cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream));
+    return error == cudaSuccess ? DCOMM_OK
+                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
+                                                   call, cudaGetErrorString(error));
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_cuda_topk_digits(const char *call, dcommi_cuda_topk *p, void *stream)
+{
+    uint32_t blocks = p->count / 32768 + 1;
+    blocks = blocks < DCOMMI_CUDA_TOPK_DIGIT_BLOCKS ? blocks : DCOMMI_CUDA_TOPK_DIGIT_BLOCKS;
+    for (int digit = 0; digit < DCOMMI_CUDA_TOPK_DIGITS; digit++) {
+        p->first = digit == 0;
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_topk_digit_kernel, blocks,
+                                           DCOMMI_CUDA_TOPK_THREADS, *p, stream));
+    }
+    return DCOMM_OK;
+}
+
+/* The values that were chosen through their own codec, and what they lost. */
+static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
+                                          const dcomm_sparse_layout &layout,
+                                          const dcommi_cuda_topk &p, const dcomm_codec_key *key,
+                                          void *stream)
+{
+    dcommi_cuda_job coding = job;
+    coding.layout = layout.values;
+    coding.count = layout.most;
+    coding.x = reinterpret_cast<const float *>(p.value);
+    coding.residual = NULL;
+    coding.next = NULL;
+    coding.wire = p.wire + DCOMMI_SPARSE_HEAD;
+    coding.report = &p.state->coded;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(coding, NULL, 1, key, stream));
+    dcommi_cuda_topk_lost lost = {p, NULL};
+    if (p.residual != NULL) {
+        dcommi_cuda_operands in = dcommi_cuda_operands();
+        in.at[0] = coding.wire;
+        in.n = 1;
+        lost.sent = reinterpret_cast<const float *>(p.bits); /* candidates are done with */
+        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values, in,
+                                               reinterpret_cast<float *>(p.bits), layout.most,
+                                               false, NULL, stream));
+    }
+    const uint64_t blocks = (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
+    return dcommi_cuda_launch(job.call, dcommi_cuda_topk_lost_kernel, blocks,
+                              DCOMMI_CUDA_TOPK_THREADS, lost, stream);
+}
+
+/* The sample for a threshold that may mislead is one that a single block can take. */
+static void dcommi_cuda_topk_guessing(dcommi_cuda_topk *p)
+{
+    p->lines = p->count / (4 * DCOMMI_TOPK_LINE);
+    p->lines = p->lines < DCOMMI_CUDA_TOPK_LINES ? p->lines : DCOMMI_CUDA_TOPK_LINES;
+    p->lines = p->count > DCOMMI_CUDA_TOPK_TILE ? p->lines : 0;
+    p->rank = (uint32_t)dcommi_topk_sample_rank(p->lines, p->count, p->wanted, 4);
+}
+
+static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
+                                         const dcomm_sparse_layout &layout, void *workspace,
+                                         const dcomm_codec_key *key, void *stream)
+{
+    dcommi_cuda_topk p = dcommi_cuda_topk();
+    const size_t need = dcommi_cuda_topk_parts(layout, job.count, workspace, &p);
+    const uint64_t groups = dcommi_cuda_groups(job.count);
+    if (job.count == 0) {
+        return dcommi_cuda_zero(job.call, job.wire, DCOMMI_SPARSE_HEAD, stream);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job.call, workspace, need));
+    if (dcommi_cuda_coded(layout) && layout.values.nonfinite == 2 && job.residual != NULL) {
+        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED,
+                                "%s: coded values, nonfinite=pass and a residual have no kernels",
+                                job.call);
+    }
+    p.x = job.x;
+    p.residual = job.residual;
+    p.next = job.next;
+    p.wire = job.wire;
+    p.report = job.report;
+    p.count = (uint32_t)job.count;
+    p.wanted = (uint32_t)layout.wanted;
+    p.most = (uint32_t)layout.most;
+    p.values = (int)layout.values.format;
+    p.value_bytes = dcommi_cuda_coded_bytes(layout);
+    p.exact = layout.exact;
+    p.pass = layout.values.nonfinite == 2;
+    p.vectors = dcommi_cuda_aligned(p.x, 16) && dcommi_cuda_aligned(p.residual, 16) &&
+                dcommi_cuda_aligned(p.next, 16);
+    p.lines = (uint32_t)layout.lines;
+    p.rank = (uint32_t)layout.rank;
+    if (p.exact) {
+        dcommi_cuda_topk_guessing(&p);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_begin_kernel, 1,
+                                       DCOMMI_CUDA_TOPK_BEGIN_THREADS, p, stream));
+    if (!p.exact) {
+        const uint64_t drawn = (uint64_t)p.lines * DCOMMI_TOPK_LINE;
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_gather_kernel,
+                                           drawn / DCOMMI_CUDA_TOPK_THREADS + 1,
+                                           DCOMMI_CUDA_TOPK_THREADS, p, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
+    }
+    const uint64_t tiles = (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                       p.residual != NULL ? dcommi_cuda_topk_scan_kernel<true>
+                                                          : dcommi_cuda_topk_scan_kernel<false>,
+                                       tiles, DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_count_kernel, groups,
+                                       DCOMMI_CUDA_TOPK_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_emit_kernel, groups,
+                                       DCOMMI_CUDA_TOPK_THREADS, p, stream));
+    return dcommi_cuda_coded(layout) ? dcommi_cuda_topk_code(job, layout, p, key, stream)
+                                     : DCOMM_OK;
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_cuda_sparse_one(const char *call, const dcomm_sparse_layout &layout,
+                                           const dcommi_cuda_scatter &p, void *stream)
+{
+    const uint64_t groups = dcommi_cuda_groups(p.count);
+    const dcommi_sparse_form form = dcommi_sparse_form_of(p.count, layout.most);
+    uint64_t blocks = groups;
+    if (dcommi_cuda_coded(layout) && p.count > 0) {
+        dcommi_cuda_operands in = dcommi_cuda_operands();
+        in.at[0] = p.wire + DCOMMI_SPARSE_HEAD;
+        in.n = 1;
+        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(call, layout.values, in,
+                                               const_cast<float *>(p.decoded), layout.most, false,
+                                               p.report, stream));
+    }
+    if (form == DCOMMI_SPARSE_BITMAP) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_zero(call, p.ticket, sizeof *p.ticket, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_rank_kernel, groups,
+                                           DCOMMI_CUDA_TOPK_THREADS, p, stream));
+    } else if (form == DCOMMI_SPARSE_FLAT) {
+        blocks = layout.most / DCOMMI_CUDA_TOPK_THREADS + 1;
+    }
+    return dcommi_cuda_launch(call, dcommi_cuda_scatter_kernel, blocks, DCOMMI_CUDA_TOPK_THREADS, p,
+                              stream);
+}
+
+static dcomm_status dcommi_cuda_sparse_decode(const char *call, const dcomm_codec *codec,
+                                              const dcomm_sparse_layout &layout,
+                                              const dcommi_cuda_operands &in, const size_t *bytes,
+                                              float *x, size_t count, bool add, void *workspace,
                                               dcomm_cuda_report *report, void *stream)
 {
+    dcommi_cuda_scatter p = dcommi_cuda_scatter();
+    const size_t most = dcomm_codec_max_bytes(codec, count);
+    const size_t need = dcommi_cuda_scatter_parts(layout, count, workspace, &p);
+    for (uint32_t w = 0; w < in.n; w++) {
+        if (bytes[w] > most || bytes[w] < DCOMMI_SPARSE_HEAD ||
+            (layout.least == layout.most && bytes[w] != most)) {
+            return dcommi_cuda_fail(DCOMM_ERR_CORRUPT,
+                                    "%s: a wire of %zu elements has %zu bytes, not %zu", call,
+                                    count, bytes[w], most);
+        }
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(call, workspace, need));
+    p.x = x;
+    p.report = report;
+    p.count = (uint32_t)count;
+    p.least = (uint32_t)layout.least;
+    p.most = (uint32_t)layout.most;
+    p.max_bytes = most;
+    p.value_bytes = dcommi_cuda_coded_bytes(layout);
+    p.values = (int)layout.values.format;
+    p.pass = layout.values.nonfinite == 2;
+    if (!add && count > 0) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_zero(call, x, count * sizeof *x, stream));
+    }
+    for (uint32_t w = 0; w < in.n; w++) {
+        p.wire = static_cast<const unsigned char *>(in.at[w]);
+        p.bytes = bytes[w];
+        p.add = add || w > 0;
+        DCOMMI_CUDA_TRY(dcommi_cuda_sparse_one(call, layout, p, stream));
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
+                                          const float *residual, float *next, size_t count,
+                                          const dcomm_codec_key *key, void *wire, size_t capacity,
+                                          void *workspace, dcomm_cuda_report *report, void *stream)
+{
+    dcommi_cuda_job job;
+    dcomm_sparse_layout sparse;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode", codec, residual, next, count,
+                                         wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    job.x = x;
+    if (dcommi_cuda_is_sparse(codec, count, &sparse)) {
+        return dcommi_cuda_topk_run(job, sparse, workspace, key, stream);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
+    return dcommi_cuda_job_run(job, NULL, 1, key, stream);
+}
+
+/* ---- with a ledger ---- */
+
+static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
+{
+    return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
+                                     : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcomm_codec_layout layout;
+    return codec == NULL || dcomm_codec_get_layout(codec, &layout) != DCOMM_OK
+               ? 0
+               : dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(layout, count));
+}
+
+extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                 const float *residual, float *next, size_t count,
+                                                 const dcomm_codec_key *key, void *wire,
+                                                 size_t capacity, void *workspace,
+                                                 dcomm_cuda_report *report,
+                                                 dcomm_cuda_ledger *ledger, void *stream)
+{
+    dcommi_cuda_job job;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
+                                         count, wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    job.x = x;
+    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+                                     ledger, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
+                                          const size_t *bytes, size_t n, float factor,
+                                          const float *residual, float *next, size_t count,
+                                          const dcomm_codec_key *key, void *wire, size_t capacity,
+                                          void *, dcomm_cuda_report *report, void *stream)
+{
+    dcommi_cuda_job job;
+    dcommi_cuda_operands in;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_recode", codec, residual, next, count,
+                                         wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
+    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(job.call, wires, n, 4, count == 0, &in));
+    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(job.call, codec, bytes, n, count));
+    if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
+    }
+    return dcommi_cuda_job_run(job, &in, factor, key, stream);
+}
+
+extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcommi_cuda_topk p = dcommi_cuda_topk();
+    dcomm_sparse_layout sparse;
+    return dcommi_cuda_is_sparse(codec, count, &sparse)
+               ? dcommi_cuda_topk_parts(sparse, count, NULL, &p)
+               : 0; /* buckets stay in registers */
+}
+
+extern "C" size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcommi_cuda_scatter p = dcommi_cuda_scatter();
+    dcomm_sparse_layout sparse;
+    return dcommi_cuda_is_sparse(codec, count, &sparse)
+               ? dcommi_cuda_scatter_parts(sparse, count, NULL, &p)
+               : 0;
+}
+
+extern "C" size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *, size_t)
+{
+    return 0;
+}
+
+static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *codec,
+                                       const void *const *wires, const size_t *bytes, size_t n,
+                                       float *x, size_t count, bool add, void *workspace,
+                                       dcomm_cuda_report *report, void *stream)
+{
+    dcomm_codec_layout layout;
+    dcomm_sparse_layout sparse;
+    dcommi_cuda_operands in;
+    const bool scattered = dcommi_cuda_is_sparse(codec, count, &sparse);
+    if (!scattered) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_layout(call, codec, &layout));
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, count == 0 && !scattered, &in));
+    if (bytes == NULL) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: bytes is NULL", call);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, add ? "acc" : "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    if (scattered) {
+        return dcommi_cuda_sparse_decode(call, codec, sparse, in, bytes, x, count, add, workspace,
+                                         report, stream);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, n, count));
+    return dcommi_cuda_decode_run(call, layout, in, x, count, add, report, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                              const size_t *bytes, size_t n, float *x, size_t count,
+                                              void *workspace, dcomm_cuda_report *report,
+                                              void *stream)
+{
     return dcommi_cuda_decode("dcomm_cuda_decode_sum", codec, wires, bytes, n, x, count, false,
-                              report, stream);
+                              workspace, report, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                               const size_t *bytes, size_t n, float *acc,
-                                              size_t count, dcomm_cuda_report *report, void *stream)
+                                              size_t count, void *workspace,
+                                              dcomm_cuda_report *report, void *stream)
 {
     return dcommi_cuda_decode("dcomm_cuda_decode_add", codec, wires, bytes, n, acc, count, true,
-                              report, stream);
+                              workspace, report, stream);
+}
+
+#endif
+/* ==== kernels/cuda_powersgd.cuh ============================================================ */
+/* cuda_powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
+ * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
+ * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
+ * rank. What the order leaves is done side by side: rows, columns, elements. */
+#ifndef DCOMMI_CUDA_POWERSGD_H
+#define DCOMMI_CUDA_POWERSGD_H
+
+
+#define DCOMMI_CUDA_MATRIX_THREADS 256u
+#define DCOMMI_CUDA_MATRIX_LANES 8u
+#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
+#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
+#define DCOMMI_CUDA_MATRIX_STRIP 64u
+
+struct dcommi_cuda_matrix {
+    uint64_t count, rows, cols;
+    uint32_t rank;
+    const float *m, *from; /* the matrix; P or Q, what is read of them */
+    const float *q;        /* of a product */
+    float *to;
+    int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
+    dcommi_rng rng;
+    dcomm_cuda_report *report;
+};
+
+/* An element of the matrix: 0 where it is denormal or not finite. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
+{
+    const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
+    return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
+}
+
+/* Elements of row i that are there. */
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
+{
+    const uint64_t from = i * p.cols;
+    return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
+}
+
+/* Over eight lanes: l and l + 4, then + 2, + 1. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
+{
+    for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
+        s = __dadd_rn(s, __shfl_xor_sync(DCOMMI_CUDA_ALL, s, far));
+    }
+    return s;
+}
+
+/* P = M Q: eight threads a row. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
+    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
+    const float *row = p.m + (length > 0 ? i * p.cols : 0);
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 4
+        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
+            const double x = dcommi_cuda_matrix_number(row[c]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            const double all = dcommi_cuda_matrix_sum(sum[k]);
+            if (lane == 0 && i < p.rows && j + k < p.rank) {
+                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
+            }
+        }
+    }
+}
+
+/* Q = M^T P: a thread a column, so that a warp reads whole lines of each row. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
+    dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
+    if (c >= p.cols) {
+        return;
+    }
+    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* that have this column */
+    dcommi_cuda_found found = {};
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 16
+        for (uint64_t i = 0; i < rows; i++) {
+            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            if (j + k < p.rank) {
+                float q = __double2float_rn(sum[k]);
+                if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
+                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
+                    found.clipped++;
+                }
+                p.to[(j + k) * p.cols + c] = q;
+            }
+        }
+    }
+    dcommi_cuda_report_add(p.report, found);
+}
+
+/* The dot of two columns, in all threads of the block, which all call it. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
+{
+    __shared__ double room;
+    double s = 0;
+    __syncthreads(); /* columns are written, and the last dot has been read */
+    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
+#pragma unroll 8
+        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
+            s = __fma_rn((double)a[i], (double)b[i], s);
+        }
+    }
+    if (threadIdx.x < DCOMMI_CUDA_WARP) {
+        s = dcommi_cuda_matrix_sum(s);
+    }
+    if (threadIdx.x == 0) {
+        room = s;
+    }
+    __syncthreads();
+    return room;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
+{
+    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
+        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
+    }
+}
+
+/* Columns become orthonormal in order; see dcommi_matrix_orthonormal. One block. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_orthonormal_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    for (uint32_t j = 0; j < p.rank; j++) {
+        float *column = p.to + j * p.rows;
+        double before = dcommi_cuda_matrix_dot(column, column, p.rows);
+        for (int turn = 0; turn < 2; turn++) {
+            for (uint32_t k = 0; k < j; k++) {
+                const float *other = p.to + k * p.rows;
+                const double share =
+                    (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
+                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
+                    column[i] =
+                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
+                }
+            }
+            const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
+            const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
+            const double scale = spanned ? 0 : __ddiv_rn(1, __dsqrt_rn(after));
+            dcommi_cuda_matrix_times(column, p.rows, scale);
+            before = __dmul_rn(__dmul_rn(after, scale), scale);
+        }
+    }
+}
+
+/* Columns of Q get their length, and numbers where they have none; see dcommi_powersgd_start. A
+ * block a column. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_start_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    float *column = p.to + blockIdx.x * p.cols;
+    double length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    if (!(length > 0) || length > 1.7976931348623157e308) {
+        for (uint64_t c = threadIdx.x; c < p.cols; c += DCOMMI_CUDA_MATRIX_THREADS) {
+            const uint32_t bits = dcommi_rng_element(&p.rng, blockIdx.x * p.cols + c);
+            column[c] = __fmul_rn((float)(int32_t)(bits | 1), 0x1p-31f);
+        }
+        length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    }
+    dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
+}
+
+/* P Q^T to the matrix, added to it, or taken from it, element by element. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME + threadIdx.x;
+    const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
+    const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
+    const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
+    uint64_t i = first / p.cols, c = first % p.cols;
+    float old[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+        old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
+    }
+#pragma unroll
+    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+        if (at < p.count) {
+            double s = 0;
+            for (uint32_t j = 0; j < p.rank; j++) {
+                s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
+            }
+            s = s > most ? most : s < -most ? -most : s; /* a NaN stays one */
+            const float v = __double2float_rn(s);
+            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? __fadd_rn(old[u], v)
+                                                : p.how < 0 ? __fsub_rn(old[u], v)
+                                                            : v);
+        }
+        c += rest;
+        i += more + (c >= p.cols ? 1 : 0);
+        c -= c >= p.cols ? p.cols : 0;
+    }
+}
+
+/* ---- launchers ---- */
+
+static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from, float *to)
+{
+    if (shape == NULL ||
+        (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
+                              shape->rows != (shape->count - 1) / shape->cols + 1))) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: shape is %s", call,
+                                shape == NULL ? "NULL" : "not of dcomm_codec_get_matrix");
+    }
+    *p = dcommi_cuda_matrix();
+    p->count = shape->count;
+    p->rows = shape->rows;
+    p->cols = shape->cols;
+    p->rank = (uint32_t)shape->rank;
+    p->m = m;
+    p->from = from;
+    p->to = to;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, name, from, shape->count, sizeof(float)));
+    return dcommi_cuda_array(call, "the output", to, shape->count, sizeof(float));
+}
+
+static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
+{
+    return n / each + (n % each != 0 ? 1 : 0);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                  const dcomm_codec_key *key, float *q,
+                                                  void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_start";
+    dcommi_cuda_matrix p;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
+    const dcomm_codec_key none = dcomm_codec_key();
+    const dcomm_codec_key &k = key != NULL ? *key : none;
+    p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
+    return p.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
+                                             DCOMMI_CUDA_MATRIX_THREADS, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *q, float *p, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_p";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
+    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_p_kernel,
+                                             dcommi_cuda_matrix_blocks(m.rows, rows),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                        void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_orthonormal";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, p, "p", p, p));
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_orthonormal_kernel, 1,
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *p, float *q, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_q";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
+    return m.count == 0
+               ? DCOMM_OK
+               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
+                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
+                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                    const float *q, float *x, int how, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, x));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    m.q = q;
+    m.how = how;
+    const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel,
+                                             dcommi_cuda_matrix_blocks(m.count, each),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }
 
 #endif
@@ -48483,6 +54508,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_BKT_FIRST_BYTES
 #undef DCOMMI_BKT_HISTORY
 #undef DCOMMI_BKT_OPTIONS
+#undef DCOMMI_BKT_REALS
 #undef DCOMMI_BKT_SPEC_MAX
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
@@ -48534,6 +54560,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_COPY_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CREDIT_EVERY
+#undef DCOMMI_CUDA_ABS
 #undef DCOMMI_CUDA_ALL
 #undef DCOMMI_CUDA_BIT
 #undef DCOMMI_CUDA_BLOCK_MOST
@@ -48541,12 +54568,36 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_DECODE_THREADS
 #undef DCOMMI_CUDA_ENCODE_THREADS
 #undef DCOMMI_CUDA_FOLD_THREADS
+#undef DCOMMI_CUDA_INF
 #undef DCOMMI_CUDA_INLINE
+#undef DCOMMI_CUDA_LEDGER_BLOCKS
+#undef DCOMMI_CUDA_LEDGER_THREADS
+#undef DCOMMI_CUDA_MAP_WORDS
+#undef DCOMMI_CUDA_MATRIX_LANES
+#undef DCOMMI_CUDA_MATRIX_SIDE
+#undef DCOMMI_CUDA_MATRIX_SOME
+#undef DCOMMI_CUDA_MATRIX_STRIP
+#undef DCOMMI_CUDA_MATRIX_THREADS
+#undef DCOMMI_CUDA_NORMAL
 #undef DCOMMI_CUDA_OFF
 #undef DCOMMI_CUDA_OWN
 #undef DCOMMI_CUDA_REACH
 #undef DCOMMI_CUDA_ROW
 #undef DCOMMI_CUDA_TEAM
+#undef DCOMMI_CUDA_TOPK_BEGIN_THREADS
+#undef DCOMMI_CUDA_TOPK_BINS
+#undef DCOMMI_CUDA_TOPK_DIGITS
+#undef DCOMMI_CUDA_TOPK_DIGIT_BLOCKS
+#undef DCOMMI_CUDA_TOPK_DRAWN
+#undef DCOMMI_CUDA_TOPK_GROUP
+#undef DCOMMI_CUDA_TOPK_LINES
+#undef DCOMMI_CUDA_TOPK_MAGIC
+#undef DCOMMI_CUDA_TOPK_OWN
+#undef DCOMMI_CUDA_TOPK_ROWS
+#undef DCOMMI_CUDA_TOPK_SCAN_THREADS
+#undef DCOMMI_CUDA_TOPK_THREADS
+#undef DCOMMI_CUDA_TOPK_TILE
+#undef DCOMMI_CUDA_TOPK_WARPS
 #undef DCOMMI_CUDA_TRY
 #undef DCOMMI_CUDA_WARP
 #undef DCOMMI_CUDA_WARPS
@@ -48563,6 +54614,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_FEEDBACK_MAGIC
 #undef DCOMMI_FEEDBACK_OWNER
 #undef DCOMMI_FIFO_AHEAD
+#undef DCOMMI_FIFO_FETCH
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
@@ -48573,7 +54625,9 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_HEADER_SHORT
 #undef DCOMMI_HIER_CALLS
 #undef DCOMMI_HIER_CHUNK
+#undef DCOMMI_HIER_DEEPEST
 #undef DCOMMI_HIER_DEFAULT_CHUNKS
+#undef DCOMMI_HIER_DIVIDE_BYTES
 #undef DCOMMI_HIER_DIVIDE_MIN
 #undef DCOMMI_HIER_GRAIN
 #undef DCOMMI_HIER_MAX_CHUNKS
@@ -48582,6 +54636,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_HIER_PIECE
 #undef DCOMMI_HIER_SHARD_MIN
 #undef DCOMMI_HIER_TIERS
+#undef DCOMMI_HIER_V_MOST
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX
@@ -48629,6 +54684,11 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
+#undef DCOMMI_MOE_BLOCK
+#undef DCOMMI_MOE_HEAD
+#undef DCOMMI_MOE_LANES
+#undef DCOMMI_MOE_MARGIN
+#undef DCOMMI_MOE_OPTIONS
 #undef DCOMMI_NET_SPIN
 #undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PAST_RESULT
@@ -48711,6 +54771,8 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 #undef DCOMMI_RNG_ROUNDS
 #undef DCOMMI_RTS_BYTES
 #undef DCOMMI_RTS_MAPPED
+#undef DCOMMI_SCALER_MAGIC
+#undef DCOMMI_SCALER_OPTIONS
 #undef DCOMMI_SCRIPT_BYTES
 #undef DCOMMI_SCRIPT_COUNTERS
 #undef DCOMMI_SCRIPT_OPS

@@ -11,13 +11,9 @@
 
 #include "cpu_topk_scan.h"
 #include "tally_pieces.h"
-
-#include <math.h>
+#include "topk_sample.h"
 
 #define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
-#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
-#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
-#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
 #define DCOMMI_TOPK_BINS 2048
 #define DCOMMI_TOPK_STREAM ((size_t)1 << 17) /* elements from which `next` is streamed */
 
@@ -208,39 +204,25 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
     dcommi_topk_tame(t, threshold);
 }
 
-/* How many runs a sample of `count` elements has; 0: they are too few for one. */
-static size_t dcommi_topk_sample_lines(size_t count)
-{
-    size_t wanted = count / DCOMMI_TOPK_SAMPLE;
-    size_t lines = (wanted < DCOMMI_TOPK_LEAST ? DCOMMI_TOPK_LEAST : wanted) / DCOMMI_TOPK_LINE;
-    return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
-}
-
 /* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
  * sample tells; 0 where that cannot be told. */
 static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
 {
-    size_t lines = dcommi_topk_sample_lines(t->count);
-    if (lines == 0 || t->k == 0) {
+    size_t lines = (size_t)dcommi_topk_sample_lines(t->count);
+    size_t rank = (size_t)dcommi_topk_sample_rank(lines, t->count, t->k, spare);
+    if (t->k == 0 || rank == 0) {
         return t->k == 0 ? DCOMMI_INF_BITS : 0;
     }
-    size_t stride = t->count / lines;
     size_t n = 0;
     for (size_t l = 0; l < lines; l++) {
-        /* Scattered, so that no period of the input (a row, a channel) is met again and again. */
-        size_t at = l * stride + dcommi_mix(l, t->count) % (stride - DCOMMI_TOPK_LINE + 1);
+        size_t at = (size_t)dcommi_topk_sample_at(l, lines, t->count);
         for (size_t i = 0; i < DCOMMI_TOPK_LINE; i++) {
             float sum = t->residual == NULL ? t->x[at + i] : t->x[at + i] + t->residual[at + i];
             t->bits[n++] = dcommi_f32_bits(sum);
         }
     }
-    double share = (double)t->k * ((double)n / (double)t->count);
-    double rank = share + spare * (sqrt(share) + 1);
-    if (rank >= (double)n) {
-        return 0;
-    }
     size_t equal;
-    uint32_t guess = dcommi_topk_kth(t->bits, n, rank < 1 ? 1 : (size_t)rank, 0, &equal);
+    uint32_t guess = dcommi_topk_kth(t->bits, n, rank, 0, &equal);
     return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
 }
 

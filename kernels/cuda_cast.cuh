@@ -90,14 +90,6 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
-/* x + r, where an infinite one becomes the largest number. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_cast_sum(float x, float r)
-{
-    const float sum = __fadd_rn(x, r);
-    const uint32_t bits = dcommi_f32_bits(sum);
-    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
-}
-
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -128,7 +120,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             /* What a clipped number loses stays behind: its sum is taken again, for there is no
              * register to keep it. */
             if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
-                y = dcommi_cuda_cast_sum(odd ? 0 : x, r[e]);
+                y = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : x, r[e]));
             }
             r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }

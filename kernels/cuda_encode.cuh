@@ -267,15 +267,45 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
     }
 }
 
-/* Codes of the thread's elements, and what they leave. */
-template <int FORMAT, bool LEDGER>
+/* A sum that is infinite becomes the largest number. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
+{
+    const uint32_t bits = dcommi_f32_bits(sum);
+    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
+}
+
+/* What clipped numbers lose stays behind, beside what their codes left in p.next. The inputs are
+ * read again, for there are no registers to keep them; r: the residuals, which p.next may be. */
+template <int FORMAT, bool SUMS>
+DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
+                                           const float r[DCOMMI_CUDA_OWN])
+{
+    float v[DCOMMI_CUDA_OWN];
+    bool bad = false;
+    dcommi_cuda_input<FORMAT, SUMS>(p, at, left, v, &bad);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        const bool odd = (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u;
+        const float sum = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
+        const uint32_t bits = dcommi_f32_bits(sum);
+        if (DCOMMI_CUDA_OFF(e) < left && (bits & 0x7fffffffu) > 0x7f000000u) {
+            float *next = p.next + at + DCOMMI_CUDA_OFF(e);
+            const float clipped = dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f000000u);
+            *next = __fadd_rn(*next, __fsub_rn(sum, clipped));
+        }
+    }
+}
+
+/* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
+template <int FORMAT, bool SUMS, bool LEDGER>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
-                                        uint32_t left, const dcommi_cuda_scale &scale,
+                                        uint32_t left, const dcommi_cuda_scale &scale, bool clean,
                                         bool poisoned, bool rest, float v[DCOMMI_CUDA_OWN],
                                         dcommi_cuda_tally *tally)
 {
     dcommi_cuda_codes<FORMAT> codes;
-    const bool feedback = p.residual != NULL;
+    const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
+    float r[DCOMMI_CUDA_OWN];
     if (p.how.stochastic) {
         codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
                          : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
@@ -286,8 +316,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     if (feedback && poisoned) {
         dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
     }
-    if (LEDGER) {
-        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
+    if (excess) {
+        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
     }
     if (feedback) {
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
@@ -296,6 +326,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
     if (rest) {
         dcommi_cuda_rest_store<FORMAT>(p.wire, end, left, codes);
+    }
+    if (excess) {
+        dcommi_cuda_excess<FORMAT, SUMS>(p, at, left, r);
+    }
+    if (LEDGER) {
+        if (excess) {
+            dcommi_cuda_own_load(p.next + at, left, p.pairs, v);
+        }
+        dcommi_cuda_tally_own<FORMAT>(p, at, left, scale.step, poisoned, codes, v, tally);
     }
 }
 
@@ -391,7 +430,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
             dcommi_cuda_found again = {};
             dcommi_cuda_take<FORMAT, SUMS>(p, here, left, clean, v, &again, &bad);
         }
-        dcommi_cuda_put<FORMAT, LEDGER>(p, here, end, left, scale, poisoned, rest, v, &tally);
+        dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
+                                              &tally);
     }
     if (lane == 0 && begin < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,

@@ -44,7 +44,8 @@ static const dcommi_mini dcommi_mini_e5m2 = {2, 0x38000000u, 0x1p-14f, 0x1p16f, 
 
 #define DCOMMI_STEP_NAN DCOMMI_F32_NAN /* of a bucket that decodes as NaN */
 /* Buckets with a smaller maximum are zero: reciprocals of steps, and products of steps, are then
- * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it. */
+ * neither infinite nor denormal. Larger inputs than LARGEST are clipped to it, so that no step
+ * times a code, and nothing that a code leaves of an input, is infinite. */
 #define DCOMMI_WIRE_LEAST 0x1p-80f
 #define DCOMMI_WIRE_LARGEST 0x1p127f
 

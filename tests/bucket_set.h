@@ -27,6 +27,7 @@ typedef struct set {
     unsigned char *memory;
     int rank, nranks;
     double factor; /* on the expected sum */
+    bool weighted; /* by set_weight */
 } set;
 
 /* Of element j of gradient i. */
@@ -35,13 +36,26 @@ static inline double set_value(size_t i, size_t j, int rank, int step)
     return (double)((i * 7 + j * 3 + (size_t)step * 5 + (size_t)rank * 2) % 11) - 4;
 }
 
+/* Weights whose sum is a power of two, so that averages are exact: the last rank makes up for the
+ * others. */
+static inline double set_weight(int rank, int nranks)
+{
+    int sum = 1;
+    while (sum < nranks) {
+        sum *= 2;
+    }
+    return rank < nranks - 1 ? 1 : sum - nranks + 1;
+}
+
 static inline double set_sum(const set *t, size_t i, size_t j, int step)
 {
-    double sum = 0;
+    double sum = 0, all = 0;
     for (int r = 0; r < t->nranks; r++) {
-        sum += set_value(i, j, r, step);
+        double weight = t->weighted ? set_weight(r, t->nranks) : 1;
+        sum += set_value(i, j, r, step) * weight;
+        all += weight;
     }
-    return sum * t->factor;
+    return t->weighted ? sum / all : sum * t->factor;
 }
 
 /* n parameters of 0 to `most` elements. */
@@ -165,6 +179,7 @@ static inline void set_make(set *t, const dcomm_buckets_opts *opts)
 {
     RANKS_OK(dcomm_buckets_create(t->comm, t->params, t->n, opts, &t->b));
     t->factor = opts != NULL && opts->sum ? 1 : 1.0 / t->nranks;
+    t->weighted = opts != NULL && opts->weighted;
 }
 
 static inline void set_end(set *t)

@@ -18,6 +18,7 @@
 #include "cuda_dense.h"
 #include "cuda_folds.h"
 #include "cuda_lowrank.h"
+#include "cuda_sparse.h"
 
 /* ---- arguments ---- */
 
@@ -31,7 +32,7 @@ static void test_arguments(void)
 {
     dcomm_codec *codec = NULL, *sparse = NULL;
     good(dcomm_codec_create("qsgd", &codec), "qsgd");
-    good(dcomm_codec_create("topk", &sparse), "topk");
+    good(dcomm_codec_create("randk", &sparse), "randk");
     area a(4096), b(4096);
     float *x = reinterpret_cast<float *>(a.at);
     const void *one[] = {a.at}, *odd[] = {a.at + 2}, *many[DCOMM_CUDA_OPERANDS + 1];
@@ -128,6 +129,7 @@ static void test_kernels(void)
     }
     test_ledger();
     test_lowrank();
+    test_sparse_all();
 }
 
 static void test_once(void)

@@ -37,6 +37,9 @@ struct uint4 {
 struct float2 {
     float x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 typedef int cudaError_t;
 typedef void *cudaStream_t;
 enum { cudaSuccess = 0 };
@@ -48,6 +51,12 @@ static inline const char *cudaGetErrorString(cudaError_t)
 
 static inline cudaError_t cudaGetLastError(void)
 {
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t len, cudaStream_t)
+{
+    std::memset(p, byte, len);
     return cudaSuccess;
 }
 
@@ -250,6 +259,7 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
         blockIdx = dim3{shim_order == 1 ? blocks - 1 - (b - first) : b, 0, 0};
         shim_run_block();
     }
+    shim_call<P>::argument = nullptr;
     return cudaSuccess;
 }
 
@@ -300,9 +310,28 @@ static inline int shim_any(unsigned mask, int line, int predicate)
     return any;
 }
 
+static inline unsigned shim_ballot(unsigned mask, int line, int predicate)
+{
+    unsigned all = 0;
+    shim_exchange(mask, line, predicate, threadIdx.x % SHIM_WARP);
+    for (unsigned l = 0; l < SHIM_WARP; l++) {
+        int of;
+        std::memcpy(&of, &shim.seen[shim.self / SHIM_WARP * SHIM_WARP + l], sizeof of);
+        all |= (unsigned)(of != 0) << l;
+    }
+    return all;
+}
+
 #define __shfl_xor_sync(mask, value, lanes) \
     shim_exchange(mask, __LINE__, value, threadIdx.x % SHIM_WARP ^ (unsigned)(lanes))
 #define __any_sync(mask, predicate) shim_any(mask, __LINE__, (predicate) != 0)
+/* A lane that has none below it gets its own. */
+#define __shfl_up_sync(mask, value, lanes)                    \
+    shim_exchange(mask, __LINE__, value,                      \
+                  threadIdx.x % SHIM_WARP < (unsigned)(lanes) \
+                      ? threadIdx.x % SHIM_WARP               \
+                      : threadIdx.x % SHIM_WARP - (unsigned)(lanes))
+#define __ballot_sync(mask, predicate) shim_ballot(mask, __LINE__, (predicate) != 0)
 #define __shfl_sync(mask, value, lane) shim_exchange(mask, __LINE__, value, (unsigned)(lane))
 #define __syncwarp() (void)shim_exchange(0xffffffffu, __LINE__, 0, 0)
 
@@ -322,6 +351,12 @@ template <class T> static inline T __ldcs(const T *p)
     return v;
 }
 
+/* By the second cache, which is where other blocks write. */
+template <class T> static inline T __ldcg(const T *p)
+{
+    return __ldcs(p);
+}
+
 template <class T> static inline void __stcs(T *p, T v)
 {
     std::memcpy(shim_checked(p), &v, sizeof v);
@@ -332,6 +367,42 @@ static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long 
     const unsigned long long before = *p;
     *p = before + v;
     return before;
+}
+
+static inline unsigned atomicAdd(unsigned *p, unsigned v)
+{
+    const unsigned before = *p;
+    *p = before + v;
+    return before;
+}
+
+/* Counts to `most`, and begins again. What counts is blocks: those that are left out of a
+ * launch have been there. */
+static inline unsigned atomicInc(unsigned *p, unsigned most)
+{
+    const unsigned skipped = shim_last > 0 && shim_last < gridDim.x ? gridDim.x - shim_last : 0;
+    const unsigned before = *p < skipped ? skipped : *p;
+    *p = before >= most ? 0 : before + 1;
+    return before;
+}
+
+static inline void __threadfence()
+{
+}
+
+static inline int __popc(unsigned v)
+{
+    return __builtin_popcount(v);
+}
+
+static inline int __clz(int v)
+{
+    return v == 0 ? 32 : __builtin_clz((unsigned)v);
+}
+
+static inline int __ffs(int v)
+{
+    return __builtin_ffs(v);
 }
 
 static inline unsigned atomicOr(unsigned *p, unsigned v)

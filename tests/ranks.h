@@ -104,7 +104,9 @@ static inline void ranks_put(void *buffer, size_t i, dcomm_dtype dtype, double v
         memcpy(at, &f, sizeof f);
         break;
     case DCOMM_F16:
-        if (f != 0) {
+        if (f - f != 0) { /* not finite */
+            half = (uint16_t)((bits >> 16 & 0x8000) | 0x7c00 | (bits >> 13 & 0x3ff));
+        } else if (f != 0) {
             half = (uint16_t)((bits >> 16 & 0x8000) |
                               (((bits >> 23 & 0xff) - 112) << 10 | (bits >> 13 & 0x3ff)));
         }

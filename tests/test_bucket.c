@@ -4,6 +4,7 @@
 #include "bucket_set.h"
 #include "placed.h"
 
+#include <float.h>
 #include <math.h>
 
 /* ---- two ranks, two parameters ---- */
@@ -133,6 +134,47 @@ Test(bucket, layout, .timeout = 30)
     on(2, RANKS_LOCAL, 25, layout);
 }
 
+/* Buckets that are too short for their codec are put together, in time that grows with their
+ * number. */
+static int many(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    enum { MANY = 100000 };
+    dcomm_comm *comm = join(rank, n, s);
+    static dcomm_bucket_param params[MANY];
+    dcomm_buckets_opts opts = {.bucket_bytes = 4, .codec = "qsgd:bits=8"};
+    dcomm_buckets *b = NULL;
+    size_t before = 0, k = 0, at = 0;
+    for (int i = 0; i < MANY; i++) {
+        params[i] = (dcomm_bucket_param){.count = i == 0 ? 3000 : 1, .dtype = DCOMM_F32};
+        params[i].codec = i % 1000 == 7 ? "none" : NULL;
+    }
+    double start = procs_now();
+    RANKS_OK(dcomm_buckets_create(comm, params, MANY, &opts, &b));
+    PROCS_CHECK(procs_now() - start < 8, "%g s", procs_now() - start);
+    dcomm_buckets_info all;
+    RANKS_OK(dcomm_buckets_get_info(b, &all));
+    size_t exact = MANY / 1000, coded = (MANY - exact - 1) / 2048 + 1;
+    PROCS_CHECK(all.nbuckets == exact + coded, "%zu buckets", all.nbuckets);
+    for (size_t i = 0; i < all.nbuckets; i++) {
+        dcomm_bucket_info info;
+        RANKS_OK(dcomm_bucket_get_info(b, i, &info));
+        PROCS_TRUE(info.codec == NULL ? info.count == 1 : info.count >= 2048);
+    }
+    for (size_t i = MANY; i-- > 0;) { /* sent in the order in which gradients come */
+        RANKS_OK(dcomm_bucket_of(b, i, &k, &at));
+        PROCS_TRUE(params[i].codec != NULL || k >= before);
+        before = params[i].codec == NULL ? k : before;
+    }
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    return ranks_leave(&comm);
+}
+
+Test(bucket, many, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, 50, many);
+}
+
 /* ---- accumulation and unused parameters ---- */
 
 static int accumulation(int rank, int n, procs_shared *s, void *arg)
@@ -204,7 +246,12 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
-    static const double of[3][4] = {{1, 1, 2, 4}, {0, 3, 0, 5}, {0, 0, 0, 0}};
+    enum { WEIGHTS = 5 };
+    static const double of[WEIGHTS][4] = {{1, 1, 2, 4},
+                                          {0, 3, 0, 5},
+                                          {0, 0, 0, 0},
+                                          {DBL_MAX, DBL_MAX, DBL_MAX, DBL_MAX},
+                                          {DBL_MAX, DBL_MAX / 2, 0, DBL_MAX}};
     for (int place = 0; place < 3; place++) {
         static set t;
         dcomm_buckets_opts opts = {.bucket_bytes = 700, .weighted = true};
@@ -212,9 +259,9 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
         set_settle(&t, comm, (set_place)place);
         set_make(&t, &opts);
         uint64_t seed = (uint64_t)rank;
-        for (int step = 0; step < 6; step++) {
-            double total = 0;
-            dcomm_buckets_step begin = {.weight = of[step % 3][rank]};
+        for (int step = 0; step < 2 * WEIGHTS; step++) {
+            long double total = 0;
+            dcomm_buckets_step begin = {.weight = of[step % WEIGHTS][rank]};
             RANKS_OK(dcomm_buckets_begin(t.b, &begin));
             PROCS_TRUE(dcomm_buckets_begin(t.b, &begin) == DCOMM_ERR_INVALID);
             if (begin.weight > 0) {
@@ -228,14 +275,15 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
             }
             RANKS_OK(dcomm_buckets_wait(t.b));
             for (int r = 0; r < n; r++) {
-                total += of[step % 3][r];
+                total += (long double)of[step % WEIGHTS][r];
             }
             for (size_t i = 0; i < t.n; i++) {
                 for (size_t j = 0; j < t.params[i].count; j++) {
                     double sum = 0,
                            got = ranks_get(dcomm_bucket_grad(t.b, i), j, t.params[i].dtype);
                     for (int r = 0; r < n && total > 0; r++) {
-                        sum += set_value(i, j, r, step) * of[step % 3][r] / total;
+                        sum += set_value(i, j, r, step) *
+                               (double)((long double)of[step % WEIGHTS][r] / total);
                     }
                     PROCS_CHECK(fabs(got - sum) < 0.07, "%g, not %g", got, sum);
                 }

@@ -30,7 +30,7 @@ static void good_step(dcomm_comm *comm)
 static int differences(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    enum { CASES = 8 };
+    enum { CASES = 14 };
     dcomm_comm *comm = join(rank, n, s);
     float grad[40];
     for (int c = 0; c < CASES; c++) {
@@ -51,7 +51,13 @@ static int differences(int rank, int n, procs_shared *s, void *arg)
             "has no parameter 2",
             "opts.bucket_bytes is 100 on rank 0 and 200 on rank",
             "opts.weighted is 0 on rank 0 and 1",
-            "opts.feedback is 0"};
+            "opts.feedback is 0",
+            "opts.unused is 0 on rank 0 and 1",
+            "opts.coll.lanes is 0 on rank 0 and 2",
+            "opts.coll.chunk_bytes is 0 on rank 0 and 4096",
+            "opts.feedback->seed is 0 on rank 0 and 3",
+            "opts.feedback->momentum is 0 on rank 0 and 0.5",
+            "opts.coll.codec_seed is 0 on rank 0 and 9"};
         params[1].count = c == 0 && odd ? 21 : 20;
         params[1].name = c == 1 && odd ? "other" : "second";
         params[1].dtype = c == 2 && odd ? DCOMM_BF16 : DCOMM_F32;
@@ -59,8 +65,14 @@ static int differences(int rank, int n, procs_shared *s, void *arg)
         nparams -= c == 4 && odd;
         opts.bucket_bytes += c == 5 && odd ? 100 : 0;
         opts.weighted = c == 6 && odd;
-        opts.codec = c == 7 ? "qsgd:bits=8" : NULL;
-        opts.feedback = c == 7 && odd ? &feedback : NULL;
+        opts.codec = c == 7 || c == 11 || c == 12 ? "qsgd:bits=8" : NULL;
+        opts.feedback = (c == 7 && odd) || c == 11 || c == 12 ? &feedback : NULL;
+        opts.unused = c == 8 && odd;
+        opts.coll.lanes = c == 9 && odd ? 2 : 0;
+        opts.coll.chunk_bytes = c == 10 && odd ? 4096 : 0;
+        feedback.seed = c == 11 && odd ? 3 : 0;
+        feedback.momentum = c == 12 && odd ? 0.5 : 0;
+        opts.coll.codec_seed = c == 13 && odd ? 9 : 0;
         dcomm_buckets *b = NULL;
         expect(dcomm_buckets_create(comm, params, nparams, &opts, &b), DCOMM_ERR_MISMATCH,
                words[c]);
@@ -80,7 +92,7 @@ Test(bucket_errors, differences, .timeout = 60)
 static int mistakes(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    enum { CASES = 11 };
+    enum { CASES = 12 };
     dcomm_comm *comm = join(rank, n, s);
     dcomm_ledger ledger = {0};
     static const char *const words[CASES] = {"parameter 1, \"second\", has dtype 77",
@@ -93,7 +105,8 @@ static int mistakes(int rank, int n, procs_shared *s, void *arg)
                                              "params is NULL",
                                              "is of integers (i32)",
                                              "count 9223372036854775807",
-                                             "a ledger"};
+                                             "a ledger",
+                                             "timeout_s or lanes below 0"};
     for (int c = 0; c < CASES; c++) {
         bool odd = rank == 1;
         dcomm_bucket_param params[] = {{.name = "first", .count = 10, .dtype = DCOMM_F32},
@@ -112,6 +125,7 @@ static int mistakes(int rank, int n, procs_shared *s, void *arg)
             opts.feedback = c == 5 ? &feedback : NULL;
             opts.coll.premul = c == 6;
             opts.coll.codec_ledger = c == 10 ? &ledger : NULL;
+            opts.coll.timeout_s = c == 11 ? -1 : 0;
         }
         expect(dcomm_buckets_create(comm, odd && c == 7 ? NULL : params, 2, &opts, &b),
                DCOMM_ERR_INVALID, words[c]);
@@ -130,6 +144,76 @@ static int mistakes(int rank, int n, procs_shared *s, void *arg)
 Test(bucket_errors, mistakes, .timeout = 60)
 {
     on(3, RANKS_LOCAL, 45, mistakes);
+}
+
+/* ---- exchanges of the buckets' own ---- */
+
+/* Rank 1 does not register, but all have the communicator for it. */
+static int unregistered(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s), *own = NULL;
+    dcomm_bucket_param param = {.count = 10, .dtype = DCOMM_F32};
+    dcomm_buckets_opts opts = {.coll.timeout_s = 0.5};
+    dcomm_buckets *b = NULL;
+    if (rank == 1) {
+        float x = 0;
+        RANKS_OK(dcomm_comm_dup(comm, &own));
+        PROCS_TRUE(dcomm_recv(own, &x, 1, DCOMM_F32, 0, NULL) == DCOMM_ERR_TIMEOUT);
+        RANKS_OK(dcomm_comm_destroy(&own));
+    } else {
+        expect(dcomm_buckets_create(comm, &param, 1, &opts, &b), DCOMM_ERR_TIMEOUT, "timed out");
+    }
+    good_step(comm);
+    return ranks_leave(&comm);
+}
+
+Test(bucket_errors, unregistered, .timeout = 60)
+{
+    on(3, RANKS_LOCAL, 25, unregistered);
+    on(2, RANKS_HOSTS, 25, unregistered);
+}
+
+static int calibration(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    static set t;
+    uint64_t seed = 1;
+    set_shape(&t, 5, 50, false, 1);
+    set_settle(&t, comm, SET_APART);
+    set_make(&t, &(dcomm_buckets_opts){.sum = true, .coll.timeout_s = 0.5});
+    expect(dcomm_buckets_calibrate(t.b, rank == 1 ? 0 : 2), DCOMM_ERR_INVALID, "0 rounds");
+    PROCS_TRUE((rank == 1) == (strstr(dcomm_last_error(), "rank 1: ") == NULL));
+    expect(dcomm_buckets_calibrate(t.b, 2 + rank), DCOMM_ERR_MISMATCH,
+           "2 rounds on rank 0 and 3 on rank 1");
+    set_backward(&t, 0, 1, &seed);
+    RANKS_OK(dcomm_buckets_wait(t.b));
+    set_compare(&t, 4, 0);
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    /* Rank 0 alone. */
+    if (rank == 0) {
+        expect(dcomm_buckets_calibrate(t.b, 1), DCOMM_ERR_TIMEOUT, "timed out");
+    }
+    while (dcomm_comm_status(dcomm_buckets_comm(t.b)) == DCOMM_OK) {
+        procs_nap();
+        dcomm_buckets_progress(t.b);
+    }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = 0; i < t.n && status == DCOMM_OK; i++) {
+        status = dcomm_bucket_ready(t.b, i, NULL);
+    }
+    PROCS_TRUE(status == DCOMM_OK || status == DCOMM_ERR_TIMEOUT);
+    expect(dcomm_buckets_wait(t.b), DCOMM_ERR_TIMEOUT, "timed out");
+    set_end(&t);
+    good_step(comm);
+    return ranks_leave(&comm);
+}
+
+Test(bucket_errors, calibration, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, 25, calibration);
+    on(3, RANKS_HOSTS, 25, calibration);
 }
 
 /* ---- steps ---- */

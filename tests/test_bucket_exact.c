@@ -76,13 +76,13 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
     dcomm_feedback_opts feedback = {.seed = 3, .scale = true};
     dcomm_buckets_opts opts = {
         .codec = "qsgd:bits=8", .rules = list, .nrules = 3, .feedback = &feedback};
-    dcomm_bucket_param params[] = {{"embed", NULL, 4000, DCOMM_F32, NULL, NULL},
-                                   {"1.norm", NULL, 4000, DCOMM_F32, NULL, NULL},
-                                   {"1.bias", NULL, 4000, DCOMM_F32, NULL, NULL},
-                                   {"1.weight", NULL, 4000, DCOMM_F32, NULL, NULL},
-                                   {"1.other", NULL, 4000, DCOMM_F32, "qsgd:bits=4", NULL},
-                                   {"1.count", NULL, 4000, DCOMM_I32, NULL, NULL},
-                                   {"1.half", NULL, 4000, DCOMM_BF16, NULL, NULL}};
+    dcomm_bucket_param params[] = {{"embed", NULL, 4000, DCOMM_F32, NULL, NULL, false},
+                                   {"1.norm", NULL, 4000, DCOMM_F32, NULL, NULL, false},
+                                   {"1.bias", NULL, 4000, DCOMM_F32, NULL, NULL, false},
+                                   {"1.weight", NULL, 4000, DCOMM_F32, NULL, NULL, false},
+                                   {"1.other", NULL, 4000, DCOMM_F32, "qsgd:bits=4", NULL, false},
+                                   {"1.count", NULL, 4000, DCOMM_I32, NULL, NULL, false},
+                                   {"1.half", NULL, 4000, DCOMM_BF16, NULL, NULL, false}};
     const char *const codecs[] = {"topk",        NULL, NULL,         "qsgd:bits=8",
                                   "qsgd:bits=4", NULL, "qsgd:bits=8"};
     dcomm_buckets *b = NULL;
@@ -111,6 +111,17 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
                         i, got);
         }
     }
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    /* Feedback where only a parameter names a codec. */
+    dcomm_bucket_info info;
+    size_t k, at;
+    params[4].codec = NULL;
+    params[2].codec = "qsgd:bits=4";
+    opts = (dcomm_buckets_opts){.feedback = &feedback};
+    RANKS_OK(dcomm_buckets_create(comm, params, 7, &opts, &b));
+    RANKS_OK(dcomm_bucket_of(b, 2, &k, &at));
+    RANKS_OK(dcomm_bucket_get_info(b, k, &info));
+    PROCS_TRUE(info.feedback != NULL && info.nparams == 1);
     RANKS_OK(dcomm_buckets_destroy(&b));
     return ranks_leave(&comm);
 }

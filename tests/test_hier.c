@@ -77,6 +77,7 @@ typedef struct facts {
     int64_t out[RANKS_MAX], in[RANKS_MAX]; /* bytes that leave and enter each host */
     int64_t messages[RANKS_MAX][RANKS_MAX];
     int64_t host_bytes[RANKS_MAX]; /* of the blocks of its ranks */
+    int64_t between;               /* packages of one host */
     int host[RANKS_MAX], ranks[RANKS_MAX];
     int hosts;
 } facts;
@@ -119,7 +120,6 @@ static void examine(const call *c, facts *f)
         dcomm_status status = dcommi_plan_make(&s, algo, &plans[r]);
         cr_assert_eq(status, DCOMM_OK, "%s: %s", text_of(c), dcomm_last_error());
     }
-    dcommi_groups_free(&groups);
     dcomm_check_spec spec = {.coll = c->coll,
                              .count = c->count,
                              .dtype = DCOMM_F32,
@@ -132,13 +132,18 @@ static void examine(const call *c, facts *f)
     cr_assert_eq(status, DCOMM_OK, "%s: %s", text_of(c), f->report.message);
     for (size_t i = 0; i < trace.n; i++) {
         const dcommi_check_event *e = &trace.event[i];
-        if (e->peer >= 0 && e->kind != DCOMM_STEP_EXPOSE && e->kind != DCOMM_STEP_SIGNAL &&
-            f->host[e->rank] != f->host[e->peer]) {
+        if (e->peer < 0 || e->kind == DCOMM_STEP_EXPOSE || e->kind == DCOMM_STEP_SIGNAL) {
+            continue;
+        }
+        int depth = dcommi_groups_depth(groups, e->rank, e->peer);
+        if (depth == 0) {
             f->out[f->host[e->peer]] += e->bytes;
             f->in[f->host[e->rank]] += e->bytes;
             f->messages[f->host[e->peer]][f->host[e->rank]]++;
         }
+        f->between += depth == 1 ? e->bytes : 0;
     }
+    dcommi_groups_free(&groups);
     dcommi_free(trace.event);
     drop(plans, c->n);
 }
@@ -293,10 +298,10 @@ static void expect_bytes(const call *c, const facts *f)
                       f->ranks[k], f->in[k]);
         total += f->out[k];
         for (int j = 0; j < m && c->coll == DCOMM_COLL_ALLTOALL; j++) {
-            /* To each rank there, in parts; over several levels to one, in chunks. */
+            /* To each rank there, in parts; over several levels or by leaders to one, in chunks. */
             int64_t messages = f->ranks[j] * dcommi_ceil_div(g * one, DCOMMI_HIER_MESSAGE);
             if (leader) {
-                messages = 1;
+                messages = dcommi_ceil_div(c->n * one, DCOMMI_HIER_CHUNK);
             } else if (c->packages && c->place < UNEVEN) {
                 messages = g * dcommi_ceil_div(c->n * one, DCOMMI_HIER_CHUNK);
             }
@@ -354,6 +359,66 @@ Test(hier, a_flat_ring_sends_more, .timeout = 20)
     cr_expect_eq(4 * flat.out[0], 7 * f.out[0]);
 }
 
+/* ---- what is divided within a host ---- */
+
+/* Two hosts of two packages of four: parts of 8 KiB cross between packages twice each, shorter ones
+ * as often as there are ranks that want them. */
+Test(hier, long_parts_are_divided, .timeout = 20)
+{
+    static facts f;
+    static const struct {
+        dcomm_coll coll;
+        int shares; /* of the buffer, or blocks, that a rank has */
+    } tries[] = {{DCOMM_COLL_ALLREDUCE, 8}, {DCOMM_COLL_ALLGATHER, 1}};
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        for (int64_t part = 4096; part <= 8192; part += 4096) {
+            call c = {.coll = tries[i].coll,
+                      .name = "hier",
+                      .n = 16,
+                      .hosts = 2,
+                      .packages = 1,
+                      .count = (size_t)(part / 4 * tries[i].shares)};
+            bool sum = c.coll == DCOMM_COLL_ALLREDUCE;
+            int64_t all = part * (sum ? 8 : 16), once = 2 * all * (sum ? 2 : 1);
+            examine(&c, &f);
+            cr_expect_eq(f.between, part < 8192 ? 4 * once : once, "%s: %" PRId64, text_of(&c),
+                         f.between);
+        }
+    }
+}
+
+/* What is exposed is limited: a piece that one level has cut is not cut again by the next. */
+Test(hier, plans_of_long_blocks_over_many_levels, .timeout = 20)
+{
+    static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE, DCOMMI_LEVEL_NUMA,
+                                    DCOMMI_LEVEL_CACHE};
+    enum { N = 64, LEVELS = sizeof kinds };
+    int64_t ids[LEVELS * N];
+    for (int i = 0; i < LEVELS * N; i++) {
+        ids[i] = i % N / (32 >> i / N); /* two of each in each */
+    }
+    dcommi_groups *groups = dcommi_groups_make(N, LEVELS, kinds, ids);
+    cr_assert(groups != NULL && groups->nlevels == LEVELS);
+    for (int a = 0; a < ALGORITHMS; a++) {
+        for (int rank = 0; rank < N && !is_v(algorithms[a].coll); rank += 21) {
+            dcomm_plan *plan = NULL;
+            dcommi_shape s = {.coll = algorithms[a].coll,
+                              .rank = rank,
+                              .nranks = N,
+                              .dtype = DCOMM_F32,
+                              .op = DCOMM_SUM,
+                              .count = (size_t)1 << (whole(algorithms[a].coll) ? 30 : 24),
+                              .lanes = 1,
+                              .groups = groups};
+            cr_expect_eq(dcommi_plan_make(&s, dcommi_algo_find(s.coll, algorithms[a].name), &plan),
+                         DCOMM_OK, "%s of %s: %s", algorithms[a].name, dcomm_coll_name(s.coll),
+                         dcomm_last_error());
+            dcommi_free(plan);
+        }
+    }
+    dcommi_groups_free(&groups);
+}
+
 /* ---- through the interface ---- */
 
 Test(hier, chosen_between_hosts_with_several_ranks, .timeout = 20)
@@ -398,6 +463,60 @@ Test(hier, chosen_between_hosts_with_several_ranks, .timeout = 20)
         dcomm_plan_create(&spec, DCOMM_SUM, 0, 4, &(dcomm_coll_opts){.algo = "hier"}, &plan),
         DCOMM_ERR_UNSUPPORTED);
     cr_expect_null(plan);
+}
+
+/* What the explanation says of hier. */
+static const char *note_of(const dcommi_groups *groups, dcomm_coll coll, size_t count)
+{
+    static dcomm_alternative rows[32];
+    int n = 0;
+    cr_assert_eq(dcommi_explain_groups(NULL, groups->nranks, groups, coll, count, DCOMM_F32, NULL,
+                                       rows, 32, &n),
+                 DCOMM_OK, "%s", dcomm_last_error());
+    for (int i = 0; i < n; i++) {
+        if (strcmp(rows[i].algo, "hier") == 0) {
+            return rows[i].note;
+        }
+        cr_expect(rows[i].note[0] == 0 || strcmp(rows[i].algo, "hier_leader") == 0);
+    }
+    return "?";
+}
+
+Test(hier, what_is_not_divided_is_explained, .timeout = 20)
+{
+    static const uint8_t kinds[2] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE};
+    static const struct {
+        const char *hosts, *packages;
+        dcomm_coll coll;
+        const char *note;
+    } tries[] = {
+        {"00001111", "00110011", DCOMM_COLL_ALLREDUCE, ""},
+        {"00001111", "00110011", DCOMM_COLL_ALLGATHER, ""},
+        {"00000111", "00000000", DCOMM_COLL_ALLGATHER, ""},
+        {"00000111", "00000000", DCOMM_COLL_ALLREDUCE,
+         "of each host 3 ranks own a part, as the smallest has"},
+        {"00010", "00000", DCOMM_COLL_BROADCAST,
+         "of each host 1 rank owns a part, as the smallest has"},
+        {"0000001111", "0111110011", DCOMM_COLL_ALLREDUCE,
+         "host 0 is one group: its packages cannot own equally much"},
+        {"0000111111", "0011000111", DCOMM_COLL_REDUCE_SCATTER, ""},
+        {"0000111111", "0011000011", DCOMM_COLL_REDUCE_SCATTER,
+         "host 1 is one group: its packages cannot own equally much"},
+        {"0000", "0000", DCOMM_COLL_ALLREDUCE, "no level divides the ranks: it is two_shot"},
+        {"0123", "0000", DCOMM_COLL_ALLGATHER, "no level divides the ranks: it is ring"},
+    };
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        int64_t ids[2 * RANKS_MAX];
+        int n = (int)strlen(tries[i].hosts);
+        for (int r = 0; r < n; r++) {
+            ids[r] = tries[i].hosts[r];
+            ids[n + r] = tries[i].packages[r];
+        }
+        dcommi_groups *groups = dcommi_groups_make(n, 2, kinds, ids);
+        cr_assert(groups != NULL);
+        cr_expect_str_eq(note_of(groups, tries[i].coll, 1 << 18), tries[i].note, "%zu", i);
+        dcommi_groups_free(&groups);
+    }
 }
 
 /* ---- on real hosts: processes that read each other's memory or talk over the network ---- */

@@ -3,7 +3,8 @@
  * once, and run by processes whose places are made up. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
-#define DCOMMI_HIER_DIVIDE_MIN 2 /* small groups are divided as well */
+#define DCOMMI_HIER_DIVIDE_MIN 2   /* small groups are divided as well, */
+#define DCOMMI_HIER_DIVIDE_BYTES 0 /* and for short parts */
 #include "conformance.h"
 
 #define RANKS_MAX 64
@@ -445,9 +446,7 @@ Test(levels, work_at_once, .timeout = 60)
                       .parts = {2, 2, 2},
                       .count = whole(algorithms[a].coll) ? 1 << 21 : 1 << 17,
                       .chunk = 512 << 10};
-            bool once = c.coll == DCOMM_COLL_ALLTOALL && strcmp(c.name, "hier_leader") == 0;
-            int64_t seen = overlaps(&c);
-            cr_expect(once ? seen == 0 : seen > 0, "%s: %" PRId64 " times", text_of(&c), seen);
+            cr_expect_gt(overlaps(&c), 0, "%s", text_of(&c));
         }
     }
 }

@@ -5,6 +5,8 @@
 #include "../include/dcomm/impl/base_impl.h"
 #include "../include/dcomm/impl/api_codec.h"
 
+#include "gradients.h"
+
 #include <criterion/criterion.h>
 
 enum { MOST = 100000 };
@@ -87,17 +89,17 @@ Test(randk, one_of_each_part)
     }
 }
 
-/* Over many keys the mean is the input, and the variance what info promises. */
-Test(randk, unbiased)
+/* Over many keys the mean is the input, and the variance what info promises: of parts of 11 and 10
+ * elements, of which one is sent 11 or 10 times as large. */
+static void check_unbiased(int kind)
 {
     enum { N = 103, SEEDS = 20000 };
-    static double sum[N];
+    double sum[N] = {0}, error = 0;
     dcomm_codec *codec = make("randk:k=10");
     dcomm_codec_info info;
     dcomm_codec_get_info(codec, N, &info);
     cr_assert(info.unbiased && info.linear && info.omega == 10);
-    fill(x, N);
-    double error = 0;
+    cr_assert_null(gradient_fill(kind, 0, 0, x, N));
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         size_t bytes;
         dcomm_codec_key key = {.seed = seed, .rank = (uint32_t)seed};
@@ -109,11 +111,20 @@ Test(randk, unbiased)
     }
     for (size_t i = 0; i < N; i++) {
         double sigma = fabs((double)x[i]) * sqrt(10.0 / SEEDS);
-        cr_assert_float_eq(sum[i] / SEEDS, (double)x[i], 5 * sigma);
+        cr_assert_float_eq(sum[i] / SEEDS, (double)x[i], 5 * sigma, "%s, element %zu",
+                           gradient_kinds[kind], i);
     }
-    cr_assert_leq(error / SEEDS, info.omega * square(x, N));
-    cr_assert_geq(error / SEEDS, 0.8 * info.omega * square(x, N));
+    double omega = error / SEEDS / square(x, N);
+    cr_assert(omega <= 1.05 * info.omega && omega >= 0.95 * (info.omega - 1), "%s: omega %g",
+              gradient_kinds[kind], omega);
     dcomm_codec_destroy(&codec);
+}
+
+Test(randk, unbiased)
+{
+    for (int kind = 0; kind < GRADIENT_KINDS; kind++) {
+        check_unbiased(kind);
+    }
 }
 
 /* Ranks with one seed, step and tensor choose the same elements: values add up. */

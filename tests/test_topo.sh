@@ -104,6 +104,9 @@ expect "what else there is" 0 "^[ *] bruck +[0-9.]+ us" \
 expect "why not" 0 "^  ring +[0-9.]+ us  [0-9.]+ times the price of " \
     "$topo" -n 8 --explain allreduce 4
 
+expect "what of the topology is left aside" 0 "^. hier +[0-9.]+ us .*no level divides the ranks: it is two_shot" \
+    "$topo" --xml tests/topo/laptop.xml -n 3 --bind none --explain allreduce 1M
+
 # ---- JSON ----
 check "JSON of a machine" "$topo" --xml tests/topo/server.xml --json "$scratch/machine.json"
 check "by the schema" schema "$scratch/machine.json" \

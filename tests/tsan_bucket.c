@@ -38,14 +38,21 @@ static int schedules(int rank, int n, procs_shared *s, void *arg)
     uint64_t seed = (uint64_t)rank * 1000 + (uint64_t)n;
     for (int round = 0; round < SETS; round++) {
         static set t;
-        dcomm_buckets_opts opts = {
-            .bucket_bytes = 900, .sum = true, .rebuild = round % 4 == 1, .registered = round % 2};
+        dcomm_buckets_opts opts = {.bucket_bytes = 900,
+                                   .sum = round % 3 != 2,
+                                   .weighted = round % 3 == 2,
+                                   .rebuild = round % 4 == 1,
+                                   .registered = round % 2};
         set_shape(&t, 12, 200, false, (uint64_t)round);
         set_settle(&t, comm, (set_place)(round % 5));
         set_make(&t, &opts);
         for (int step = 0; step < STEPS; step++) {
             waiter w = {.t = &t, .step = step};
             bool waits = step % 3 == 0;
+            if (opts.weighted) {
+                dcomm_buckets_step begin = {.weight = set_weight(rank, n)};
+                RANKS_OK(dcomm_buckets_begin(t.b, &begin));
+            }
             if (waits) {
                 PROCS_TRUE(pthread_create(&w.thread, NULL, wait_here_and_there, &w) == 0);
             }

@@ -49,8 +49,9 @@ def title(table):
                  f"(goodput {goodput:.1f} MB/s), "
                  + ("neighbours on one host" if c["order"] == "block" else
                     "neighbours on different hosts"))
+    row = table.get("row", 1)
     return (f"{table['op']}, {table['nranks']} ranks, {where}, {table['mem']} memory "
-            f"(peers: {table['peer_mem']})")
+            f"(peers: {table['peer_mem']})" + (f", {row} calls in a row" if row > 1 else ""))
 
 
 def best_forced(rows):
@@ -162,13 +163,15 @@ class Targets:
     def __init__(self, reports):
         self.tables = [(report, table) for report in reports for table in report["tables"]]
 
-    def rows(self, op="allreduce", nranks=None, mem=None, cluster=False, low=0, high=1 << 62):
+    def rows(self, op="allreduce", nranks=None, mem=None, cluster=False, low=0, high=1 << 62,
+             in_row=False):
         for report, table in self.tables:
             if (table["op"] in op.split(",") and (nranks is None or table["nranks"] == nranks)
-                    and (mem is None or table["mem"] == mem) and bool(table["cluster"]) == cluster):
+                    and (table.get("row", 1) > 1) == in_row and (mem is None or table["mem"] == mem) and bool(table["cluster"]) == cluster):
                 for size, rows in by_size(table).items():
                     if low <= size <= high:
-                        yield f"{table['op']} {table['nranks']} {size:,} B", table, rows
+                        yield (f"{table['op']} {table['nranks']} {size:,} B"
+                           + (" in a row" if in_row else "")), table, rows
 
     def most(self, text, limit, values):
         """All values, of (place, value), are at most the limit."""
@@ -217,12 +220,14 @@ class Targets:
                    self.shares(nranks=2, mem="registered", low=MIB, high=MIB))
         self.least("1 registered, busbw per copy rate at 16 MB", 0.5,
                    self.shares(nranks=2, mem="registered", low=16 * MIB, high=16 * MIB))
-        self.most("2 two ranks, 4 B to 1 KB, of Open MPI's time", 0.6,
-                  self.ratios(["openmpi"], **two, high=KIB))
         four = {"nranks": 4, "mem": "ordinary"}
-        self.most("3 four ranks, faster than Open MPI", 1, self.ratios(["openmpi"], **four))
-        self.most("3 four ranks, up to 16 KB, 1.5 times Open MPI", 1 / 1.5,
-                  self.ratios(["openmpi"], **four, high=16 * KIB))
+        for in_row, calls in ((False, "aligned"), (True, "in a row")):
+            self.most(f"2 two ranks, 4 B to 1 KB, calls {calls}, of Open MPI's time", 0.6,
+                      self.ratios(["openmpi"], **two, high=KIB, in_row=in_row))
+            self.most(f"3 four ranks, calls {calls}, faster than Open MPI", 1,
+                      self.ratios(["openmpi"], **four, in_row=in_row))
+            self.most(f"3 four ranks, up to 16 KB, calls {calls}, 1.5 times Open MPI", 1 / 1.5,
+                      self.ratios(["openmpi"], **four, high=16 * KIB, in_row=in_row))
         self.most("3 four ranks, from 1 MB, 1.5 times Open MPI", 1 / 1.5,
                   self.ratios(["openmpi"], **four, low=MIB))
         self.most("4 all-to-all and all-gather from 4 KB, the fastest peer", 1,
@@ -232,10 +237,10 @@ class Targets:
                    for place, table, rows in self.rows(cluster=True, low=16 * MIB)))
         self.most("5 hosts, from 4 KB, Open MPI", 1,
                   self.ratios(["openmpi"], cluster=True, low=4 * KIB))
-        for cluster in (False, True):
-            self.most(f"6 auto, of the best forced algorithm{', hosts' if cluster else ''}", 1.15,
+        for where, text in (({}, ""), ({"in_row": True}, ", in a row"), ({"cluster": True}, ", hosts")):
+            self.most(f"6 auto, of the best forced algorithm{text}", 1.15,
                       ((f"{place} {best['algo']}", best["ratio"]) for place, best in
-                       ((place, best_forced(rows)) for place, _, rows in self.rows(cluster=cluster))
+                       ((place, best_forced(rows)) for place, _, rows in self.rows(**where))
                        if best))
 
 

@@ -11,7 +11,7 @@
 # --targets  beside that, how far the project's targets are met
 set -u
 cd "$(dirname "$0")/.." || exit 2
-names=(two-ranks registered four-ranks exchange hosts-2x2 hosts-2x2-cyclic hosts-4x2 hosts-4x2-cyclic)
+names=(two-ranks two-ranks-row registered four-ranks four-ranks-row exchange hosts-2x2 hosts-2x2-cyclic hosts-4x2 hosts-4x2-cyclic)
 
 # available PEER...: those that are here, with commas.
 available() {
@@ -27,14 +27,18 @@ available() {
 options() {
     local here hosts
     here="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit)"
-    hosts="--min 4K --warmup 1 --iterations 3 --timeout 600 --peers $(available openmpi gloo ucc)
-        --forced ring,halving_doubling,hier,hier_leader"
+    hosts="--min 4K --warmup 1 --iterations 3 --timeout 600 --peers $(available openmpi ucc)
+        --forced ring,halving_doubling,hier"
     case $1 in
     two-ranks) echo "-n 2 --mem ordinary,huge" $here \
         "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
     registered) echo "-n 2 --mem registered --min 64K" $here \
         "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
     four-ranks) echo "-n 4" $here \
+        "--forced one_shot,two_shot,recursive_doubling,halving_doubling,ring,star" ;;
+    two-ranks-row) echo "-n 2 --row 50 --max 16K" $here \
+        "--forced one_shot,recursive_doubling,halving_doubling" ;;
+    four-ranks-row) echo "-n 4 --row 50 --max 64K" $here \
         "--forced one_shot,two_shot,recursive_doubling,halving_doubling,ring,star" ;;
     exchange) echo "--ops alltoall,allgather -n 2,4 --min 4K --factor 16" $here ;;
     hosts-2x2) echo "--hosts 2 --rate 1gbit" $hosts ;;

@@ -3,7 +3,8 @@
 # launcher, the program, and a line NAME=VALUE for each variable that it needs. Where the peer is not
 # installed, says so on stderr and exits with 1.
 #
-# PEER: openmpi mpich gloo ucc intelmpi oneccl; limit, core-pair and core-copy are the machine's own speed.
+# PEER: openmpi mpich gloo ucc intelmpi oneccl; moe-openmpi and moe-mpich exchange experts' rows; limit,
+# core-pair and core-copy are the machine's own speed.
 set -u
 here=$(dirname "$(realpath "$0")")
 build=$(realpath -m "${2:-$here/../../build}")
@@ -47,16 +48,20 @@ mpi() {
 }
 
 peer=${1:-}
-program=$out/mpi-perf-$peer
+source=mpi-perf
+case $peer in
+moe-openmpi | moe-mpich) source=moe-mpi peer=${peer#moe-} ;;
+esac
+program=$out/$source-$peer
 variables=()
 case $peer in
 openmpi)
     mpi Open || missing "Debian: apt-get install libopenmpi-dev openmpi-bin"
-    compile "$program" "$mpicc" -O2 -std=c11 "${warnings[@]}" "$here/mpi-perf.c" -lm
+    compile "$program" "$mpicc" -O2 -std=c11 "${warnings[@]}" "$here/$source.c" -lm
     ;;
 mpich)
     mpi HYDRA || missing "Debian: apt-get install libmpich-dev mpich"
-    compile "$program" "$mpicc" -O2 -std=c11 "${warnings[@]}" "$here/mpi-perf.c" -lm
+    compile "$program" "$mpicc" -O2 -std=c11 "${warnings[@]}" "$here/$source.c" -lm
     ;;
 gloo)
     program=$out/gloo-perf

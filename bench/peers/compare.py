@@ -234,6 +234,8 @@ class Table:
         else:
             print("# of copy: busbw over the rate at which two cores copy; "
                   "pair: a cache line's way from one core to another and back")
+        if args.row:
+            print(f"# {args.row} calls in a row without a barrier between; times are of one")
         if self.crowded:
             print("# more ranks than cores: dcomm yields, peers are told to yield"
                   + ("; MPICH only spins, its times say nothing of its algorithms"
@@ -302,7 +304,8 @@ class Table:
         args = self.args
         cluster = {"hosts": args.hosts, "ranks_per_host": args.ranks_per_host, "rate": args.rate,
                    "order": args.order, "goodput_Bps": self.goodput} if args.hosts else None
-        return {"op": self.op, "nranks": self.ranks, "mem": self.mem, "peer_mem": self.peer_mem, "rotate_bytes": args.rotate,
+        return {"op": self.op, "nranks": self.ranks, "mem": self.mem, "peer_mem": self.peer_mem,
+                "rotate_bytes": args.rotate, "row": args.row or 1,
                 "oversubscribed": self.crowded, "retries": self.retries, "cluster": cluster,
                 "sides": {side.name: {"command": side.shown(), "cores": side.cores,
                                       "version": side.version} for side in self.sides},

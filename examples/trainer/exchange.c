@@ -3,12 +3,13 @@
 #define _GNU_SOURCE
 #include "exchange.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { SPEC = 256 };
+enum { SPEC = 256, NAME = 32 };
 
 /* The optimizer has momentum; DGC's own would come on top of it. */
 static dcomm_feedback_opts feedback_of(const options *o, uint32_t tensor)
@@ -88,18 +89,21 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
 {
     size_t n = model_tensors(m);
     dcomm_bucket_param *params = calloc(n + 1, sizeof *params);
-    char(*specs)[SPEC] = calloc(n, sizeof *specs);
+    char(*specs)[SPEC] = calloc(n, sizeof *specs), (*names)[NAME] = calloc(n, sizeof *names);
     dcomm_feedback_opts feedback = {0};
     dcomm_buckets_opts opts = {.bucket_bytes = (size_t)o->buckets << 10,
                                .sum = true,
                                .coll = e->coll,
                                .trace_steps = o->trace != NULL ? 5 : 0};
-    dcomm_status status = params != NULL && specs != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    bool room = params != NULL && specs != NULL && names != NULL;
+    dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
         size_t first, rows;
         params[i].dtype = DCOMM_F32;
         model_tensor(m, i, &first, &params[i].count, &rows);
         params[i].grad = model_gradients(m) + first;
+        model_tensor_name(m, i, names[i], NAME);
+        params[i].name = names[i];
         spec_of(o, rows, specs[i]);
         params[i].codec = specs[i];
     }
@@ -108,16 +112,23 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
                                          .grad = model_gradients(m) + e->count,
                                          .count = 1,
                                          .dtype = DCOMM_F32,
-                                         .codec = "none"};
+                                         .codec = "none",
+                                         .aside = true};
         if (o->feedback != NULL) {
             feedback = feedback_of(o, 0);
             opts.feedback = &feedback;
-            opts.codec = o->codec;
         }
         status = dcomm_buckets_create(e->comm, params, n + 1, &opts, &e->buckets);
     }
+    if (status == DCOMM_OK && o->loss_scale > 0) {
+        dcomm_scaler_opts scaling = {.scale = (double)o->loss_scale,
+                                     .interval = (uint64_t)o->scale_interval,
+                                     .clip = (double)o->clip};
+        status = dcomm_scaler_create(e->buckets, &scaling, &e->scaler);
+    }
     free(params);
     free(specs);
+    free(names);
     return status;
 }
 
@@ -137,6 +148,7 @@ dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, mode
 
 void exchange_close(exchange *e)
 {
+    dcomm_scaler_destroy(&e->scaler);
     dcomm_buckets_destroy(&e->buckets);
     for (size_t i = 0; i < e->nparts; i++) {
         dcomm_feedback_destroy(&e->parts[i].feedback);
@@ -183,6 +195,10 @@ void exchange_ready(void *user, size_t tensor)
 {
     exchange *e = user;
     double start = now();
+    if (e->spoiled != NULL && tensor == e->spoils) {
+        *e->spoiled = INFINITY;
+        e->spoiled = NULL;
+    }
     dcomm_status status = dcomm_bucket_ready(e->buckets, tensor, NULL);
     if (status >= 0) {
         status = dcomm_buckets_progress(e->buckets);
@@ -194,6 +210,11 @@ void exchange_ready(void *user, size_t tensor)
 dcomm_status exchange_finish(exchange *e)
 {
     return e->status < 0 ? e->status : dcomm_buckets_wait(e->buckets);
+}
+
+dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict)
+{
+    return dcomm_scaler_step(e->scaler, verdict);
 }
 
 dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats)

@@ -21,8 +21,11 @@ typedef struct exchange {
     size_t nparts;
     size_t count; /* of the gradients; one more element behind them is always summed exactly */
     dcomm_buckets *buckets; /* instead of parts; NULL: none */
-    dcomm_status status;    /* the first error of exchange_ready */
-    double seconds;         /* within exchange_ready */
+    dcomm_scaler *scaler;   /* NULL: the loss is not scaled */
+    float *spoiled;         /* becomes infinite when tensor `spoils` is computed; NULL: none does */
+    size_t spoils;
+    dcomm_status status; /* the first error of exchange_ready */
+    double seconds;      /* within exchange_ready */
 } exchange;
 
 /* Everything by options.codec and its like. Statuses and sentences are dcomm's. */
@@ -35,6 +38,8 @@ dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly);
 void exchange_ready(void *user, size_t tensor);
 /* Wait until all of them are summed. */
 dcomm_status exchange_finish(exchange *e);
+/* With a scaler: unscale and clip them, unless the step is to be skipped. */
+dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict);
 /* What was sent for it, besides the communicator's own. */
 dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats);
 /* The algorithm that sums the longest part. */

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +23,7 @@ struct model {
     float *x, *inverse, *normed, *logits; /* after the last layer */
     float *memory;                        /* of all traces and scratch */
     float *dx, *dwide, *dqkv, *dnarrow, *dlogits, *turned, *row;
+    float scale;        /* of what backward derives */
     model_done_fn done; /* NULL: nobody wants to know */
     void *done_user;
 };
@@ -96,6 +98,7 @@ model *model_create(const model_config *config)
     }
     size_t layers = (size_t)config->layers;
     m->config = *config;
+    m->scale = 1;
     m->padded_vocab = (config->vocab + 7) / 8 * 8;
     m->params.layers = calloc(layers, sizeof *m->params.layers);
     m->grads.layers = calloc(layers, sizeof *m->grads.layers);
@@ -165,6 +168,18 @@ static const float *tensor(const model *m, size_t i, size_t *rows)
            : i == last - 1 ? w->norm
            : i < last      ? within[(i - 1) % LAYER_TENSORS]
                            : w->all + m->count;
+}
+
+void model_tensor_name(const model *m, size_t i, char *name, size_t room)
+{
+    static const char *const within[LAYER_TENSORS] = {"norm1", "qkv", "out", "norm2", "up", "down"};
+    size_t last = model_tensors(m) - 1;
+    if (i == 0 || i + 1 >= last) {
+        snprintf(name, room, "%s", i == 0 ? "token" : i == last ? "head" : "norm");
+    } else {
+        snprintf(name, room, "layer%zu.%s", (i - 1) / LAYER_TENSORS,
+                 within[(i - 1) % LAYER_TENSORS]);
+    }
 }
 
 void model_tensor(const model *m, size_t i, size_t *first, size_t *count, size_t *rows)
@@ -313,7 +328,7 @@ static void layer_backward(model *m, int l, int n)
     done(m, norm1);
 }
 
-/* Cross-entropy of one position; leaves the derivative, over n positions, in dlogits. */
+/* Cross-entropy of one position; leaves the derivative, over n positions and scaled, in dlogits. */
 static double position_loss(const model *m, int t, int target, int n)
 {
     int vocab = m->config.vocab;
@@ -328,12 +343,17 @@ static double position_loss(const model *m, int t, int target, int n)
         dlogits[i] = expf(logits[i] - most);
         sum += dlogits[i];
     }
-    float scale = 1 / (sum * (float)n);
+    float scale = m->scale / (sum * (float)n);
     for (int i = 0; i < vocab; i++) {
         dlogits[i] *= scale;
     }
-    dlogits[target] -= 1 / (float)n;
+    dlogits[target] -= m->scale / (float)n;
     return log(sum) - (double)(logits[target] - most);
+}
+
+void model_scale(model *m, float scale)
+{
+    m->scale = scale;
 }
 
 double model_forward(model *m, const int *tokens, const int *targets, int n)

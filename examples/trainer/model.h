@@ -40,10 +40,14 @@ float *model_gradients(model *m); /* [count + 1]: the last one is the caller's *
  * and has `rows` rows. */
 size_t model_tensors(const model *m);
 void model_tensor(const model *m, size_t i, size_t *first, size_t *count, size_t *rows);
+/* "layer1.qkv" and its like. */
+void model_tensor_name(const model *m, size_t i, char *name, size_t room);
 
 /* One sequence of n <= seq tokens; returns the mean over its positions of the cross-entropy of
  * `targets` (nats). targets NULL: only the logits, and 0. */
 double model_forward(model *m, const int *tokens, const int *targets, int n);
+/* From now on backward passes are of `scale` times the result (1). */
+void model_scale(model *m, float scale);
 /* After a forward pass with the same arguments: adds the gradient of its result. */
 void model_backward(model *m, const int *tokens, const int *targets, int n);
 /* From now on, tell when a backward pass is done with the gradient of a tensor; NULL: no more. */

@@ -40,6 +40,12 @@ static void help(void)
         "  --trace DIR      with buckets: each rank writes the last steps there, as rankR.json, "
         "for\n"
         "                   Perfetto or chrome://tracing\n"
+        "  --loss-scale X   with buckets: scale the loss by X to begin with, skip a step whose\n"
+        "                   gradients are not finite, and halve X then (the loss is not scaled)\n"
+        "  --scale-interval N  good steps until it is doubled (100)\n"
+        "  --clip X         with a loss scale: clip the gradient's norm to X (not clipped)\n"
+        "  --spoil STEP:RANK  with a loss scale: in that step one gradient of that rank is "
+        "infinite\n"
         "  --log-every N    steps between lines of output (25)\n"
         "  --sample N       characters to write at the end (300)\n"
         "  --json FILE      rank 0 writes the run there\n"
@@ -91,6 +97,22 @@ static bool parse_rate(const char *text, float *rate)
     return end != text && *end == '\0' && *rate > 0 && *rate <= 1;
 }
 
+/* 0 < value */
+static bool parse_above(const char *text, float *value)
+{
+    char *end = NULL;
+    *value = strtof(text, &end);
+    return end != text && *end == '\0' && *value > 0 && *value <= 1e30f;
+}
+
+/* STEP:RANK, both from 0 on. */
+static bool parse_place(const char *text, int *step, int *rank)
+{
+    int length = 0;
+    return sscanf(text, "%9d:%9d%n", step, rank, &length) == 2 && text[length] == '\0' &&
+           *step >= 0 && *rank >= 0;
+}
+
 /* 0 <= value < 1 */
 static bool parse_decay(const char *text, float *decay)
 {
@@ -121,6 +143,10 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         DETERMINISTIC,
         BUCKETS,
         TRACE,
+        LOSS_SCALE,
+        SCALE_INTERVAL,
+        CLIP,
+        SPOIL,
         LOG,
         SAMPLE,
         JSON,
@@ -149,6 +175,10 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"buckets", required_argument, NULL, BUCKETS},
         {"trace", required_argument, NULL, TRACE},
+        {"loss-scale", required_argument, NULL, LOSS_SCALE},
+        {"scale-interval", required_argument, NULL, SCALE_INTERVAL},
+        {"clip", required_argument, NULL, CLIP},
+        {"spoil", required_argument, NULL, SPOIL},
         {"log-every", required_argument, NULL, LOG},
         {"sample", required_argument, NULL, SAMPLE},
         {"json", required_argument, NULL, JSON},
@@ -171,6 +201,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .seed = 1,
                    .log_every = 25,
                    .sample = 300,
+                   .scale_interval = 100,
+                   .spoil_step = -1,
                    .dump_steps = 1};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
@@ -236,6 +268,18 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case TRACE:
             o->trace = optarg;
             break;
+        case LOSS_SCALE:
+            good = parse_above(optarg, &o->loss_scale);
+            break;
+        case SCALE_INTERVAL:
+            good = parse_int(optarg, 1, 1000000, &o->scale_interval);
+            break;
+        case CLIP:
+            good = parse_above(optarg, &o->clip);
+            break;
+        case SPOIL:
+            good = parse_place(optarg, &o->spoil_step, &o->spoil_rank);
+            break;
         case LOG:
             good = parse_int(optarg, 1, 1000000, &o->log_every);
             break;
@@ -278,6 +322,12 @@ int options_parse(options *o, int argc, char **argv, bool *done)
     if (o->buckets > 0 && (o->frozen || o->dump != NULL)) {
         return usage("--buckets goes neither with --optimizer frozen nor with --dump, which need "
                      "gradients that are not summed yet");
+    }
+    if (o->loss_scale > 0 && o->buckets == 0) {
+        return usage("--loss-scale is for --buckets");
+    }
+    if ((o->clip > 0 || o->spoil_step >= 0) && o->loss_scale == 0) {
+        return usage("--clip and --spoil are for --loss-scale");
     }
     if (o->trace != NULL && o->buckets == 0) {
         return usage("--trace is for --buckets");

@@ -17,8 +17,12 @@ typedef struct options {
     const char *codec;    /* NULL: exact */
     const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
-    int buckets;       /* KiB; 0: none, all gradients are one array */
-    const char *trace; /* directory for traces of the last steps; NULL: none */
+    int buckets;                /* KiB; 0: none, all gradients are one array */
+    float loss_scale;           /* to begin with; 0: the loss is not scaled */
+    int scale_interval;         /* good steps until it is doubled */
+    float clip;                 /* of the gradient's norm, with a loss scale; 0: not clipped */
+    int spoil_step, spoil_rank; /* a gradient of that rank is infinite; -1: none */
+    const char *trace;          /* directory for traces of the last steps; NULL: none */
     const char *json;
     int warmup; /* of dgc, steps */
     int log_every, sample;

@@ -29,6 +29,7 @@ typedef struct trainer {
     float *momentum, *variance; /* Adam's; see freeze */
     double *losses;             /* of each step */
     double comm_seconds;
+    int skipped;   /* steps */
     bool undumped; /* gradients could not be written */
 } trainer;
 
@@ -147,6 +148,32 @@ static dcomm_status finish_buckets(trainer *t, bool nothing)
     return exchange_finish(&t->exchange);
 }
 
+/* One element of a tensor in the middle becomes infinite before it is summed. */
+static void spoil(trainer *t)
+{
+    size_t first, size, rows, tensor = model_tensors(t->model) / 2;
+    model_tensor(t->model, tensor, &first, &size, &rows);
+    t->exchange.spoils = tensor;
+    t->exchange.spoiled = model_gradients(t->model) + first + size / 3;
+}
+
+/* Whether the gradients are to be used. */
+static dcomm_status judge(trainer *t, int step, bool *skip)
+{
+    dcomm_scaler_verdict v = {0};
+    if (t->exchange.scaler == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = exchange_judge(&t->exchange, &v);
+    *skip = v.skip;
+    t->skipped += v.skip;
+    if (status >= 0 && v.skip && t->rank == 0) {
+        printf("step %5d  skipped: gradient %s[%zu] of rank %d is %g; loss scale %g\n", step + 1,
+               v.name != NULL ? v.name : "norm", v.index, v.rank, v.value, v.next);
+    }
+    return status;
+}
+
 /* One batch: gradients of this rank's part, their sum over all ranks, the update. */
 static dcomm_status train_step(trainer *t, int step)
 {
@@ -154,6 +181,12 @@ static dcomm_status train_step(trainer *t, int step)
     size_t count = model_count(t->model);
     float *gradients = model_gradients(t->model);
     memset(gradients, 0, (count + 1) * sizeof *gradients);
+    if (t->exchange.scaler != NULL) {
+        model_scale(t->model, (float)dcomm_scaler_scale(t->exchange.scaler));
+        if (step == t->o->spoil_step && t->rank == t->o->spoil_rank) {
+            spoil(t);
+        }
+    }
     for (int s = part(t, batch, t->rank); s < part(t, batch, t->rank + 1); s++) {
         const int *tokens = draw(t, step, s, false);
         gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
@@ -185,9 +218,11 @@ static dcomm_status train_step(trainer *t, int step)
     t->comm_seconds += now() - start + t->exchange.seconds;
     t->exchange.seconds = 0;
     t->losses[step] = (double)gradients[count] / batch;
+    bool skip = false;
+    status = status >= 0 ? judge(t, step, &skip) : status;
     if (status >= 0 && frozen) {
         update_frozen(t, step);
-    } else if (status >= 0) {
+    } else if (status >= 0 && !skip) {
         update_adam(t, step);
     }
     return status;
@@ -330,14 +365,16 @@ static int write_json(const trainer *t, const summary *s)
     fprintf(file,
             "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
             "\"feedback\":\"%s\",\"optimizer\":\"%s\",\"exact_steps\":%d,\"seed\":%d,\"steps\":%d,"
-            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"parameters\":%zu,\"final_loss\":%.9g,"
+            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"loss_scale\":%.9g,\"skipped\":%d,"
+            "\"parameters\":%zu,\"final_loss\":%.9g,"
             "\"train_s\":%.6g,"
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
             ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
             t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
             t->o->feedback != NULL ? t->o->feedback : "none", t->o->frozen ? "frozen" : "adam",
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
-            t->o->buckets, model_count(t->model), s->loss, s->seconds, s->comm_seconds,
+            t->o->buckets, t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1,
+            t->skipped, model_count(t->model), s->loss, s->seconds, s->comm_seconds,
             s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
     for (int i = 0; i < t->o->steps; i++) {
         fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);

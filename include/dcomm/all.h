@@ -11,6 +11,8 @@
 #include "mem.h"
 #include "coll.h"
 #include "bucket.h"
+#include "scaler.h"
+#include "moe.h"
 #include "tune.h"
 #endif
 
@@ -18,6 +20,8 @@
 #include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
 #include "../../kernels/wire.h"
+#include "../../kernels/wire_sparse.h"
+#include "../../kernels/topk_sample.h"
 #endif
 
 #ifdef DCOMM_IMPLEMENTATION
@@ -25,6 +29,7 @@
 #include "impl/base_impl.h"
 #include "impl/api_codec.h"
 #include "impl/feedback_save.h"
+#include "impl/feedback_undo.h"
 #include "impl/api_layout.h"
 
 #ifndef DCOMM_NO_COMM
@@ -39,6 +44,8 @@
 #include "impl/api_explain.h"
 #include "impl/tune_measure.h"
 #include "impl/api_bucket.h"
+#include "impl/scaler.h"
+#include "impl/api_moe.h"
 #endif
 #endif
 

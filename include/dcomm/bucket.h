@@ -17,7 +17,7 @@
  * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
  * not the communicator that they were made from: destroy them and make new ones.
  *
- * docs/buckets.md has the program that one starts from. */
+ * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
 
@@ -29,7 +29,7 @@ extern "C" {
 
 typedef struct dcomm_buckets dcomm_buckets;
 
-/* One parameter. Name, count, dtype and codec must be the same on every rank. */
+/* One parameter. Name, count, dtype, codec and aside must be the same on every rank. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
     void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
@@ -44,6 +44,8 @@ typedef struct dcomm_bucket_param {
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
                     which dcomm_buckets_gather completes; of all parameters or of none */
+    bool aside;  /* no gradient but a loss, a count: a scaler (scaler.h) neither looks at it nor
+                    changes it (default: a gradient) */
 } dcomm_bucket_param;
 
 /* Parameters whose name matches a pattern have a codec. */
@@ -63,10 +65,14 @@ typedef struct dcomm_buckets_opts {
     bool sum;            /* the result is the sum over the ranks (default: the average) */
     bool weighted;       /* the result is the average weighted by what dcomm_buckets_begin is told,
                             the number of samples say; floats only (default: ranks weigh the same) */
-    bool unused;         /* parameters that were not marked when dcomm_buckets_wait is called
-                            contribute zeros (default: they are an error) */
-    bool rebuild; /* after the first step that is summed, buckets are built again by the order
-                     in which rank 0's gradients became ready (default: no) */
+    bool predivide; /* each rank divides by the number of ranks before the sum instead of behind
+                       it, so that no partial sum overflows, and small numbers underflow sooner;
+                       floats only (docs/mixed-precision.md; default: behind it, and opts.weighted
+                       before it in any case) */
+    bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called
+                       contribute zeros (default: they are an error) */
+    bool rebuild;   /* after the first step that is summed, buckets are built again by the order
+                       in which rank 0's gradients became ready (default: no) */
     bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
                      2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
@@ -74,8 +80,8 @@ typedef struct dcomm_buckets_opts {
     size_t nrules;
     const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback; copied
                                             (default: NULL, none) */
-    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, timeout_s, lanes, chunk_bytes,
-                             codec_seed; the rest must be zero */
+    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
+                             chunk_bytes, codec_seed; the rest must be zero */
     bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read
                            faster and which takes shared memory; ordinary memory where there is not
                            enough (default: ordinary; may differ by rank) */
@@ -215,7 +221,9 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 
 /* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
  * without error feedback). Collective, not in a step. Gradients that are not copied are zero
- * afterwards. */
+ * afterwards. Errors: DCOMM_ERR_INVALID on all ranks (`rounds` of one rank is not from 1 to 10000),
+ * DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce: a rank that calls it alone waits for
+ * the others no longer than opts.coll.timeout_s. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
 /* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing

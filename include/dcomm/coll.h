@@ -25,21 +25,26 @@ extern "C" {
 
 /* All zero means the defaults. Everything here must be the same on every rank of the call. */
 typedef struct dcomm_coll_opts {
-    const char *algo;   /* algorithm by name; it runs or the call fails (default: the
-                           communicator's, else chosen by size) */
-    bool deterministic; /* fold in rank order, so that bits do not depend on size, bucketing,
-                           chunking or placement (default: the communicator's) */
-    double timeout_s;   /* (default: the communicator's) */
-    double premul;      /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank
-                           (default: 0 is taken as 1) */
-    int lanes;          /* parallel rings or trees, where the algorithm has them (default: 1) */
-    size_t chunk_bytes; /* pipelining grain (default: the communicator's) */
-    bool registered;    /* a promise that the buffers of all ranks are registered (mem.h), by which
-                           the algorithm is chosen. Nothing else depends on it: what is not
-                           registered after all is served, if slower (default: false) */
-    bool huge_pages;    /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
-                           which are read by the kernel at up to twice the speed; registered says
-                           more (default: false) */
+    const char *algo;       /* algorithm by name; it runs or the call fails (default: the
+                               communicator's, else chosen by size) */
+    bool deterministic;     /* fold in rank order, so that bits do not depend on size, bucketing,
+                               chunking or placement (default: the communicator's) */
+    dcomm_dtype accumulate; /* DCOMM_F32: f16 and bf16 are sent once, all contributions to an
+                               element added in f32 by one rank and rounded once, so that the error
+                               does not grow with the number of ranks; by the algorithms that fold
+                               in rank order. Other dtypes: no effect (default: 0, algorithms that
+                               pass sums on round them at each rank, unless deterministic) */
+    double timeout_s;       /* (default: the communicator's) */
+    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank
+                               (default: 0 is taken as 1) */
+    int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
+    size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
+    bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
+                        the algorithm is chosen. Nothing else depends on it: what is not
+                        registered after all is served, if slower (default: false) */
+    bool huge_pages; /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
+                        which are read by the kernel at up to twice the speed; registered says
+                        more (default: false) */
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */

@@ -12,8 +12,8 @@
  * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
  * itself where the format has room for it, else as a block of NaN. It never enters a residual.
  * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
- * is counted as clipped. With error feedback the rest stays in the residual; but codecs with
- * buckets (qsgd, tern, sign, fp8) take every number beyond 2^127 for 2^127. */
+ * is counted as clipped (beyond 2^127 with the buckets of qsgd, tern, sign and fp8). With error
+ * feedback the rest stays in the residual. */
 #ifndef DCOMM_COMPRESS_H
 #define DCOMM_COMPRESS_H
 
@@ -105,13 +105,12 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
 
 /* Encode with error feedback, in one pass where the codec can: with e = x + residual,
- * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number
- * (with buckets: see above). next may be residual itself, or memory that does not overlap, which
- * leaves residual as it is until the caller knows that the wire has arrived. residual must be
- * finite. Where x is not, it counts as 0 with nonfinite=fail and zero; with pass, next is what
- * residual was wherever the decoder gets something that is not finite. Errors: as dcomm_encode;
- * after non-finite inputs with nonfinite=fail, wire and next are complete and as with
- * nonfinite=zero. */
+ * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number.
+ * next may be residual itself, or memory that does not overlap, which leaves residual as it is
+ * until the caller knows that the wire has arrived. residual must be finite. Where x is not, it
+ * counts as 0 with nonfinite=fail and zero; with pass, next is what residual was wherever the
+ * decoder gets something that is not finite. Errors: as dcomm_encode; after non-finite inputs with
+ * nonfinite=fail, wire and next are complete and as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
                                              const dcomm_codec_key *key, void *wire,

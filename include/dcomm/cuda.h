@@ -1,4 +1,4 @@
-/* cuda.h - the dense codecs and the reductions on device memory, as CUDA kernels.
+/* cuda.h - codecs and reductions on device memory, as CUDA kernels.
  *
  * These functions are there where one .cu file of the program is compiled with
  *     #define DCOMM_CUDA_IMPLEMENTATION
@@ -10,9 +10,9 @@
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream (with a ledger, three), and returns. It allocates
- * nothing and waits for nothing, so that it can be captured into a graph; a captured call keeps its
- * arguments.
+ * - A call launches one kernel on the stream, with ledgers and sparse codecs a few, and returns. It
+ * allocates nothing and waits for nothing, and launches the same whatever the data, so that it can
+ * be captured into a graph; a captured call keeps its arguments.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -37,6 +37,7 @@ typedef struct dcomm_cuda_report {
     uint64_t nonfinite;
     uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
     uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+    uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
 /* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
@@ -61,11 +62,15 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign ---- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
- * dcomm_codec_max_bytes. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
- * report may be NULL. */
+ * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
+ * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
+ * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
+ * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
+ * report may be NULL. Errors also: DCOMM_ERR_UNSUPPORTED for topk+qsgd with nonfinite=pass and a
+ * residual. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -95,7 +100,9 @@ DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, siz
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. */
+/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
+ * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
+ * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,
@@ -105,7 +112,7 @@ DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const voi
                                              const size_t *bytes, size_t n, float *acc,
                                              size_t count, void *workspace,
                                              dcomm_cuda_report *report, void *stream);
-/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. */
+/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Dense codecs only. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
@@ -166,7 +173,8 @@ typedef enum dcomm_codec_format {
     DCOMM_FORMAT_E4M3 = 5,
     DCOMM_FORMAT_E5M2 = 6,
     DCOMM_FORMAT_F16 = 7,
-    DCOMM_FORMAT_BF16 = 8
+    DCOMM_FORMAT_BF16 = 8,
+    DCOMM_FORMAT_F32 = 9 /* of sparse codecs' values alone */
 } dcomm_codec_format;
 
 typedef struct dcomm_codec_layout {
@@ -179,6 +187,20 @@ typedef struct dcomm_codec_layout {
 
 /* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
+
+/* How topk, threshold and topk+qsgd choose from `count` elements, and write. */
+typedef struct dcomm_sparse_layout {
+    dcomm_codec_layout values; /* of those that are sent */
+    size_t wanted;             /* elements that are aimed at */
+    size_t least, most;        /* elements of a wire */
+    bool exact;                /* the `wanted` largest; else what reaches a sampled threshold: */
+    size_t lines;              /* runs of 16 elements in the sample, ... */
+    size_t rank;               /* ... and which of it, by size, the threshold is; 0: 2^-126 */
+} dcomm_sparse_layout;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
+                                                     dcomm_sparse_layout *layout);
 /* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
  * reports as it does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);

@@ -167,6 +167,11 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 
 /* ---- between steps ---- */
 
+/* Take back the step that was committed last, whose result nobody has used: residuals are as before
+ * it, and nothing is stale. Every rank must do the same. Errors: DCOMM_ERR_INVALID (there is no
+ * such step, or the next was begun; in place). */
+DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb);
+
 /* Multiply what is held back by `factor`, old learning rate over new one: it was meant for steps of
  * the old size. */
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);

@@ -135,6 +135,7 @@ typedef struct dcomm_alternative {
     double seconds; /* by the model; below 0: it has no price */
     bool chosen;    /* this one runs */
     char why[192];  /* why it does not; "" where it does */
+    char note[96];  /* what of the topology it leaves aside, and why; "": nothing */
 } dcomm_alternative;
 
 /* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain

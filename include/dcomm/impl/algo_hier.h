@@ -33,7 +33,7 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
     const dcommi_shape *s = h->s;
     int64_t total = dcommi_shape_bytes(s, s->count);
     int levels = 0;
-    while (levels < s->groups->nlevels && s->groups->kind[levels] <= DCOMMI_LEVEL_NUMA) {
+    while (levels < s->groups->nlevels && s->groups->kind[levels] <= DCOMMI_HIER_DEEPEST) {
         levels++;
     }
     int64_t wanted = s->chunk_bytes, most = DCOMMI_HIER_MAX_CHUNKS / dcommi_max64(levels, 1);
@@ -195,7 +195,8 @@ static void dcommi_hier_pipe_begin(dcommi_hier *h, const dcommi_hier_cut *cut, i
                                    dcommi_hier_tree *tree, dcommi_hier_pipe *pipe)
 {
     memset(pipe, 0, sizeof *pipe);
-    dcommi_hier_tree_make(h->s->groups, h->s->rank, cut->shards, first, tree);
+    int least = dcommi_hier_least(cut->shards, cut->length[0] / cut->shards);
+    dcommi_hier_tree_make(h->s->groups, h->s->rank, cut->shards, first, least, tree);
     pipe->h = h;
     pipe->chunks = cut->chunks;
     pipe->odd = cut->length[0] != cut->length[1];

@@ -16,7 +16,7 @@
 /* Whether all hosts are of equal size and one of them is divided. */
 static bool dcommi_hier_digits_fit(const dcommi_hier *h)
 {
-    dcommi_hier_tree t = {.g = h->s->groups, .first = -1};
+    dcommi_hier_tree t = {.g = h->s->groups, .first = -1, .least = DCOMMI_HIER_DIVIDE_MIN};
     dcommi_hier_node all = {0, h->s->nranks, -1};
     int level = dcommi_hier_split(&t, all, h->smallest);
     bool fit = false;

@@ -3,10 +3,10 @@
  *
  * Reduce-scatter: in each tier but the last, first ranks reduce all blocks; those of all hosts
  * reduce-scatter them by hosts, and each tier scatters what is its group's. All-gather: each tier
- * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all. Both in
- * chunks, the tiers overlapping (algo_hier_pipe.h). All-to-all: each tier gathers all blocks of its
- * ranks; those who hold a host's sort them by the host where they go, exchange, sort what came by
- * the rank that it is for, and each tier scatters. In one chunk. */
+ * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all.
+ * All-to-all: each tier gathers all blocks of its ranks; those who hold a host's sort them by the
+ * host where they go, exchange, sort what came by the rank that it is for, and each tier scatters.
+ * All in chunks, the tiers overlapping (algo_hier_pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_LEADER_H
 #define DCOMMI_ALGO_HIER_LEADER_H
 
@@ -107,36 +107,48 @@ static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h, int shards)
 
 /* ---- all-to-all ---- */
 
-/* Blocks of a host's ranks, by rank: to the exchange, by the host where they go; and back. */
+/* From here on a rank has the blocks of all, in the order, where it had one. */
+static void dcommi_hier_leader_square(dcommi_hier_order *o)
+{
+    int n = o->h->s->nranks;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t all = o->offset[kind][n];
+        for (int j = 0; j <= n; j++) {
+            o->offset[kind][j] = j * all;
+        }
+    }
+}
+
+/* What a host's ranks have, rank by rank, to the exchange, host by host where it goes; and back. */
 static dcomm_status dcommi_hier_leader_sort(dcommi_hier_order *o, dcommi_hier_node own, bool back,
                                             dcommi_hier_place in, dcommi_hier_place out,
                                             dcommi_hier_phase *p)
 {
-    const dcommi_shape *s = o->h->s;
     const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
-    const int32_t *order = s->groups->order;
-    int64_t n = s->nranks, one = dcommi_shape_bytes(s, s->count), g = own.end - own.begin;
+    int64_t n = o->h->s->nranks, g = own.end - own.begin;
     dcommi_hier_sorting t;
     if (!dcommi_hier_sorting_open(&t, n * g)) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    for (int at = 0; at < s->nranks;) {
-        dcommi_hier_node k = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
-        int64_t size = k.end - k.begin;
-        for (int64_t i = 0; i < (back ? size : g); i++) {
-            for (int64_t m = 0; m < (back ? g : size); m++) {
-                if (back) {
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t one = o->offset[kind][1] / n;
+        for (int at = 0; at < n;) {
+            dcommi_hier_node k = dcommi_hier_part_at(&o->tree, top->node, top->level, at);
+            int64_t size = k.end - k.begin;
+            for (int64_t i = 0; i < g && !back; i++) {
+                dcommi_hier_sorting_add(&t, (i * n + k.begin) * one, (g * k.begin + i * size) * one,
+                                        size * one);
+            }
+            for (int64_t i = 0; i < size && back; i++) {
+                for (int64_t m = 0; m < g; m++) {
                     dcommi_hier_sorting_add(&t, (g * k.begin + i * g + m) * one,
-                                            (m * n + order[k.begin + i]) * one, one);
-                } else {
-                    dcommi_hier_sorting_add(&t, (i * n + order[k.begin + m]) * one,
-                                            (g * k.begin + i * size + m) * one, one);
+                                            (m * n + k.begin + i) * one, one);
                 }
             }
+            at = k.end;
         }
-        at = k.end;
+        dcommi_hier_sorting_phase(&t, o->h->b, in, out, kind, p);
     }
-    dcommi_hier_sorting_phase(&t, o->h->b, in, out, 0, p);
     dcommi_free(t.from);
     return DCOMM_OK;
 }
@@ -148,43 +160,53 @@ static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place 
     dcommi_hier *h = o->h;
     const dcommi_hier_tier *top = &o->tree.tier[o->tree.ntiers - 1];
     dcommi_hier_node own = dcommi_hier_order_part(o, top, top->place), k = own;
-    size_t g = (size_t)(own.end - own.begin), block = h->s->count, n = (size_t)top->n;
-    int64_t bytes = dcommi_shape_bytes(h->s, g * (size_t)h->s->nranks * block);
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
-    sub.counts = sub.send_counts = o->counts;
-    sub.displs = sub.send_displs = o->counts + n;
-    for (size_t i = 0; i < n; i++) { /* what goes to a host and what comes from it are as long */
-        k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
-        o->counts[i] = g * (size_t)(k.end - k.begin) * block;
-        o->counts[n + i] = g * (size_t)k.begin * block;
+    size_t n = (size_t)top->n;
+    p->group = top->owner >= 0 ? dcommi_hier_tier_table(&o->tree, top, h->b) : 0;
+    p->in_step = in.step;
+    p->out_step = out.step;
+    for (int kind = 0; kind < (o->pipe.odd ? 2 : 1); kind++) {
+        int64_t bytes = dcommi_hier_order_bytes(o, own, kind);
+        size_t column = (size_t)(bytes / h->s->nranks) / dcomm_dtype_size(h->s->dtype);
+        dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
+        sub.counts = sub.send_counts = o->counts;
+        sub.displs = sub.send_displs = o->counts + n;
+        for (size_t i = 0; i < n; i++) { /* as much goes to a host as comes from it */
+            k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
+            o->counts[i] = (size_t)(k.end - k.begin) * column;
+            o->counts[n + i] = (size_t)k.begin * column;
+        }
+        dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, top->near, bytes, bytes, bytes);
+        dcommi_hier_needs(p, plan);
+        if (plan == NULL || top->owner < 0) {
+            dcommi_free(plan);
+            continue;
+        }
+        p->plan[kind] = dcommi_build_adopt(h->b, plan);
+        p->in[kind] = dcommi_hier_order_span(in, bytes);
+        p->out[kind] = dcommi_hier_order_span(out, bytes);
     }
-    dcomm_plan *plan = dcommi_hier_sub_near(h, &sub, top->near, bytes, bytes, bytes);
-    dcommi_hier_needs(p, plan);
-    if (plan == NULL || top->owner < 0) {
-        dcommi_free(plan);
-        return;
-    }
-    p->group = dcommi_hier_tier_table(&o->tree, top, h->b);
-    p->plan[0] = dcommi_build_adopt(h->b, plan);
-    p->in[0] = dcommi_hier_order_span(in, bytes);
-    p->out[0] = dcommi_hier_order_span(out, bytes);
 }
 
 static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
 {
-    const dcommi_shape *s = h->s;
     dcommi_hier_order o;
     dcomm_status status = dcommi_hier_order_open(h, shards, &o);
     if (status < 0) {
         return status;
     }
     int last = o.tree.ntiers - 1;
-    int64_t all = s->nranks * dcommi_shape_bytes(s, s->count);
-    for (int j = 0; j <= s->nranks; j++) { /* a rank has the blocks of all; in one chunk */
-        o.offset[0][j] = o.offset[1][j] = j * all;
+    dcommi_hier_phase *phase = o.pipe.phase + 1; /* the first one sorts, as does the last */
+    dcommi_hier_place input = {dcommi_input_of(h->s, 0).space, 0, 0};
+    dcommi_hier_place output = {DCOMM_SPACE_OUT, 0, 0};
+    o.pipe.nphases = 2 * last + 5;
+    if (!dcommi_hier_order_plain(&o)) {
+        dcomm_space given = input.space;
+        input = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        output = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
+        dcommi_hier_order_copies(&o, given, input, false, &o.pipe.phase[0]);
+        dcommi_hier_order_copies(&o, DCOMM_SPACE_OUT, output, true, &phase[2 * last + 3]);
     }
-    o.pipe.chunks = 1;
-    o.pipe.odd = false;
+    dcommi_hier_leader_square(&o);
     dcommi_hier_place held[DCOMMI_HIER_TIERS], got[DCOMMI_HIER_TIERS];
     dcommi_hier_node own = {0, 0, 0};
     memset(held, 0, sizeof held);
@@ -193,15 +215,13 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
         const dcommi_hier_tier *tier = &o.tree.tier[i];
         own = dcommi_hier_order_part(&o, tier, tier->place);
         if (own.end - own.begin == 1) {
-            held[i] = (dcommi_hier_place){dcommi_input_of(s, 0).space, 0, 0};
-            got[i] = (dcommi_hier_place){DCOMM_SPACE_OUT, 0, 0};
+            held[i] = input;
+            got[i] = output;
         } else if (tier->owner >= 0) {
             held[i] = dcommi_hier_order_room(&o, own);
             got[i] = dcommi_hier_order_room(&o, own);
         }
     }
-    dcommi_hier_phase *phase = o.pipe.phase;
-    o.pipe.nphases = 2 * last + 3;
     if (o.tree.tier[last].owner >= 0) {
         dcommi_hier_place sorted = dcommi_hier_order_room(&o, own);
         dcommi_hier_place came = dcommi_hier_order_room(&o, own);
@@ -216,7 +236,7 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
     if (status < 0) {
         dcommi_build_error(h->b, status);
     }
-    dcommi_hier_reserve(&o.pipe, last + 1);
+    dcommi_hier_reserve(&o.pipe, last + 2);
     for (int i = last - 1; i >= 0; i--) {
         const dcommi_hier_tier *tier = &o.tree.tier[i];
         int back = 2 * last + 2 - i;
@@ -224,7 +244,7 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
             dcommi_hier_order_call(&o, tier, DCOMM_COLL_GATHERV, held[i], held[i + 1], &phase[i]);
             dcommi_hier_order_call(&o, tier, DCOMM_COLL_SCATTERV, got[i + 1], got[i], &phase[back]);
         }
-        dcommi_hier_leader_reserve(&o, i, back);
+        dcommi_hier_leader_reserve(&o, 1 + i, 1 + back);
     }
     return dcommi_hier_order_close(&o);
 }

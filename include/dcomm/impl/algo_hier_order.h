@@ -26,7 +26,7 @@ static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hi
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_CHUNK;
     memset(o, 0, sizeof *o);
     o->h = h;
-    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, &o->tree);
+    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, DCOMMI_HIER_DIVIDE_MIN, &o->tree);
     o->pipe.h = h;
     o->pipe.chunks = 1;
     o->piece = longest;

@@ -11,11 +11,19 @@
 #include "algo_ring.h"
 #include "algo_tree.h"
 
-/* A group with fewer ranks is not divided further: its ranks read each other's memory in one step,
- * which beats two steps until many of them cross a package boundary. */
+#include <limits.h>
+
+/* What is worth dividing within a host, by prices (docs/design.md, Levels). Where ranks share the
+ * work, a group whose ranks read so many bytes of each other; shorter parts are messages, of which
+ * fewer steps are better. Where one rank does it all, or each has blocks for all, a group of so
+ * many ranks. */
+#ifndef DCOMMI_HIER_DIVIDE_BYTES
+#define DCOMMI_HIER_DIVIDE_BYTES 8192
+#endif
 #ifndef DCOMMI_HIER_DIVIDE_MIN
 #define DCOMMI_HIER_DIVIDE_MIN 8
 #endif
+#define DCOMMI_HIER_DEEPEST DCOMMI_LEVEL_CACHE
 
 /* The coarsest level that divides the ranks, as one of them sees it. */
 typedef struct dcommi_hier {
@@ -56,12 +64,25 @@ static int dcommi_hier_level(const dcommi_groups *g, int nranks)
     return -1;
 }
 
-/* Whether a group is worth dividing again. Uneven parts are not: the sub-plans of all ranks of a
- * call must need as many tags, counters and slots. */
-static bool dcommi_hier_divides(const dcommi_groups *g)
+/* How much one rank brings or gets, alike on all ranks. */
+static int64_t dcommi_hier_bytes(const dcommi_shape *s)
+{
+    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
+}
+
+/* The ranks that a group must have to be divided, where each owns one of `shards` parts of so many
+ * bytes. */
+static int dcommi_hier_least(int shards, int64_t part)
+{
+    return shards == 1 ? DCOMMI_HIER_DIVIDE_MIN : part >= DCOMMI_HIER_DIVIDE_BYTES ? 2 : INT_MAX;
+}
+
+/* Whether a group of `least` ranks or more can be divided again. Uneven parts are not: the
+ * sub-plans of all ranks of a call must need as many tags, counters and slots. */
+static bool dcommi_hier_divides(const dcommi_groups *g, int least)
 {
     int first = dcommi_hier_level(g, g->nranks);
-    if (first < 0 || g->nranks < DCOMMI_HIER_DIVIDE_MIN || g->kind[first] > DCOMMI_LEVEL_NUMA) {
+    if (first < 0 || g->nranks < least || g->kind[first] > DCOMMI_HIER_DEEPEST) {
         return false;
     }
     for (int l = first; l < g->nlevels; l++) {
@@ -121,7 +142,8 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
     if (h->inner == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    if (!dcommi_hier_divides(h->inner)) {
+    int shards = s->coll == DCOMM_COLL_ALLTOALL ? 1 : h->size;
+    if (!dcommi_hier_divides(h->inner, dcommi_hier_least(shards, dcommi_hier_bytes(s)))) {
         dcommi_groups_free(&h->inner);
     }
     return DCOMM_OK;
@@ -244,12 +266,6 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
 }
 #undef DCOMMI_HIER_CHOICE
 
-/* How much one rank brings or gets, alike on all ranks. */
-static int64_t dcommi_hier_bytes(const dcommi_shape *s)
-{
-    return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
-}
-
 /* No level divides the ranks: the algorithm of the one level that there is. */
 static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
 {
@@ -321,6 +337,7 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int6
     dcommi_hier_choice choice = dcommi_hier_plain(&s, true, bytes);
     if (h->inner != NULL && s.coll != DCOMM_COLL_ALLTOALLV) {
         s.groups = h->inner;
+        s.chunk_bytes = bytes * s.nranks; /* a piece is not cut again */
         choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
     }
     return dcommi_hier_sub_of(h, &s, choice, in_bytes, out_bytes);

@@ -6,7 +6,7 @@
 
 #include "algo_hier_tree.h"
 
-#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 1)
+#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 3)
 #define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
 #define DCOMMI_HIER_DEFAULT_CHUNKS 16
 #define DCOMMI_HIER_MAX_CHUNKS 64 /* also when the caller asks for smaller chunks */

@@ -30,6 +30,7 @@ typedef struct dcommi_hier_tier {
 typedef struct dcommi_hier_tree {
     const dcommi_groups *g;
     int first;  /* where in the order the rank is that comes first in all its groups; -1: none */
+    int least;  /* a group of fewer ranks is not divided */
     int ntiers; /* at least 2 */
     dcommi_hier_tier tier[DCOMMI_HIER_TIERS];
 } dcommi_hier_tree;
@@ -92,10 +93,9 @@ static int dcommi_hier_split(const dcommi_hier_tree *t, dcommi_hier_node v, int 
     if (v.level < 0) {
         return dcommi_hier_level(g, g->nranks);
     }
-    for (int l = v.level + 1; l < g->nlevels && g->kind[l] <= DCOMMI_LEVEL_NUMA; l++) {
+    for (int l = v.level + 1; l < g->nlevels && g->kind[l] <= DCOMMI_HIER_DEEPEST; l++) {
         int n = dcommi_hier_parts_of(t, v, l, v.begin, &which);
-        bool fits =
-            size >= DCOMMI_HIER_DIVIDE_MIN && n < size && shards % (shards > 1 ? n : 1) == 0;
+        bool fits = size >= t->least && n < size && shards % (shards > 1 ? n : 1) == 0;
         if (n == 1) {
             continue;
         }
@@ -126,9 +126,9 @@ static int dcommi_hier_owner(const dcommi_hier_tree *t, dcommi_hier_node v, int 
 }
 
 /* The tiers of a rank. shards: as many as the smallest of the coarsest groups has ranks, or fewer.
- * first: a rank, or -1. */
+ * first: a rank, or -1. least: of the ranks of a group that is divided. */
 static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, int first,
-                                  dcommi_hier_tree *t)
+                                  int least, dcommi_hier_tree *t)
 {
     dcommi_hier_node v = {0, g->nranks, -1};
     dcommi_hier_tier path[DCOMMI_HIER_TIERS]; /* from the last one on */
@@ -136,6 +136,7 @@ static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, 
     memset(t, 0, sizeof *t);
     t->g = g;
     t->first = -1;
+    t->least = least;
     for (int i = 0; i < g->nranks; i++) {
         at = g->order[i] == rank ? i : at;
         t->first = g->order[i] == first ? i : t->first;

@@ -113,12 +113,17 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
+    for (dcommi_bkt_loan *loan; (loan = b->loans) != NULL;) {
+        b->loans = loan->next;
+        dcommi_free(loan);
+    }
     dcommi_free(b->kept);
     dcommi_free(b->kinds);
     dcommi_free(b->params);
     dcommi_free(b->names);
     dcommi_free(b->card);
     dcommi_free(b->cards);
+    dcommi_free(b->sights);
     if (b->has_lock) {
         pthread_mutex_destroy(&b->lock);
     }

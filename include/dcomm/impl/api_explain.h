@@ -26,6 +26,9 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
         row->algo = algo->name;
         row->seconds = -1;
         row->chosen = algo == chosen;
+        if (algo->note != NULL) {
+            algo->note(s, row->note, sizeof row->note);
+        }
         dcomm_status status =
             dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
         if (status < 0) {

@@ -51,6 +51,40 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
+                                                     dcomm_sparse_layout *layout)
+{
+    static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
+                                                 DCOMM_FORMAT_BF16};
+    if (codec == NULL || layout == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_sparse_layout: %s is NULL",
+                           codec == NULL ? "codec" : "layout");
+    }
+    if (codec->ops->encode != dcommi_topk_encode || count > UINT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
+                           "layout, of up to 2^32 - 1",
+                           codec->spec, count);
+    }
+    const size_t most = dcommi_topk_most(codec, count);
+    const bool exact = dcommi_topk_is_exact(codec);
+    *layout = (dcomm_sparse_layout){.wanted = dcommi_topk_wanted(codec, count),
+                                    .least = exact ? most : 0,
+                                    .most = most,
+                                    .exact = dcommi_topk_is_chosen(codec, count)};
+    if (!layout->exact) {
+        layout->lines = (size_t)dcommi_topk_sample_lines(count);
+        layout->rank = (size_t)dcommi_topk_sample_rank(layout->lines, count, layout->wanted, 0);
+    }
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcomm_codec_get_layout(codec->inner, &layout->values));
+    } else {
+        layout->values.format = formats[(int)codec->value[DCOMMI_TOPK_VALUES]];
+    }
+    layout->values.nonfinite = codec->nonfinite;
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence)
 {
     return dcommi_fail(status, "%s", sentence != NULL ? sentence : "");
@@ -66,8 +100,11 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
     }
     size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
     if (out != NULL) {
-        *out = (dcomm_codec_report){.bytes = codec->ops->max_bytes(codec, count),
-                                    .kept = count,
+        const bool sparse = codec->ops->encode == dcommi_topk_encode && count <= UINT32_MAX;
+        const size_t kept = sparse ? (size_t)report->kept : count;
+        *out = (dcomm_codec_report){.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
+                                                    : codec->ops->max_bytes(codec, count),
+                                    .kept = kept,
                                     .clipped = (size_t)report->clipped,
                                     .nonfinite = (size_t)report->nonfinite,
                                     .first_nonfinite = first};

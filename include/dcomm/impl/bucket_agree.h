@@ -5,22 +5,39 @@
 
 #include "bucket_layout.h"
 
-#define DCOMMI_BKT_OPTIONS(X)                         \
-    X(bucket_bytes, b->opts.bucket_bytes)             \
-    X(first_bytes, b->opts.first_bytes)               \
-    X(sum, b->opts.sum)                               \
-    X(weighted, b->opts.weighted)                     \
-    X(rebuild, b->opts.rebuild)                       \
-    X(sharded, b->opts.sharded)                       \
-    X(values, b->has_values)                          \
-    X(feedback, dcommi_bkt_feedback_id(b))            \
-    X(coll.deterministic, b->opts.coll.deterministic) \
-    X(coll.registered, b->opts.coll.registered) \
-    X(coll.huge_pages, b->opts.coll.huge_pages)
+/* What all ranks must have set alike. */
+#define DCOMMI_BKT_OPTIONS(X)                                \
+    X(bucket_bytes, b->opts.bucket_bytes)                    \
+    X(first_bytes, b->opts.first_bytes)                      \
+    X(sum, b->opts.sum)                                      \
+    X(weighted, b->opts.weighted)                            \
+    X(unused, b->opts.unused)                                \
+    X(rebuild, b->opts.rebuild)                              \
+    X(sharded, b->opts.sharded)                              \
+    X(values, b->has_values)                                 \
+    X(feedback, b->has_feedback)                             \
+    X(feedback->variant, b->feedback_opts.variant)           \
+    X(feedback->bf16, b->feedback_opts.bf16)                 \
+    X(feedback->scale, b->feedback_opts.scale)               \
+    X(feedback->seed, b->feedback_opts.seed)                 \
+    X(feedback->tensor, b->feedback_opts.tensor)             \
+    X(feedback->warmup_steps, b->feedback_opts.warmup_steps) \
+    X(coll.deterministic, b->opts.coll.deterministic)        \
+    X(coll.accumulate, b->opts.coll.accumulate)              \
+    X(predivide, b->opts.predivide)                          \
+    X(coll.lanes, b->opts.coll.lanes)                        \
+    X(coll.chunk_bytes, b->opts.coll.chunk_bytes)            \
+    X(coll.registered, b->opts.coll.registered)              \
+    X(coll.huge_pages, b->opts.coll.huge_pages)              \
+    X(coll.codec_seed, b->opts.coll.codec_seed)
+#define DCOMMI_BKT_REALS(X)                          \
+    X(feedback->momentum, b->feedback_opts.momentum) \
+    X(feedback->clip, b->feedback_opts.clip)
 
 enum {
 #define DCOMMI_BKT_COUNT(name, value) +1
-    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT)
+    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT),
+    DCOMMI_BKT_NREALS = 0 DCOMMI_BKT_REALS(DCOMMI_BKT_COUNT)
 #undef DCOMMI_BKT_COUNT
 };
 
@@ -28,6 +45,7 @@ enum {
 typedef struct dcommi_bkt_card {
     int64_t status;
     uint64_t options[DCOMMI_BKT_NOPTIONS];
+    double reals[DCOMMI_BKT_NREALS];
     uint64_t nparams, hash;
     char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
 } dcommi_bkt_card;
@@ -40,11 +58,6 @@ static uint64_t dcommi_bkt_text_hash(uint64_t h, const char *text)
     return dcommi_mix(h, 0x100);
 }
 
-static uint64_t dcommi_bkt_feedback_id(const dcomm_buckets *b)
-{
-    return b->has_feedback ? 1 + (uint64_t)b->feedback_opts.variant : 0;
-}
-
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
     const dcomm_codec *codec = b->kinds[p->kind].codec;
@@ -55,7 +68,8 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
 {
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
-    return dcommi_bkt_text_hash(dcommi_mix(h, (uint64_t)p->dtype), dcommi_bkt_codec_name(b, p));
+    h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
 }
 
 static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
@@ -65,21 +79,61 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    snprintf(text, room, "\"%.80s\" of %zu %s with %.80s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), dcommi_bkt_codec_name(b, p));
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p));
 }
 
-/* Every rank's card, and the first error among them, on all ranks. *cards_p is the caller's. */
-static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt_card *own,
+/* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
+ * the communicator. */
+static void *dcommi_bkt_borrow(dcomm_buckets *b, size_t n, size_t size)
+{
+    size_t bytes = dcommi_size_mul(n, size);
+    unsigned char *memory =
+        bytes <= SIZE_MAX - DCOMMI_BKT_LOAN ? dcommi_calloc(1, bytes + DCOMMI_BKT_LOAN) : NULL;
+    if (memory == NULL) { /* the others must not wait */
+        dcommi_fail(DCOMM_ERR_NO_MEMORY, "buckets: no memory for %zu times %zu bytes", n, size);
+        dcomm_comm_abort(b->comm, dcomm_last_error());
+        return NULL;
+    }
+    dcommi_bkt_loan *loan = (dcommi_bkt_loan *)(void *)memory;
+    loan->next = b->loans;
+    b->loans = loan;
+    return memory + DCOMMI_BKT_LOAN;
+}
+
+static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
+{
+    if (memory == NULL || dcomm_comm_status(b->comm) < 0) {
+        return;
+    }
+    dcommi_bkt_loan **at = &b->loans;
+    while ((unsigned char *)*at + DCOMMI_BKT_LOAN != (unsigned char *)memory) {
+        at = &(*at)->next;
+    }
+    dcommi_bkt_loan *loan = *at;
+    *at = loan->next;
+    dcommi_free(loan);
+}
+
+/* Of the exchanges of the buckets' own. */
+static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
+{
+    double s = b->opts.coll.timeout_s;
+    return (dcomm_coll_opts){.timeout_s = s > 0 ? s : 0};
+}
+
+/* Every rank's card, and the first error among them, on all ranks. *cards_p is to be given back. */
+static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card *own,
                                         dcommi_bkt_card **cards_p)
 {
-    dcommi_bkt_card *cards = dcommi_calloc((size_t)b->size, sizeof *cards);
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    dcommi_bkt_card *cards = dcommi_bkt_borrow(b, (size_t)b->size + 1, sizeof *cards);
     *cards_p = cards;
-    if (cards == NULL) { /* the others must not wait */
-        dcomm_comm_abort(b->comm, dcomm_last_error());
+    if (cards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    DCOMMI_TRY(dcomm_allgather(b->comm, own, cards, sizeof *own, DCOMM_U8, NULL));
+    cards[b->size] = *own;
+    DCOMMI_TRY(dcomm_allgather(b->comm, &cards[b->size], cards, sizeof *own, DCOMM_U8, &opts));
     for (int r = 0; r < b->size; r++) {
         if (cards[r].status < 0) {
             cards[r].text[sizeof cards[r].text - 1] = 0;
@@ -92,41 +146,41 @@ static dcomm_status dcommi_bkt_exchange(const dcomm_buckets *b, const dcommi_bkt
 }
 
 /* Whether all ranks have come this far without an error. */
-static dcomm_status dcommi_bkt_all_good(const dcomm_buckets *b, dcomm_status status)
+static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = {.status = status}, *cards;
     snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     status = dcommi_bkt_exchange(b, &own, &cards);
-    dcommi_free(cards);
+    dcommi_bkt_give_back(b, cards);
     return status;
 }
 
 /* The first parameter in which a rank differs from rank 0: all ranks are here. */
-static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dcommi_bkt_card *cards)
+static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bkt_card *cards)
 {
     uint64_t least = cards[0].nparams;
     for (int r = 1; r < b->size; r++) {
         least = cards[r].nparams < least ? cards[r].nparams : least;
     }
-    uint64_t *hashes = dcommi_calloc(least, sizeof *hashes);
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    uint64_t *hashes = dcommi_bkt_borrow(b, least + 1, sizeof *hashes);
     dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
-    dcomm_status status = hashes != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    status = dcommi_bkt_all_good(b, status);
-    if (status < 0) {
-        dcommi_free(hashes);
-        return status;
+    if (hashes == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < least && b->rank == 0; i++) {
         hashes[i] = dcommi_bkt_param_hash(b, i);
     }
-    status = dcomm_broadcast(b->comm, hashes, hashes, least, DCOMM_U64, 0, NULL);
+    dcomm_status status = dcomm_broadcast(b->comm, hashes, hashes, least, DCOMM_U64, 0, &opts);
     for (size_t i = 0; i < least && status >= 0 && own.nparams == least; i++) {
         own.nparams = hashes[i] != dcommi_bkt_param_hash(b, i) ? i : least;
     }
-    dcommi_free(hashes);
     DCOMMI_TRY(status);
-    uint64_t first = own.nparams;
-    DCOMMI_TRY(dcomm_allreduce(b->comm, &first, &first, 1, DCOMM_U64, DCOMM_MIN, NULL));
+    hashes[least] = own.nparams;
+    DCOMMI_TRY(
+        dcomm_allreduce(b->comm, DCOMM_IN_PLACE, &hashes[least], 1, DCOMM_U64, DCOMM_MIN, &opts));
+    uint64_t first = hashes[least];
+    dcommi_bkt_give_back(b, hashes);
     dcommi_bkt_describe(b, first, own.text, sizeof own.text);
     status = dcommi_bkt_exchange(b, &own, &theirs);
     if (status >= 0) {
@@ -142,19 +196,41 @@ static dcomm_status dcommi_bkt_name_difference(const dcomm_buckets *b, const dco
                              " is not the same on all ranks: rank 0 has %.180s, rank %d has %.180s",
                              first, theirs[0].text, other, theirs[other].text);
     }
-    dcommi_free(theirs);
+    dcommi_bkt_give_back(b, theirs);
     return status;
+}
+
+/* The first option in which rank r differs from rank 0. */
+static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int r)
+{
+    static const char *const names[] = {
+#define DCOMMI_BKT_NAME(name, value) #name,
+        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
+#undef DCOMMI_BKT_NAME
+    };
+    const dcommi_bkt_card *x = &cards[0], *y = &cards[r];
+    for (int i = 0; i < DCOMMI_BKT_NOPTIONS; i++) {
+        if (x->options[i] != y->options[i]) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
+                               " on rank %d",
+                               names[i], x->options[i], y->options[i], r);
+        }
+    }
+    for (int i = 0; i < DCOMMI_BKT_NREALS; i++) {
+        if (dcommi_f64_bits(x->reals[i]) != dcommi_f64_bits(y->reals[i])) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: opts.%s is %.17g on rank 0 and %.17g on rank %d",
+                               names[DCOMMI_BKT_NOPTIONS + i], x->reals[i], y->reals[i], r);
+        }
+    }
+    return DCOMM_OK;
 }
 
 /* All ranks have registered the same, with the same options. `status` is what became of this
  * rank's registration. */
-static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status)
+static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 {
-    static const char *const names[] = {
-#define DCOMMI_BKT_NAME(name, value) #name,
-        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME)
-#undef DCOMMI_BKT_NAME
-    };
     dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
     snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
     if (status >= 0) {
@@ -163,7 +239,13 @@ static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status
             DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE)
 #undef DCOMMI_BKT_VALUE
         };
+        const double reals[] = {
+#define DCOMMI_BKT_REAL(name, value) (value),
+            DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
+#undef DCOMMI_BKT_REAL
+        };
         memcpy(own.options, values, sizeof values);
+        memcpy(own.reals, reals, sizeof reals);
         for (size_t i = 0; i < b->nparams; i++) {
             own.hash = dcommi_mix(own.hash, dcommi_bkt_param_hash(b, i));
         }
@@ -171,20 +253,13 @@ static dcomm_status dcommi_bkt_agree(const dcomm_buckets *b, dcomm_status status
     status = dcommi_bkt_exchange(b, &own, &cards);
     bool alike = true;
     for (int r = 1; r < b->size && status >= 0; r++) {
-        for (int i = 0; i < DCOMMI_BKT_NOPTIONS && status >= 0; i++) {
-            if (cards[r].options[i] != cards[0].options[i]) {
-                status = dcommi_fail(DCOMM_ERR_MISMATCH,
-                                     "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
-                                     " on rank %d",
-                                     names[i], cards[0].options[i], cards[r].options[i], r);
-            }
-        }
+        status = dcommi_bkt_compare_options(cards, r);
         alike = alike && cards[r].nparams == cards[0].nparams && cards[r].hash == cards[0].hash;
     }
     if (status >= 0 && !alike) {
         status = dcommi_bkt_name_difference(b, cards);
     }
-    dcommi_free(cards);
+    dcommi_bkt_give_back(b, cards);
     return status;
 }
 

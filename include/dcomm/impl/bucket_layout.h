@@ -14,15 +14,16 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
     const dcomm_coll_opts *c = &o->coll;
     const char *wrong =
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
-        : o->sum && o->weighted           ? "opts.sum and opts.weighted exclude each other"
+        : o->sum + o->weighted + o->predivide > 1
+            ? "opts.sum and opts.weighted and opts.predivide exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL || c->codec_ledger != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
               "their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
-        : o->feedback != NULL && o->codec == NULL && o->nrules == 0
-            ? "opts.feedback is for opts.codec or opts.rules"
+        : !(c->timeout_s >= 0) || c->lanes < 0 || c->chunk_bytes > (size_t)INT64_MAX / 2
+            ? "opts.coll has a timeout_s or lanes below 0, or chunk_bytes beyond all memory"
             : NULL;
     return wrong == NULL ? DCOMM_OK
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
@@ -130,6 +131,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->grad = given->grad;
     p->value = given->value;
     p->count = given->count;
+    p->aside = given->aside;
     p->dtype = given->dtype;
     if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
         b->bytes > (size_t)INT64_MAX / 4) {
@@ -138,11 +140,11 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,
             p->name, (int)given->dtype, given->count);
     }
-    if (o->weighted && given->dtype > DCOMM_BF16) {
+    if ((o->weighted || o->predivide) && given->dtype > DCOMM_BF16) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\", is of integers (%s), which "
-            "have no weighted average",
+            "have no weighted average and are not divided before the sum",
             number, p->name, dcomm_dtype_name(given->dtype));
     }
     p->bytes = given->count * element;
@@ -192,7 +194,15 @@ static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *
     for (size_t i = 0; i < b->nparams; i++) {
         DCOMMI_TRY(dcommi_bkt_take_param(b, o, &params[i], &b->params[i]));
     }
-    return DCOMM_OK;
+    bool coded = o->codec != NULL || o->nrules > 0;
+    for (size_t i = 0; i < b->nkinds && !coded; i++) {
+        coded = b->kinds[i].codec != NULL;
+    }
+    return coded || o->feedback == NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_buckets_create: opts.feedback is for codecs, "
+                             "and there is none");
 }
 
 /* ---- buckets ---- */
@@ -245,47 +255,58 @@ static int dcommi_bkt_by_number(const void *x, const void *y)
     return (*a > *c) - (*a < *c);
 }
 
-/* The bucket of the same kind that is closed next to bucket i; n: there is none. */
-static size_t dcommi_bkt_neighbour(const dcommi_bkt_layout *layout, size_t i)
+/* All of bucket `from`, which is empty then, into bucket `to`. */
+static dcomm_status dcommi_bkt_pour(const dcomm_buckets *b, dcommi_bkt *from, dcommi_bkt *to,
+                                    size_t *room)
 {
-    size_t best = layout->n, at = layout->buckets[i].closed_at, distance = SIZE_MAX;
-    for (size_t j = 0; j < layout->n; j++) {
-        const dcommi_bkt *k = &layout->buckets[j];
-        size_t off = k->closed_at > at ? k->closed_at - at : at - k->closed_at;
-        if (j != i && k->kind == layout->buckets[i].kind && off < distance) {
-            best = j;
-            distance = off;
-        }
+    for (size_t j = 0; j < from->nparams; j++) {
+        DCOMMI_TRY(dcommi_bkt_append(to, room, from->params[j], &b->params[from->params[j]]));
     }
-    return best;
+    to->closed_at = from->closed_at > to->closed_at ? from->closed_at : to->closed_at;
+    dcommi_free(from->params);
+    *from = (dcommi_bkt){0};
+    return DCOMM_OK;
 }
 
 /* What is too short for its codec would be summed exactly, and residuals that were moved there
- * would never be sent: it goes with another bucket, where there is one. */
+ * would never be sent: the next bucket of its kind goes with it; the last one with that before. In
+ * one pass: `last` is the bucket of each kind that was seen last (number + 1). */
 static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
-                                     size_t *room)
+                                     size_t *room, size_t *last)
 {
-    for (size_t i = layout->n; i-- > 0;) {
+    size_t *before = dcommi_calloc(b->nkinds, sizeof *before), n = 0;
+    dcomm_status status = before != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    memset(last, 0, b->nkinds * sizeof *last);
+    for (size_t i = 0; i < layout->n && status >= 0; i++) {
         dcommi_bkt *k = &layout->buckets[i];
-        size_t to = dcommi_bkt_neighbour(layout, i);
-        if (b->kinds[k->kind].codec == NULL || k->count >= DCOMMI_CODED_MIN || to == layout->n) {
-            continue;
+        size_t kind = k->kind, to = last[kind];
+        if (b->kinds[kind].codec != NULL && to > 0 &&
+            layout->buckets[to - 1].count < DCOMMI_CODED_MIN) {
+            status = dcommi_bkt_pour(b, k, &layout->buckets[to - 1], &room[to - 1]);
+        } else {
+            before[kind] = to;
+            last[kind] = i + 1;
         }
-        dcommi_bkt *other = &layout->buckets[to];
-        for (size_t j = 0; j < k->nparams; j++) {
-            DCOMMI_TRY(dcommi_bkt_append(other, &room[to], k->params[j], &b->params[k->params[j]]));
-        }
-        other->closed_at = k->closed_at > other->closed_at ? k->closed_at : other->closed_at;
-        dcommi_free(k->params);
-        layout->n--;
-        if (i < layout->n) {
-            *k = layout->buckets[layout->n];
-            room[i] = room[layout->n];
-        }
-        layout->buckets[layout->n] = (dcommi_bkt){0};
-        i = layout->n; /* what is in its place has not been looked at */
     }
-    return DCOMM_OK;
+    for (size_t kind = 0; kind < b->nkinds && status >= 0; kind++) {
+        size_t from = last[kind], to = before[kind];
+        if (b->kinds[kind].codec != NULL && to > 0 &&
+            layout->buckets[from - 1].count < DCOMMI_CODED_MIN) {
+            status = dcommi_bkt_pour(b, &layout->buckets[from - 1], &layout->buckets[to - 1],
+                                     &room[to - 1]);
+        }
+    }
+    for (size_t i = 0; i < layout->n && status >= 0; i++) {
+        if (layout->buckets[i].nparams > 0) {
+            layout->buckets[n++] = layout->buckets[i];
+        }
+    }
+    dcommi_free(before);
+    if (status >= 0) {
+        memset(layout->buckets + n, 0, (layout->n - n) * sizeof *layout->buckets);
+        layout->n = n;
+    }
+    return status;
 }
 
 /* Deal the parameters, in this order, into buckets: a function of what all ranks know. Within a
@@ -317,7 +338,7 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
         status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
     }
     if (status == DCOMM_OK) {
-        status = dcommi_bkt_merge(b, layout, room);
+        status = dcommi_bkt_merge(b, layout, room, open);
     }
     dcommi_free(open);
     dcommi_free(seen);

@@ -85,20 +85,20 @@ static void dcommi_bkt_move_grads(const dcomm_buckets *b, const dcommi_bkt *k)
 static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
-    uint32_t *sequence = dcommi_calloc(b->nparams * 2, sizeof *sequence);
-    dcomm_status status = dcommi_bkt_all_good(b, sequence != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
-    if (status < 0) {
-        dcommi_free(sequence);
-        return status;
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    uint32_t *sequence = dcommi_bkt_borrow(b, b->nparams * 2, sizeof *sequence);
+    if (sequence == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
     if (b->rank == 0) {
         dcommi_bkt_seen(b, sequence);
     }
-    status = dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, NULL);
+    dcomm_status status =
+        dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, &opts);
     if (status >= 0) {
         status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
     }
-    dcommi_free(sequence);
+    dcommi_bkt_give_back(b, sequence);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback !=
             NULL) { /* what a shard's owner has goes with its rank */

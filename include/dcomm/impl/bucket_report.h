@@ -162,11 +162,11 @@ static int dcommi_bkt_by_time(const void *x, const void *y)
 /* One bucket, where it lies. */
 static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
 {
-    dcomm_coll_opts opts = b->opts.coll;
+    dcomm_coll_opts opts = b->opts.coll, patience = dcommi_bkt_patience(b);
     dcomm_request *request = NULL;
     opts.codec = b->kinds[k->kind].codec;
-    opts.premul = b->opts.weighted ? 1 : 0;
-    DCOMMI_TRY(dcomm_barrier(b->comm, NULL));
+    opts.premul = b->opts.weighted || b->opts.predivide ? 1 : 0;
+    DCOMMI_TRY(dcomm_barrier(b->comm, &patience));
     double start = dcommi_now();
     DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
     DCOMMI_TRY(dcomm_wait(&request));
@@ -191,22 +191,58 @@ static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int round
     return DCOMM_OK;
 }
 
+/* What one rank cannot do, or does otherwise, is an error of all. *times_p is there if it is none.
+ */
+static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double **times_p)
+{
+    dcomm_status status = DCOMM_OK;
+    if (rounds < 1 || rounds > 10000) {
+        status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
+                             rounds);
+    } else if ((*times_p = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof **times_p)) == NULL) {
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_bkt_card own = {.status = status, .nparams = (uint64_t)rounds}, *cards;
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    for (int r = 1; r < b->size && status >= 0; r++) {
+        if (cards[r].nparams != cards[0].nparams) {
+            status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                 "dcomm_buckets_calibrate: %" PRIu64
+                                 " rounds on rank 0 and %" PRIu64 " on rank %d",
+                                 cards[0].nparams, cards[r].nparams, r);
+        }
+    }
+    dcommi_bkt_give_back(b, cards);
+    if (status < 0) {
+        dcommi_free(*times_p);
+    }
+    return status;
+}
+
+/* An error that the communicator does not survive is one that the buckets do not either. */
+static dcomm_status dcommi_bkt_over(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0 && dcomm_comm_status(b->comm) < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
+
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
 {
     DCOMMI_TRY(dcommi_bkt_check("dcomm_buckets_calibrate", b));
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_calibrate", b, b));
-    if (rounds < 1 || rounds > 10000) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
-                           rounds);
-    }
-    double *times = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof *times);
-    dcomm_status status = dcommi_bkt_all_good(b, times == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK);
-    for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
+    double *times = NULL;
+    DCOMMI_TRY(dcommi_bkt_over(b, dcommi_bkt_agree_rounds(b, rounds, &times)));
+    for (size_t i = 0; i < b->layout.n; i++) {
         if (b->layout.buckets[i].bytes > 0) {
             memset(b->layout.buckets[i].data, 0, b->layout.buckets[i].bytes);
         }
     }
-    status = status >= 0 ? dcommi_bkt_rounds(b, times, rounds) : status;
+    dcomm_status status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
     dcommi_free(times);
     return status;
 }

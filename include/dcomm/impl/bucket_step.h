@@ -2,7 +2,7 @@
 #ifndef DCOMMI_BUCKET_STEP_H
 #define DCOMMI_BUCKET_STEP_H
 
-#include "bucket_agree.h"
+#include "bucket_watch.h"
 
 /* ---- failure ---- */
 
@@ -52,12 +52,14 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     }
     b->begin_at = dcommi_now();
     b->next = 0;
+    b->told = false;
+    b->seen = (dcommi_bkt_sight){0};
     b->cards_here = false;
     b->factor = 1;
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
-        memcpy(&b->card[1], &b->step.weight, sizeof b->step.weight);
-        dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
+        b->card[1] = dcommi_f64_bits(b->step.weight);
+        dcomm_coll_opts opts = dcommi_bkt_patience(b);
         dcomm_status status =
             dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
@@ -73,7 +75,6 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
-        double weight;
         if (b->cards[2 * r] != b->steps) {
             dcommi_fail(DCOMM_ERR_MISMATCH,
                         "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
@@ -81,11 +82,18 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
                         b->rank, b->steps, r, b->cards[2 * r]);
             return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
         }
-        memcpy(&weight, &b->cards[2 * r + 1], sizeof weight);
-        sum += weight;
+        sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
+    }
+    double own = b->step.weight;
+    if (sum > DBL_MAX) { /* finite weights all the same */
+        own = ldexp(own, -64);
+        sum = 0;
+        for (int r = 0; r < b->size; r++) {
+            sum += ldexp(dcommi_f64_from_bits(b->cards[2 * r + 1]), -64);
+        }
     }
     b->cards_here = true;
-    b->factor = sum > 0 ? b->step.weight / sum : 0;
+    b->factor = sum > 0 ? own / sum : 0;
     return DCOMM_OK;
 }
 
@@ -119,6 +127,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     dcomm_coll_opts opts = b->opts.coll;
     opts.codec = b->kinds[k->kind].codec;
     opts.feedback = k->feedback;
+    opts.premul = b->opts.predivide ? 1.0 / b->size : 0;
     if (b->opts.weighted) {
         opts.premul = b->factor;
         if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
@@ -155,13 +164,17 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
         DCOMMI_TRY(dcommi_bkt_start(b, k));
         b->next++;
     }
+    if (b->next == b->layout.n) {
+        dcomm_status status = dcommi_bkt_tell(b);
+        return status < 0 ? dcommi_bkt_fail(b, status) : DCOMM_OK;
+    }
     return DCOMM_OK;
 }
 
 /* ---- marks ---- */
 
 /* Bring a gradient to its place in the bucket. */
-static void dcommi_bkt_pack(const dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
+static void dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
 {
     unsigned char *place = dcommi_bkt_place(b, p);
     if (p->bytes == 0) {
@@ -169,6 +182,11 @@ static void dcommi_bkt_pack(const dcomm_buckets *b, const dcommi_bkt_param *p, b
     }
     if (zero) {
         memset(place, 0, p->bytes);
+    } else if (b->watched && !p->aside) {
+        size_t bad = dcommi_bkt_look(p, place);
+        if (bad < p->count) {
+            dcommi_bkt_saw(b, p, bad);
+        }
     } else if (p->grad != NULL && p->grad != place) {
         memcpy(place, p->grad, p->bytes);
     }
@@ -297,12 +315,34 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     return status;
 }
 
+/* What the others have seen of their gradients. With no other thread in the step. */
+static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
+{
+    pthread_mutex_lock(&b->lock);
+    dcomm_status status = dcommi_bkt_launch(b); /* there may be no bucket */
+    pthread_mutex_unlock(&b->lock);
+    DCOMMI_TRY(status);
+    DCOMMI_TRY(dcomm_wait(&b->sights_request));
+    for (int r = 1; r < b->size; r++) {
+        const dcommi_bkt_sight *x = &b->sights[0], *y = &b->sights[r];
+        if (x->scale != y->scale || x->good != y->good) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: in step %" PRIu64 " the scaler is at %.17g after %" PRIu64
+                               " good steps on rank 0, and at %.17g after %" PRIu64 " on rank %d",
+                               b->steps, dcommi_f64_from_bits(x->scale), x->good,
+                               dcommi_f64_from_bits(y->scale), y->good, r);
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* After a failure: the memory of buckets is the library's until the engine has let go of it. */
 static void dcommi_bkt_drain(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
         dcomm_wait(&b->layout.buckets[i].request);
     }
+    dcomm_wait(&b->sights_request);
     dcomm_wait(&b->cards_request);
 }
 
@@ -390,7 +430,7 @@ static dcomm_status dcommi_bkt_wait_all(dcomm_buckets *b)
         status = dcommi_bkt_try_cards(b);
         pthread_mutex_unlock(&b->lock);
     }
-    return status;
+    return status >= 0 && b->watched ? dcommi_bkt_await_sights(b) : status;
 }
 
 #endif

@@ -19,6 +19,7 @@ typedef struct dcommi_bkt_param {
     unsigned char *value;
     size_t count, bytes;
     dcomm_dtype dtype;
+    bool aside;
     size_t kind;   /* in dcomm_buckets.kinds */
     size_t bucket; /* that it is in ... */
     size_t first;  /* ... behind so many elements */
@@ -54,6 +55,21 @@ typedef struct dcommi_bkt {
     _Atomic bool started, finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
+
+/* Memory of an exchange of the buckets' own, which begins DCOMMI_BKT_LOAN bytes behind this. */
+typedef struct dcommi_bkt_loan {
+    struct dcommi_bkt_loan *next;
+} dcommi_bkt_loan;
+
+enum { DCOMMI_BKT_LOAN = 64 };
+
+/* What a rank tells all others at the end of a step that has a scaler. */
+typedef struct dcommi_bkt_sight {
+    uint64_t scale, good; /* bits of the scaler's: are they alike */
+    uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order
+                             of readiness, of the first that is not, */
+    uint64_t param, index, value; /* which one it is, where, and the bits of what is there as f64 */
+} dcommi_bkt_sight;
 
 /* Buckets as they were built from one order of the parameters. */
 typedef struct dcommi_bkt_layout {
@@ -91,6 +107,7 @@ struct dcomm_buckets {
     size_t nkinds, kinds_capacity;
     dcommi_bkt_layout layout;
     int built;
+    dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* starts buckets, ends them, fails */
     bool has_lock;
     /* of the step under way; with lock */
@@ -105,6 +122,13 @@ struct dcomm_buckets {
     bool cards_here;
     double factor; /* weighted: on this rank's gradients */
     double begin_at, wait_at;
+    /* with a scaler (bucket_watch.h) */
+    bool watched, told;
+    double scale;
+    uint64_t good;            /* steps in a row */
+    dcommi_bkt_sight seen;    /* by this rank in this step */
+    dcommi_bkt_sight *sights; /* [size] of all in the last step, and what this rank sends */
+    dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
     _Atomic int failed; /* the status, 0: none */
@@ -116,7 +140,9 @@ struct dcomm_buckets {
 
 static inline dcomm_op dcommi_bkt_op(const dcomm_buckets *b)
 {
-    return b->opts.weighted ? DCOMM_PREMUL_SUM : b->opts.sum ? DCOMM_SUM : DCOMM_AVG;
+    return b->opts.weighted || b->opts.predivide ? DCOMM_PREMUL_SUM
+           : b->opts.sum                         ? DCOMM_SUM
+                                                 : DCOMM_AVG;
 }
 
 /* Where parameter i's gradient lies in its bucket. */

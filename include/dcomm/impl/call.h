@@ -80,6 +80,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.lanes is %d; it may be 0 to %d", name,
                            opts->lanes, DCOMM_PLAN_MAX_LANES / 4);
     }
+    if (opts->accumulate != 0 && opts->accumulate != DCOMM_F32) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.accumulate is %d; it may be DCOMM_F32 or 0, the default", name,
+                           (int)opts->accumulate);
+    }
     if (opts->timeout_s < 0 || opts->chunk_bytes > (size_t)INT64_MAX / 2) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
                            name, opts->timeout_s, opts->chunk_bytes);
@@ -103,7 +108,8 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (s->chunk_bytes > 0) {
         s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
     }
-    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic);
+    bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
+    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
     return DCOMM_OK;
 }

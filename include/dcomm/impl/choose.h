@@ -117,8 +117,9 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
     dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
     dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
     if (s->rank_order && !algo->rank_order) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "it cannot fold in rank order, which deterministic asks for");
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "it cannot fold in rank order, which deterministic and accumulate ask for");
     }
     if (p.shape.coll != s->coll) {
         p.algo = dcommi_algo_find(p.shape.coll, algo->name);
@@ -152,31 +153,6 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-
-/* Where prices say nothing: few steps with few bytes first, then what spreads the work evenly, then
- * what passes everything through some ranks, whose queues the model takes for boundless. Between
- * hosts hier, which hides what is done within them behind the links; on one host it is two_shot by
- * another name. */
-static int dcommi_choice_favour(const dcommi_algo *algo, bool hosts)
-{
-    static const char *const names[] = {"coded_allgather",    "coded_two_shot", "coded_hier",
-                                        "coded_sparse",       "one_shot",       "direct",
-                                        "halving_doubling",   "linear",         "pairwise",
-                                        "recursive_doubling", "ring",           "recursive_halving",
-                                        "two_shot",           "hier",           "bruck",
-                                        "hier_leader"};
-    int n = (int)(sizeof names / sizeof *names);
-    const char *name = algo->name;
-    if (strcmp(name, "hier") == 0 && hosts) {
-        name = "direct";
-    }
-    for (int i = 0; i < n; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return i;
-        }
-    }
-    return n;
-}
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
  * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
@@ -240,7 +216,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
             (best == NULL ||
-             dcommi_choice_favour(algo, hosts) < dcommi_choice_favour(best, hosts))) {
+             (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
             best = algo;
         }
     }

@@ -171,6 +171,17 @@ static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const
     return poisoned;
 }
 
+/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+static void dcommi_bucket_excess(const float *x, const float *residual, float *next, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = dcommi_codec_e(x[i], residual[i]);
+        if (fabsf(e) > DCOMMI_WIRE_LARGEST) {
+            next[i] += e - copysignf(DCOMMI_WIRE_LARGEST, e);
+        }
+    }
+}
+
 /* Whether a measure says that there is something to clean. */
 static inline bool dcommi_bucket_dirty(uint32_t measure)
 {
@@ -228,6 +239,7 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     const size_t at = b * as->bucket, padded = dcommi_bucket_up(n, as->group);
     float *stage = en->stage[b % DCOMMI_BUCKET_STAGES];
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    const size_t clipped = call->report.clipped;
     bool staged = padded != n, poisoned = false;
     if (staged || dcommi_bucket_dirty(measure)) {
         poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
@@ -251,7 +263,8 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
         q->next = call->next + at;
     }
     unsigned char *wire = call->wire + at / 8 * bits;
-    bool through = padded != n || poisoned;
+    const bool excess = residual != NULL && call->report.clipped > clipped;
+    bool through = padded != n || poisoned || excess;
     bool stream = q->stream, stream_next = q->stream_next;
     q->wire = through ? en->lines : wire;
     if (through) {
@@ -261,6 +274,9 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     const uint32_t measured = en->kernels->encode[as->format](q);
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
+        if (excess) {
+            dcommi_bucket_excess(x, residual, stage, n);
+        }
         if (q->next != NULL && !poisoned) {
             memcpy(call->next + at, q->next, n * sizeof(float));
         } else if (q->next != NULL && call->next != call->residual) {

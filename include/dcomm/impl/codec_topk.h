@@ -23,6 +23,12 @@ static dcomm_status dcommi_topk_bad_wire(const dcomm_codec *codec, const char *w
 
 static bool dcommi_topk_is_exact(const dcomm_codec *codec);
 
+/* Whether exactly the largest are chosen: also where there are too few elements for a sample. */
+static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
+{
+    return dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(count) == 0;
+}
+
 /* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
 static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
 {
@@ -176,7 +182,7 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
     size_t column = dcommi_topk_align(4 * t.room);
     t.bits = (uint32_t *)(void *)workspace;
     t.index = (uint32_t *)(void *)(workspace + column);
-    bool exact = dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(t.count) == 0;
+    bool exact = dcommi_topk_is_chosen(codec, t.count);
     uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
     if (!exact) {
         threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;

@@ -128,6 +128,7 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->last_count = step.count;
     fb->nspans = 0;
     fb->now = step;
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
     fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
     fb->encoded = fb->owned = fb->finished = 0;
     fb->learned = false;
@@ -664,31 +665,11 @@ DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, s
     return DCOMM_OK;
 }
 
-static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
-{
-    void *now = s->now;
-    s->now = s->next;
-    s->next = now;
-}
-
-/* Where only some elements were encoded, the others are as they were. */
-static void dcommi_feedback_commit_spans(dcomm_feedback *fb)
-{
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
-    for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
-        const dcommi_feedback_store *s = stores[k];
-        for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
-            size_t at = fb->span[i].first;
-            memcpy(dcommi_feedback_at(s, s->now, at), dcommi_feedback_at(s, s->next, at),
-                   fb->span[i].count * dcommi_feedback_width(s));
-        }
-    }
-}
-
 /* A step in which this rank has nothing to encode: ranks count alike. */
 static inline void dcommi_feedback_skip(dcomm_feedback *fb)
 {
     fb->step++;
+    fb->last = DCOMMI_FEEDBACK_SKIPPED;
 }
 
 DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
@@ -702,17 +683,11 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    if (fb->now.partly) {
-        dcommi_feedback_commit_spans(fb);
-    } else {
-        dcommi_feedback_swap(&fb->worker);
-        dcommi_feedback_swap(&fb->velocity);
-        dcommi_feedback_swap(&fb->estimate);
-    }
-    dcommi_feedback_swap(&fb->owner);
-    if (fb->learned) {
-        dcommi_feedback_swap(&fb->basis);
-    }
+    dcommi_feedback_exchange(fb);
+    fb->before.owner_factor = fb->owner_factor;
+    fb->before.average = fb->average;
+    fb->before.nranks = fb->nranks;
+    fb->last = DCOMMI_FEEDBACK_COMMITTED;
     fb->owner_factor = fb->next_factor;
     fb->average = fb->now.average;
     fb->nranks = fb->now.nranks;
@@ -735,6 +710,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
                                               double *lost_p)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
     double lost = 0;
     if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -763,6 +739,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
     if (!(fabs(factor) <= DBL_MAX)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
     }

@@ -32,6 +32,8 @@ enum {
 
 enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
 
+enum { DCOMMI_FEEDBACK_NOTHING, DCOMMI_FEEDBACK_COMMITTED, DCOMMI_FEEDBACK_SKIPPED };
+
 /* Elements [first, first + count). */
 typedef struct dcommi_feedback_span {
     size_t first, count;
@@ -58,6 +60,12 @@ struct dcomm_feedback {
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
+    struct {
+        double owner_factor;
+        bool average;
+        uint32_t nranks;
+    } before;                        /* the step that was committed last, */
+    int last;                        /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
     float clip;                      /* DGC: factor on the gradient */
     size_t encoded, owned, finished; /* elements done */
     bool learned;                    /* basis.next is there */
@@ -177,6 +185,48 @@ static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
     if (s->now != NULL) {
         memset(s->now, 0, s->count * dcommi_feedback_width(s));
         memset(s->next, 0, s->count * dcommi_feedback_width(s));
+    }
+}
+
+static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
+{
+    void *now = s->now;
+    s->now = s->next;
+    s->next = now;
+}
+
+/* Where only some elements were encoded, the others stay as they are. */
+static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
+{
+    unsigned char room[4096];
+    size_t width = dcommi_feedback_width(s), most = sizeof room / width;
+    for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
+        size_t end = fb->span[i].first + fb->span[i].count, n;
+        for (size_t at = fb->span[i].first; at < end; at += n) {
+            n = end - at < most ? end - at : most;
+            void *now = dcommi_feedback_at(s, s->now, at),
+                 *next = dcommi_feedback_at(s, s->next, at);
+            memcpy(room, now, n * width);
+            memcpy(now, next, n * width);
+            memcpy(next, room, n * width);
+        }
+    }
+}
+
+/* What the step has made becomes the state, and what that was is kept; and back again. */
+static void dcommi_feedback_exchange(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
+    for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
+        if (fb->now.partly) {
+            dcommi_feedback_swap_spans(fb, stores[k]);
+        } else {
+            dcommi_feedback_swap(stores[k]);
+        }
+    }
+    dcommi_feedback_swap(&fb->owner);
+    if (fb->learned) {
+        dcommi_feedback_swap(&fb->basis);
     }
 }
 

@@ -178,8 +178,9 @@ static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind,
         unsigned char *body =
             dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(len));
         if (DCOMMI_LIKELY(body != NULL)) {
-            memcpy(body, header, header_len);
+            /* The header last: its line is the one that the reader looks at. */
             dcommi_local_fill(p, body + header_len, data, len);
+            memcpy(body, header, header_len);
             dcommi_fifo_commit(&p->out, kind, header_len, len);
             return DCOMM_OK;
         }

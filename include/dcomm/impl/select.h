@@ -67,10 +67,12 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
     }
     if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
         dcommi_algo_names(s, true, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "algorithm %s cannot fold in rank order, which deterministic asks for; "
-                           "%s can",
-                           algo->name, names);
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "algorithm %s cannot fold in rank order, which deterministic and accumulate "
+            "ask for; "
+            "%s can",
+            algo->name, names);
     }
     *algo_p = algo;
     return DCOMM_OK;

@@ -15,6 +15,7 @@
 #endif
 
 #include "../base.h"
+#include "../../../kernels/mix.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -204,16 +205,6 @@ static inline int64_t dcommi_max64(int64_t a, int64_t b)
 static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
-}
-
-/* 64-bit mix of two words (the finalizer of splitmix64 over their combination): identities and
- * signatures that every rank derives alike. */
-static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
-{
-    uint64_t z = a + 0x9e3779b97f4a7c15u + (b << 6) + b * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
 }
 
 /* Monotonic seconds. */

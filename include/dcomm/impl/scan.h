@@ -1,0 +1,135 @@
+/* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
+ */
+#ifndef DCOMMI_SCAN_H
+#define DCOMMI_SCAN_H
+
+#include "util.h"
+
+#include <math.h>
+
+#include "../../../kernels/math.h"
+
+enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
+
+/* Whether any of a block has all bits of the exponent set: one load, one comparison each, which
+ * compilers vectorize. */
+#define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                  \
+    static size_t dcommi_scan_##NAME(const WORD *x, size_t count)          \
+    {                                                                      \
+        const WORD all = (WORD)(EXPONENT);                                 \
+        size_t at = 0;                                                     \
+        for (; count - at >= DCOMMI_SCAN_BLOCK; at += DCOMMI_SCAN_BLOCK) { \
+            WORD bad = 0;                                                  \
+            for (size_t i = 0; i < DCOMMI_SCAN_BLOCK; i++) {               \
+                bad |= (WORD)((x[at + i] & all) == all);                   \
+            }                                                              \
+            if (bad != 0) {                                                \
+                break;                                                     \
+            }                                                              \
+        }                                                                  \
+        while (at < count && (x[at] & all) != all) {                       \
+            at++;                                                          \
+        }                                                                  \
+        return at;                                                         \
+    }
+DCOMMI_SCAN(16f, uint16_t, 0x7c00)
+DCOMMI_SCAN(16b, uint16_t, 0x7f80)
+DCOMMI_SCAN(32, uint32_t, 0x7f800000)
+DCOMMI_SCAN(64, uint64_t, 0x7ff0000000000000)
+#undef DCOMMI_SCAN
+
+/* The number of the first element that is not finite; count: there is none. Integers are finite. */
+static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
+{
+    switch (dtype) {
+    case DCOMM_F64:
+        return dcommi_scan_64(x, count);
+    case DCOMM_F32:
+        return dcommi_scan_32(x, count);
+    case DCOMM_F16:
+        return dcommi_scan_16f(x, count);
+    case DCOMM_BF16:
+        return dcommi_scan_16b(x, count);
+    default:
+        return count;
+    }
+}
+
+static double dcommi_scan_value(const void *x, size_t i, dcomm_dtype dtype)
+{
+    switch (dtype) {
+    case DCOMM_F64:
+        return ((const double *)x)[i];
+    case DCOMM_F32:
+        return (double)((const float *)x)[i];
+    case DCOMM_F16:
+        return (double)dcommi_f16_to_f32(((const uint16_t *)x)[i]);
+    default:
+        return (double)dcommi_bf16_to_f32(((const uint16_t *)x)[i]);
+    }
+}
+
+/* Squares do not need the sign; by the shift an f16 is 2^-112 of itself, and infinity
+ * becomes 65536. */
+static inline double dcommi_scan_f16(uint16_t h)
+{
+    return (double)dcommi_f32_from_bits((uint32_t)(h & 0x7fffu) << 13) * 0x1p112;
+}
+
+static inline double dcommi_scan_bf16(uint16_t h)
+{
+    return (double)dcommi_f32_from_bits((uint32_t)h << 16);
+}
+
+static inline double dcommi_scan_plain(double x)
+{
+    return x;
+}
+
+/* In lanes whose number is fixed, so that the sum is the same on all machines. Squares of 32 bits
+ * and fewer are exact in f64, so it does not matter whether product and sum are one operation. */
+#define DCOMMI_SQUARES(NAME, TYPE, GET)                                    \
+    static double dcommi_squares_##NAME(const TYPE *x, size_t count)       \
+    {                                                                      \
+        double lane[DCOMMI_SCAN_LANES] = {0}, sum = 0;                     \
+        size_t at = 0;                                                     \
+        for (; count - at >= DCOMMI_SCAN_LANES; at += DCOMMI_SCAN_LANES) { \
+            for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                  \
+                double v = GET(x[at + (size_t)l]);                         \
+                lane[l] += v * v;                                          \
+            }                                                              \
+        }                                                                  \
+        for (int l = 0; at < count; l++, at++) {                           \
+            double v = GET(x[at]);                                         \
+            lane[l] += v * v;                                              \
+        }                                                                  \
+        for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                      \
+            sum += lane[l];                                                \
+        }                                                                  \
+        return sum;                                                        \
+    }
+DCOMMI_SQUARES(f64, double, dcommi_scan_plain)
+DCOMMI_SQUARES(f32, float, (double))
+DCOMMI_SQUARES(f16, uint16_t, dcommi_scan_f16)
+DCOMMI_SQUARES(bf16, uint16_t, dcommi_scan_bf16)
+#undef DCOMMI_SQUARES
+
+/* The sum of squares, not finite where an element is not. */
+static double dcommi_squares(const void *x, size_t count, dcomm_dtype dtype)
+{
+    switch (dtype) {
+    case DCOMM_F64:
+        return dcommi_squares_f64(x, count);
+    case DCOMM_F32:
+        return dcommi_squares_f32(x, count);
+    case DCOMM_F16:
+        return dcommi_scan(x, count, dtype) < count ? (double)INFINITY
+                                                    : dcommi_squares_f16(x, count);
+    case DCOMM_BF16:
+        return dcommi_squares_bf16(x, count);
+    default:
+        return 0;
+    }
+}
+
+#endif
