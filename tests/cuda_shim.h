@@ -382,8 +382,8 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v)
     return before;
 }
 
-/* Counts to `most`, and begins again. What counts is blocks: those that are left out of a launch
- * have been there. */
+/* Counts to `most`, and begins again. What counts is blocks: those that are left out of a
+ * launch have been there. */
 static inline unsigned atomicInc(unsigned *p, unsigned most)
 {
     const unsigned before = *p < shim_skipped() ? shim_skipped() : *p;

@@ -74,9 +74,11 @@ static bool sparse_encode(const dcomm_codec *codec, size_t count, int kind, int 
     area &to = (variant & 1) != 0 ? residual : next;
     in.put(x.data());
     residual.put(r.data());
-    if (!good(dcomm_cuda_encode(codec, floats(in), feedback ? floats(residual) : NULL,
-                                feedback ? floats(to) : NULL, count, &key, wire.at, most,
-                                workspace.at, cleared(report), NULL),
+    if (!good(launched([&](void *stream) {
+                  return dcomm_cuda_encode(codec, floats(in), feedback ? floats(residual) : NULL,
+                                           feedback ? floats(to) : NULL, count, &key, wire.at, most,
+                                           workspace.at, cleared(report), stream);
+              }),
               what)) {
         return false;
     }
@@ -115,17 +117,21 @@ static bool sparse_decode(const dcomm_codec *codec, size_t count, const std::vec
         a.put(acc.data());
         fine =
             good(dcomm_decode_sum(codec, host.data(), lens.data(), n, sum.data(), count), what) &&
-            good(dcomm_cuda_decode_sum(codec, device.data(), lens.data(), n, floats(x), count,
-                                       workspace.at, cleared(report), NULL),
+            good(launched([&](void *stream) {
+                     return dcomm_cuda_decode_sum(codec, device.data(), lens.data(), n, floats(x),
+                                                  count, workspace.at, cleared(report), stream);
+                 }),
                  what) &&
             same(x.get(), sum.data(), "decode_sum " + what) && x.guarded();
         for (size_t w = 0; w < n && fine; w++) {
             fine = good(dcomm_decode_add(codec, host[w], lens[w], acc.data(), count), what);
         }
         fine = fine &&
-               good(dcomm_cuda_decode_add(codec, device.data(), lens.data(), n, floats(a), count,
-                                          workspace.at,
-                                          reinterpret_cast<dcomm_cuda_report *>(report.at), NULL),
+               good(launched([&](void *stream) {
+                        return dcomm_cuda_decode_add(
+                            codec, device.data(), lens.data(), n, floats(a), count, workspace.at,
+                            reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
+                    }),
                     what) &&
                same(a.get(), acc.data(), "decode_add " + what) && a.guarded() &&
                workspace.guarded() &&
@@ -162,8 +168,10 @@ static bool sparse_corrupt(const dcomm_codec *codec, size_t count, const coded &
         bad[at % len] ^= turn % 3 == 0 ? 0x80 : turn % 3 == 1 ? 0xff : (unsigned char)(draw() | 1);
         there.put(bad.data());
         const dcomm_status want = dcomm_decode(codec, bad.data(), len, y.data(), count);
-        if (!good(dcomm_cuda_decode_sum(codec, &p, &len, 1, floats(out), count, workspace.at,
-                                        cleared(report), NULL),
+        if (!good(launched([&](void *stream) {
+                      return dcomm_cuda_decode_sum(codec, &p, &len, 1, floats(out), count,
+                                                   workspace.at, cleared(report), stream);
+                  }),
                   "decode")) {
             return false;
         }
