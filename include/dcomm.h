@@ -1982,10 +1982,10 @@ typedef struct dcomm_moe_opts {
     dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
     int chunks;              /* (default: 1) */
     dcomm_moe_form form;     /* (default: DCOMM_MOE_AUTO) */
-    const char
-        *codec; /* spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16",
-                   "fp8", "qsgd:bits=8"; one whose wires all have one length. Experts get the
-                   decoded rows; what comes back, and gradients, are exact (default: exact) */
+    /* Spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16", "fp8",
+     * "qsgd:bits=8"; one whose wires all have one length. Experts get the decoded rows; what comes
+     * back, and gradients, are exact (default: NULL, exact) */
+    const char *codec;
     uint64_t codec_seed; /* of its random numbers */
     double timeout_s;    /* of each exchange (default: the communicator's) */
     bool registered;     /* buffers are from dcomm_mem_alloc, which ranks of a host read faster and
@@ -27035,6 +27035,9 @@ typedef struct dcommi_transport_handlers {
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
     /* A peer is lost; called once per peer from within progress. */
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+    /* What came is no message, nor a part of one that fits the others: only the header, which ends
+     * where it ends, can be looked at. */
+    void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
 } dcommi_transport_handlers;
 
 /* Names a transport among all: random. */
@@ -36516,6 +36519,27 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
     }
 }
 
+/* Who waits for it must not wait on. */
+static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
+                              const dcommi_arrival *arrival)
+{
+    dcommi_header h;
+    char text[DCOMMI_TEXT_MAX];
+    if (arrival->header_len < sizeof h) {
+        return;
+    }
+    memcpy(&h, arrival->header, sizeof h);
+    dcomm_comm *comm = dcommi_comm_find(user, h.comm);
+    if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
+        dcommi_peer_of(comm, (int)h.src)->transport == transport &&
+        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
+        snprintf(text, sizeof text,
+                 "rank %d got a part of a message from rank %u that does not fit the others",
+                 comm->rank, (unsigned)h.src);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+    }
+}
+
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
 {
     (void)transport;
@@ -39836,6 +39860,7 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         }
         if (!good) {
             dcommi_ucx_kept_put(u, k);
+            u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
             return UCS_ERR_INVALID_PARAM;
         }
         if (arrival.desc == NULL) {
@@ -40323,7 +40348,8 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         status = dcommi_topo_here(context->iface, &context->place);
     }
     if (status >= 0) {
-        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
+        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
+                                              dcommi_on_corrupt};
         status = dcommi_local_open(&handlers, &context->local);
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
@@ -40348,7 +40374,8 @@ static dcomm_status dcommi_context_open_net(dcomm_context *context)
     if (context->net != NULL) {
         return DCOMM_OK;
     }
-    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost};
+    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
+                                          dcommi_on_corrupt};
     return dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
                                &context->net);
 }
@@ -44477,6 +44504,16 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
 
+/* Run a plan that `status` says was made, and drop it. */
+static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
+{
+    t->status = t->status >= 0 ? status : t->status;
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
 /* Nobody goes on before everybody has come. */
 static void dcommi_tune_meet(dcommi_tuner *t)
 {
@@ -44486,13 +44523,8 @@ static void dcommi_tune_meet(dcommi_tuner *t)
                       .dtype = DCOMM_U8,
                       .lanes = 1};
     dcomm_plan *plan = NULL;
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    dcommi_tune_once(t, status, plan);
 }
 
 /* The same of the ranks of each host among themselves. */
@@ -44512,13 +44544,7 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
     }
     dcommi_await(&b, 0, come, dcommi_const(others));
     dcomm_status status = dcommi_build_finish(&b, &plan);
-    if (t->status >= 0) {
-        t->status = status;
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
+    dcommi_tune_once(t, status, plan);
 }
 
 /* Take memory out of the caches, where that can be asked for. */

@@ -48,6 +48,7 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     dcommi_cuda_job job;
     DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
                                          count, wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
