@@ -205,7 +205,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
     for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
-        dcommi_price price;
+        dcommi_price price = {0};
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
         if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
