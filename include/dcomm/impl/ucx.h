@@ -285,16 +285,17 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        if (good && k->tail.parts > 1) {
-            /* Nobody would complete or forget what is not of a living peer. */
-            good = k->peer != NULL && k->peer->failure == UCS_OK;
-        }
-        if (good && k->tail.parts > 1) {
+        /* Nobody would complete or forget parts that are not of a living peer. */
+        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
+        good = good && (k->peer != NULL || k->tail.parts == 1);
+        if (good && !dead && k->tail.parts > 1) {
             arrival.desc = dcommi_ucx_gather(u, k, &good);
         }
-        if (!good) {
+        if (!good || (dead && k->tail.parts > 1)) {
             dcommi_ucx_kept_put(u, k);
-            u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
+            if (!good) {
+                u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
+            }
             return UCS_ERR_INVALID_PARAM;
         }
         if (arrival.desc == NULL) {
