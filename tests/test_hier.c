@@ -178,7 +178,7 @@ static void prove(int from, int to, bool every_placement)
             for (int hosts = 1; hosts <= 8 && hosts <= n; hosts++) {
                 for (placement p = BLOCK; p < PLACEMENTS; p++, pick++) {
                     if (!every_placement &&
-                        ((n + hosts + a) % PLACEMENTS != (int)p || (n / 5 + hosts + a) % 3 != 0)) {
+                        ((n + hosts + a) % PLACEMENTS != (int)p || (n / 5 + hosts + a) % 6 != 0)) {
                         continue;
                     }
                     bool big = whole(algorithms[a].coll);
