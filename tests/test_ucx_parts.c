@@ -6,7 +6,7 @@
 
 #include <criterion/criterion.h>
 
-enum { CONNECTIONS = 4 };
+enum { CONNECTIONS = 4, FIRST_OVER = 1 };
 
 static dcomm_comm *join(int rank, int n, procs_shared *s)
 {
@@ -76,7 +76,11 @@ static int forged(int rank, int n, procs_shared *s, void *arg)
     int kind = *(int *)arg;
     dcomm_comm *comm = join(rank, n, s);
     RANKS_OK(dcomm_allreduce(comm, in, out, 1000, DCOMM_F32, DCOMM_SUM, NULL));
+    procs_post(s, rank, FIRST_OVER);
     if (rank == 0) {
+        while (!procs_all(s, n, FIRST_OVER, -1)) {
+            procs_nap();
+        }
         dcommi_ucx_tail tail = {.total = 1 << 20, .number = 1000, .parts = 4};
         size_t part = dcommi_ucx_part_at(tail.total, 4, 1);
         if (kind == 0) { /* a part that is not one of them */
