@@ -238,8 +238,10 @@ static int residuals(int rank, int n, procs_shared *sh, void *arg)
                 PROCS_TRUE(!v.skip);
                 float *to = results[run][number];
                 for (size_t i = 0; i < t.n; i++) {
-                    memcpy(to + i * 3000, dcomm_bucket_grad(t.b, i),
-                           t.params[i].count * sizeof *to);
+                    if (t.params[i].count > 0) {
+                        memcpy(to + i * 3000, dcomm_bucket_grad(t.b, i),
+                               t.params[i].count * sizeof *to);
+                    }
                 }
             }
             RANKS_OK(dcomm_scaler_destroy(&s));
